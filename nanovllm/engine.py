@@ -1,7 +1,8 @@
 """LLMEngine: requests in, one step at a time, outputs out (chapter 2).
 
-A step is six lines: poll, draft, schedule, run, update, outputs. What a failed step must undo is kept in `_in_flight`.
-`requests` is what the engine has promised; everything else, queues and KV pool included, can be made anew from it, and
+step() makes six calls: poll, propose_drafts, schedule, model_runner.run, update, make_outputs.
+
+`requests` is what the engine has promised. Everything else, queues and KV pool included, can be rebuilt from it, and
 that is what happens when an exception comes out of the middle of a step.
 """
 
@@ -41,23 +42,28 @@ if TYPE_CHECKING:
     from nanovllm.features.lora.registry import KnownAdapters
     from nanovllm.worker.model_runner import ModelRunnerOutput
 
-__path__: list[str] = []  # so that `import nanovllm.engine.arg_utils` works as in vLLM: compat/paths.py finds it
+# Python takes this module for a package, so that `import nanovllm.engine.arg_utils` reaches compat/paths.py.
+__path__: list[str] = []
 
-WAIT_S = 0.02  # for blocks from a lower tier, at a time: then the engine hears of other requests
+TIER_WAIT_S = 0.02  # the longest sleep for a tier's blocks, so that new requests are noticed
+SEEDS_PER_ENGINE_SEED = 1_000_003  # engine seeds that differ give different seeds to the first requests
 
 
 class LLMEngine:
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
     requests    {request id: Request} of those queued or running
-    scheduled   the newest step's work; None before schedule() has returned
+    scheduled   the newest step's work, also of a step that has failed; None before schedule() has returned
     on_step     called near the end of each step that has chunks: (its SchedulerOutput, requests that got tokens). If
-                an exception takes that step back afterwards, its chunks are computed and told again. What it raises is
-                logged.
+                the step fails after that, it is computed again, and on_step is called for it again. What on_step
+                raises is logged.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises ValueError or FileNotFoundError, before any weight is read, for what cannot work."""
+        """Raises ValueError or FileNotFoundError for what cannot work: before any weight is read, where that is known.
+
+        What fits into a GPU's memory is known once the weights are in it.
+        """
         forks.check_process()
         self.config = config
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
@@ -79,8 +85,8 @@ class LLMEngine:
         self.block_times = assembly.make_block_times(config)
         self.tiers = assembly.make_tiers(self, directory, weight_stamps)
         # kv_events comes last: its followers may look at what the other two have recorded.
-        listeners = [each for each in (self.tiers, self.block_times, self.kv_events) if each is not None]
-        self.block_manager.on_event = broadcast(*(listener.on_event for listener in listeners))
+        listeners = (self.tiers, self.block_times, self.kv_events)
+        self.block_manager.on_event = broadcast(*(each.on_event for each in listeners if each is not None))
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=config.max_num_seqs,
@@ -96,10 +102,10 @@ class LLMEngine:
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None
         self.scheduled: SchedulerOutput | None = None
         self._num_requests = 0
-        self._is_changing = False  # a change is on the stack now: callbacks may not begin another
-        self._is_broken = False  # a change has begun and not ended: restart() comes before the next one
-        self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # of the step that is being made
-        self._to_abort: dict[str, Request] = {}  # what a callback has asked for in the middle of a step
+        self._in_change = False  # a change is on the stack now: callbacks may not begin another
+        self._needs_restart = False  # a change has begun and is not complete
+        self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # what the step in progress works on
+        self._to_abort: dict[str, Request] = {}  # what a callback has asked for in the middle of a change
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
@@ -141,7 +147,7 @@ class LLMEngine:
     ) -> Request:
         """Check and tokenize one prompt. Nothing is queued yet. Raises ValueError.
 
-        compile_grammar=False leaves that, which may take seconds, to compile_grammars().
+        compile_grammar=False: the caller will call compile_grammars() itself. Compiling may take seconds.
         """
         checked = check_request(self, prompt, params, lora_request, priority, request_id)
         samples = []
@@ -154,6 +160,7 @@ class LLMEngine:
                 mm_spans=() if checked.images is None else checked.images.spans,
             )
             seq.sample_index = sample_index
+            # One sample is enough: its logits give the prompt's logprobs, so it computes the whole prompt.
             seq.skip_prefix_cache = sample_index == 0 and checked.params.prompt_logprobs is not None
             checked.add_to(seq)
             detokenizer = Detokenizer(self.tokenizer, checked.params)
@@ -181,23 +188,23 @@ class LLMEngine:
     def enqueue(self, requests: list[Request]) -> list[str]:
         """Queue requests. Ids and default seeds follow the order given. ValueError for an id that is in use.
 
-        Those of one priority are admitted in the order of salt, adapter and token ids, the order of a depth-first walk
-        over their prefix tree: prompts with a common prefix come one after another, while it is still cached, even in a
-        small pool.
+        Within one call, requests of one priority are not queued in the order given but sorted by salt, adapter and
+        token ids. So prompts with a common prefix come one after another, while it is still cached, even in a small
+        pool.
         """
-        self._check_is_whole()
+        self._recover_or_refuse()  # before ids are looked up: a restart changes `requests`
         self._assign_ids(requests)
-        try:
-            with self._change():
+        with self._change():
+            try:
                 for request in sorted(requests, key=prefix_order):
                     self.requests[request.request_id] = request
                     for sample in request.samples:
                         self.scheduler.add(sample.seq)
-        except BaseException:
-            for request in requests:
-                if self.requests.get(request.request_id) is request:
-                    del self.requests[request.request_id]
-            raise
+            except BaseException:
+                for request in requests:
+                    if self.requests.get(request.request_id) is request:
+                        del self.requests[request.request_id]
+                raise
         return [request.request_id for request in requests]
 
     def _assign_ids(self, requests: list[Request]) -> None:
@@ -217,7 +224,7 @@ class LLMEngine:
             for sample in request.samples:
                 sample.seq.request_id = request.request_id
                 if request.params.seed is None:
-                    sample.seq.seed = self.config.seed * 1_000_003 + index
+                    sample.seq.seed = self.config.seed * SEEDS_PER_ENGINE_SEED + index
 
     def add_request(
         self, request_id: str | None, prompt: Prompt, params: SamplingParams, *, stream: bool = True, **options: Any
@@ -246,14 +253,15 @@ class LLMEngine:
         if not isinstance(request_ids, str):
             self.abort_requests([self.requests[i] for i in request_ids if i in self.requests])
             return None
-        if (request := self.requests.get(request_ids)) is None:
+        request = self.requests.get(request_ids)
+        if request is None:
             return None
         self.abort_requests([request])
-        return request.output() if request.finished else None
+        return None if self._in_change else request.filtered(request.output())
 
     def abort_requests(self, requests: list[Request]) -> None:
-        """End requests now, queued or not, or at the step's end (abort_request). Ended ones stay as they are."""
-        if self._is_changing:
+        """End requests at once or, if a callback asks within a step, at its end. Finished ones are ignored."""
+        if self._in_change:
             self._to_abort.update((request.request_id, request) for request in requests)
             return
         with self._change():
@@ -266,7 +274,7 @@ class LLMEngine:
                 del self.requests[request.request_id]
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes. False, with nothing changed, while any request holds blocks.
+        """Forget all cached prefixes. False while any request holds blocks: then nothing is forgotten.
 
         reset_running_requests: take their blocks first. They wait, are computed again and end with the same tokens.
         reset_connector: forget what is kept beside the pool, too, in memory and on a disk.
@@ -288,36 +296,32 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Compute one step. Returns outputs of requests that have ended, and of streamed ones that got a token.
 
-        If anything raises, all sequences wait again with the tokens from before the step. Requests that a callback has
-        aborted stay aborted; no later step returns their last output.
+        If anything raises before the step is complete, all sequences wait again with the tokens from before it.
+        Requests that a callback has aborted stay aborted then; no later step returns their last output.
         """
         forks.check_process()
-        self._begin_change()
-        started = time.perf_counter()
-        self.scheduled = None
-        try:
-            self._is_changing = True
+        with self._change():
+            started = time.perf_counter()
+            self.scheduled = None
             self.poll()
             drafts = self.propose_drafts()
             scheduled = self.schedule(drafts, started)
             result = self.model_runner.run(scheduled)
             progressed = self.update(scheduled, result)
             return self.make_outputs(scheduled, progressed, started)
-        except BaseException:
-            if self._is_broken:
-                self.restart()
-            raise
-        finally:
-            self._is_changing = False
 
     def poll(self) -> None:
-        """Take in blocks that have arrived from lower tiers since the last step."""
+        """Take in blocks that lower tiers have brought since the last step, and ask for those that sequences wait for.
+
+        If nothing can run without such blocks, sleep until some arrive, TIER_WAIT_S at most.
+        """
         if self.tiers is not None:
             self.tiers.poll(self.scheduler.waiting)
-            if self.requests and not self.scheduler.running and self._all_await_blocks():
-                self.tiers.wait(WAIT_S)
+            if self.scheduler.waiting and not self.scheduler.running and self._all_await_blocks():
+                self.tiers.wait(TIER_WAIT_S)
 
     def _all_await_blocks(self) -> bool:
+        """Also true when nobody waits."""
         return all(seq.awaits_blocks for seq in self.scheduler.waiting)
 
     def propose_drafts(self) -> dict[int, list[int]]:
@@ -346,7 +350,7 @@ class LLMEngine:
         for chunk, logprobs, pooled, prompt_logprobs in results:
             request = self.requests[chunk.seq.request_id]
             for position, found in prompt_logprobs:
-                request.add_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, found)
+                request.set_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, found)
             if chunk.reaches_end:
                 request.pooled = pooled
                 request.add_tokens(chunk, logprobs, now)
@@ -358,68 +362,71 @@ class LLMEngine:
     def make_outputs(
         self, scheduled: SchedulerOutput, progressed: list[Request], started: float
     ) -> list[RequestOutput]:
-        """Tell observers of the step, forget the requests that have ended, and say what the others have."""
-        outputs = [request.output() for request in progressed if request.finished or request.stream]
+        """Complete the step. Returns outputs of requests that have ended, and of streamed ones that got a token."""
         if self.on_step is not None and scheduled.chunks:
             told_to(self.on_step, scheduled, progressed)
         finished = [request for request in progressed if request.finished]
         for request in finished:
             del self.requests[request.request_id]
         aborted = self._abort_what_callbacks_asked()
-        outputs += [request.output() for request in aborted]
+        shown = {request.request_id: request for request in progressed + aborted if request.finished or request.stream}
+        outputs = [(request, request.output()) for request in shown.values()]
         self.stats.count_step(scheduled, len(finished), time.perf_counter() - started)
-        self._is_broken = False  # the step is made: nothing takes it back any more
+        self._needs_restart = False  # the step is complete: from here on nothing takes it back
 
-        filters = {request.request_id: request.output_filter for request in progressed + aborted}
-        shown = []
-        for output in outputs:
-            output_filter = filters[output.request_id]
-            if output_filter is not None:
-                output = output_filter.take(output)
-            if output is not None:
-                shown.append(output)
-        return shown
+        filtered = [request.filtered(output) for request, output in outputs]
+        return [output for output in filtered if output is not None]
 
     def _abort_what_callbacks_asked(self) -> list[Request]:
-        """End the requests that a callback has asked to end in the middle of a step. Returns those that had not."""
-        aborted = [request for request in self._to_abort.values() if self.requests.get(request.request_id) is request]
+        """End the requests that callbacks have asked to end. Returns those that were still unfinished."""
+        asked = list(self._to_abort.values())
+        aborted = [request for request in asked if self.requests.get(request.request_id) is request]
         self._abort(aborted)
         return aborted
 
     # -- a change that an exception interrupts --------------------------------------------------------------------
 
-    def _begin_change(self) -> None:
-        """From here until the change is complete, the engine counts as broken."""
-        self._check_is_whole()
-        self._is_broken = True
-
-    def _check_is_whole(self) -> None:
-        """Mend what an exception has left behind. RuntimeError for a callback: it asks in the middle of a step."""
-        if self._is_changing:
-            raise RuntimeError(WITHIN_A_STEP)
-        if self._is_broken:
-            self.restart()
-        self._in_flight = []
-        self._to_abort = {}
-
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """What every other change is made in."""
-        self._begin_change()
+        """Every change of the engine is made in this. If it fails, everything is rebuilt from the requests.
+
+        If rebuilding fails as well, the next change begins with it. RuntimeError for a callback that asks for a change
+        in the middle of another.
+        """
+        if self._in_change:
+            raise RuntimeError(WITHIN_A_STEP)
         try:
-            self._is_changing = True
+            self._in_change = True  # first: from here on, what a signal handler aborts is aborted at the end
+            if self._needs_restart:
+                self.restart()
+            self._in_flight = []
+            for request_id, request in list(self._to_abort.items()):
+                if self.requests.get(request_id) is not request:  # done
+                    del self._to_abort[request_id]
+            self._needs_restart = True
             yield
-            self._abort_what_callbacks_asked()
-            self._is_broken = False
+            if self._needs_restart:  # a step has completed itself; what was asked since then, the next change does
+                self._abort_what_callbacks_asked()
+                self._needs_restart = False
+        except BaseException:
+            if self._needs_restart:
+                self.restart()
+            raise
         finally:
-            self._is_changing = False
+            self._in_change = False
+
+    def _recover_or_refuse(self) -> None:
+        """Rebuild what a failed change has left, if it could not do so itself. RuntimeError within a change."""
+        if self._needs_restart or self._in_change:
+            with self._change():
+                pass
 
     def restart(self) -> None:
-        """Make everything anew from the requests. All wait, with the tokens from before the step; nothing is cached.
+        """Rebuild everything from the requests. All wait, with the tokens from before the step; nothing is cached.
 
-        For an exception in whatever line. Another one in here loses nothing, for the next change begins with this.
+        It asks nothing about the state of things, so it may come after an exception in any line, its own included.
         """
-        self._is_broken = True
+        self._needs_restart = True
         for chunk, request in self._in_flight:
             self.requests[request.request_id] = request
             request.take_back(chunk)
@@ -427,7 +434,7 @@ class LLMEngine:
         samples = [sample for request in self.requests.values() for sample in request.samples]
         self.scheduler.restart(sample.seq for sample in samples if not sample.finished)
         self._abort_what_callbacks_asked()
-        self._is_broken = False
+        self._needs_restart = False
 
     # -- what else vLLM's engine is asked -------------------------------------------------------------------------
 
@@ -446,10 +453,10 @@ class LLMEngine:
 
     @property
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
-        """Is called by who makes a step, when it has changed which blocks can be found (cache_reports/events.py).
+        """Called by the stepping thread when the set of cached blocks has changed (cache_reports/events.py).
 
         What it raises is logged. It may ask an LLM for stats() and abort(), and must not wait for an event loop.
-        To set it raises ValueError without LLM(kv_events_config=...).
+        Setting it raises ValueError without LLM(kv_events_config=...).
         """
         return None if self.kv_events is None else self.kv_events.on_batch
 

@@ -77,8 +77,8 @@ class LLM:
         that another tenant has sent the same text. A salt does not hide load: another tenant's requests still queue
         before yours and evict your blocks, and both can be timed.
 
-        Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
-        between two steps: the call's requests are dropped, the LLM stays usable.
+        Raises one ValueError that lists bad prompts by their index, the first twenty, before any work is done. Ctrl-C
+        takes effect between two steps: the call's requests are dropped, the LLM stays usable.
         """
         return self._complete(self._requests(prompts, sampling_params, lora_request, priority, **neutral), use_tqdm)
 
@@ -142,7 +142,7 @@ class LLM:
         return beam_search(self, prompts, params, **options)
 
     def abort(self, request_id: str) -> None:
-        """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored.
+        """End a streamed request: its iterator yields a last output (finish_reason "abort"). Unknown ids are ignored.
 
         Code that a step calls (a logits processor, on_step, on_kv_events) may ask for it, and for stats(): the request
         ends with the step. Other calls in the middle of a step raise RuntimeError.
@@ -257,6 +257,7 @@ class LLM:
         done: dict[str, RequestOutput] = {}
         with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
             ours = self._shared.enqueue(requests)
+            # A request that another thread has aborted ends without an output here: request.output() stands in for it.
             while len(done) < len(requests) and self.engine.has_unfinished_requests():
                 done.update((output.request_id, output) for output in self._shared.step(ours))
                 advance(len(done))

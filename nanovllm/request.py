@@ -38,8 +38,10 @@ class Sample:
             return self.detokenizer.visible_text()
         if isinstance(seq.stop_reason, str):  # a stop string: the detokenizer has cut the text there
             return self.detokenizer.text
-        is_cut = self.ended_by_token and not params.include_stop_str_in_output
-        return self.detokenizer.whole_text(seq.generated_token_ids[: -1 if is_cut else None])
+        token_ids = seq.generated_token_ids
+        if self.ended_by_token and not params.include_stop_str_in_output:
+            token_ids = token_ids[:-1]
+        return self.detokenizer.whole_text(token_ids)
 
     @property
     def ended_by_token(self) -> bool:
@@ -90,8 +92,8 @@ class Request:
     stream: bool
     metrics: RequestMetrics
     num_cached_tokens: int | None = None  # prompt tokens found in the cache when sample 0 was first admitted
-    pooled: Any = None  # its last hidden state through the model's head, if the model pools: float32, once it is there
-    output_filter: Any = None  # an OutputFilter, if step() is to give something else than all so far
+    pooled: Any = None  # of a pooling model: the embedding or the scores, once the prompt has been computed
+    output_filter: Any = None  # an OutputFilter, if step() is to return something other than everything so far
     # One dict a prompt token; nothing comes before the first, so no logits say how likely it is.
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
 
@@ -120,9 +122,10 @@ class Request:
         new_token_ids = seq.tokens[chunk.known_end :]
         # With stop strings, the scheduler has given the tokens to this detokenizer: it is the seq.stop_checker.
         if self.text_grows and seq.stop_checker is None:
-            sample.detokenizer.append(new_token_ids[: -1 if sample.ended_by_token else None])
-        for found in filter(None, logprobs[: len(new_token_ids)]):
-            self.add_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), found)
+            sample.detokenizer.append(new_token_ids[:-1] if sample.ended_by_token else new_token_ids)
+        for found in logprobs[: len(new_token_ids)]:  # rows after a rejected draft token are dropped
+            if found is not None:
+                self.set_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), found)
         if sample.error:
             logger.warning("request %s ends with an error: %s", self.request_id, sample.error.splitlines()[0])
         if seq.sample_index == 0 and new_token_ids:
@@ -130,8 +133,8 @@ class Request:
             self.metrics.last_token_time = now
             self.metrics.count(len(chunk.draft_token_ids), len(new_token_ids))
 
-    def add_logprobs(self, entries: list, token_ids: list[int], position: int, found: Any) -> None:
-        """Let entry number `position` be that of token_ids[position]. found: its TokenLogprobs."""
+    def set_logprobs(self, entries: list, token_ids: list[int], position: int, found: Any) -> None:
+        """Write the entry of token_ids[position], dropping any later ones. found: its TokenLogprobs."""
         from nanovllm.features.logprobs.entries import make_entries
 
         tokenizer = self.samples[0].detokenizer.tokenizer if self.params.detokenize else None
@@ -154,12 +157,16 @@ class Request:
         if self.text_grows or seq.stop_checker is not None:
             sample.detokenizer.restart(seq.generated_token_ids)
 
+    def filtered(self, output: RequestOutput) -> RequestOutput | None:
+        """An output of this request in the form that its output_kind asks for; None: there is nothing to show."""
+        return output if self.output_filter is None else self.output_filter.take(output)
+
     def output(self) -> RequestOutput:
         """What there is so far."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_token_ids=list(self.prompt_token_ids),
             outputs=[sample.output(with_logprobs=self.params.logprobs is not None) for sample in self.samples],
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens or 0,
@@ -169,6 +176,6 @@ class Request:
 
 
 def prefix_order(request: Request) -> tuple[str, int, list[int]]:
-    """Requests that may share K/V are neighbours in this order."""
+    """The order in which the requests of one call are queued: those that may share K/V are neighbours."""
     seq = request.samples[0].seq
     return seq.cache_salt or "", seq.lora_id or 0, request.prompt_token_ids

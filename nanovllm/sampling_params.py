@@ -154,8 +154,8 @@ def _bias(value: Any) -> dict[int, float]:
         raise ValueError(f"logit_bias must be a dict of token ids and numbers, found {shorten(value)}")
     bias = {}
     for token_id, number in value.items():
-        if isinstance(token_id, str) and token_id.isdecimal():
-            token_id = int(token_id[:20])
+        if isinstance(token_id, str) and token_id.isdecimal() and len(token_id) <= 20:
+            token_id = int(token_id)
         token_id = check_number("a token id of logit_bias", token_id, Integral, 0)
         bias[token_id] = check_number(f"logit_bias[{token_id}]", number, Real, -MAX_POSITIVE, MAX_POSITIVE)
     return bias

@@ -16,6 +16,7 @@ import pytest
 import nanovllm
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.logprobs.scores import TokenLogprobs
+from nanovllm.sampling_params import RequestOutputKind
 from nanovllm.worker.model_runner import ModelRunnerOutput, RowOutputs
 
 FOLDER = nanovllm.__path__[0]
@@ -23,7 +24,7 @@ FILES = tuple(f"{FOLDER}/{name}" for name in ("core/", "engine.py", "request.py"
 BLOCK_SIZE, NUM_BLOCKS = 4, 10
 SHARED = [40 + i for i in range(13)]
 # A plain store, in a `finally`. Python calls signal handlers at calls and jumps, so nothing is raised here.
-UNINTERRUPTIBLE = "self._is_changing = False"
+UNINTERRUPTIBLE = "self._in_change = False"
 
 
 class Interrupted(Exception):
@@ -178,3 +179,47 @@ def test_an_exception_while_the_first_is_dealt_with(llm, expected):
             llm.engine.abort_requests([request])
         llm._shared.outputs.clear()
         assert_as_fresh(llm, expected)
+
+
+def test_a_signal_handler_that_aborts_at_any_line(llm, expected):
+    """It is answered in the middle of a step, and harms no other request; nor does it if the step then fails."""
+    engine = llm.engine
+    rng, lines = random.Random(1), lines_to_try(lambda: finish(engine) if enqueued(llm) else None)
+    for line in rng.sample(lines, 120):
+        for fails_later in (0, rng.randint(1, 40)):
+            requests = enqueued(llm)
+            victim = requests[line % len(requests)]
+
+            def at_line(number, frame, line=line, victim=victim, fails_later=fails_later):
+                if number == line:
+                    engine.abort_request(victim.request_id)
+                if fails_later and number == line + fails_later:
+                    raise Interrupted
+
+            traced(lambda: finish(engine), at_line)
+            assert not engine.requests and victim.finished
+            for request, answer in zip(requests, expected, strict=True):
+                if request is not victim:
+                    assert request.output().outputs == answer, f"after an abort at line {line}"
+    assert_as_fresh(llm, expected)
+
+
+def test_a_request_that_a_callback_aborts_gives_one_output(llm):
+    engine = llm.engine
+    request = enqueued(llm)[0]
+    engine.on_step = lambda output, progressed: engine.abort_request(request.request_id)
+    try:
+        found = [output for output in engine.step() if output.request_id == request.request_id]
+    finally:
+        engine.on_step = None
+        finish(engine)
+    assert [output.finished for output in found] == [True]
+    assert found[0].outputs[0].finish_reason == "abort"
+
+
+def test_an_aborted_request_gives_what_its_output_kind_says(llm):
+    params = SamplingParams(max_tokens=9, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    llm.engine.add_request("delta", PROMPTS[0], params)
+    deltas = [output.outputs[0].token_ids for _ in range(3) for output in llm.engine.step()]
+    last = llm.engine.abort_request("delta")
+    assert all(len(ids) == 1 for ids in deltas) and last.finished and last.outputs[0].token_ids == []

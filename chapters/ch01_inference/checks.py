@@ -20,7 +20,7 @@ from nanovllm.worker import attention
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
 
-# Logits in bf16 are this far apart where real ones lie (16 to 32): two tokens so close are a tie, and either may win.
+# In the range of real logits (16 to 32), bf16 numbers are this far apart: two tokens so close are a tie.
 TIE = 0.13
 TOLERANCE = 1e-4
 LOOP = "The loop that writes"
@@ -42,7 +42,7 @@ def is_tie(bench: Bench, prompt: str, before: list[int], token_id: int) -> bool:
 
 @contextmanager
 def attention_by(function: Attention, bench: Bench) -> Iterator[None]:
-    """The engine computes its attention with this function, for one sequence of a step after the other."""
+    """The engine computes its attention with this function, one sequence of a step after another."""
 
     def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
         outs = []
@@ -68,7 +68,7 @@ def engines_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def compare_qkv(function: Attention, hint: str, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raises Wrong with the numbers of the first row and head that differ from the engine's, from the first such on."""
+    """Raises Wrong, with the numbers of the first row and head that differ from the engine's, if there are any."""
     expected = engines_attention(q, k, v)
     got = function(q.clone(), k.clone(), v.clone())
     shape = list(got.shape) if isinstance(got, Tensor) else type(got).__name__
@@ -96,22 +96,22 @@ def compare(function: Attention, hint: str, *sizes: int, times: int = 1) -> None
 
 
 def three_tokens(function: Attention, bench: Bench) -> None:
-    """the last of three tokens, the chapter's example by hand"""
+    """the last of three tokens, as in the chapter's example by hand"""
     q = torch.tensor([2.0, 0.0, 1.0, 0.0]).view(1, 1, 4)
     k = torch.tensor([[0.0, 1.0, 0.0, 1.0], [2.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]]).view(3, 1, 4)
     v = torch.eye(3, 4).view(3, 1, 4)
     got = function(q.clone(), k.clone(), v.clone())
     weights = got.flatten()[:3].tolist() if isinstance(got, Tensor) and got.shape == q.shape else []
-    hint = "is each dot product divided by sqrt(head_dim), here 2, before the softmax, and is that over the keys?"
+    hint = "is each dot product divided by sqrt(head_dim), here 2, before the softmax, and does that go over the keys?"
     if weights == [1.0, 0.0, 0.0]:
         hint = "the query is that of the last position and sees all three; yours sees only the first"
     elif weights and weights[2] == 0.0:
-        hint = "a position sees itself, too; yours does not"
+        hint = "a position sees itself, too, and yours does not"
     compare_qkv(function, f"the first three numbers are the weights: {hint}", q, k, v)
 
 
 def arguments_kept(function: Attention, bench: Bench) -> None:
-    """q, k and v are left as they were"""
+    """q, k and v are left unchanged"""
     given = random_qkv(3, 5, 4, 2)
     copies = [x.clone() for x in given]
     function(*given)
@@ -132,7 +132,7 @@ def in_the_engine(function: Attention, bench: Bench) -> None:
 
 
 class ToyModel:
-    """Likes best a token that depends on all tokens so far; notes what it is asked."""
+    """Its most likely token depends on all tokens so far. It notes what it is asked."""
 
     def __init__(self, favourites: list[int] | None = None) -> None:
         self.favourites, self.asked = favourites, []  # type: ignore[var-annotated]
@@ -171,19 +171,19 @@ def feeds_back(function: Any, bench: Bench) -> None:
     """each call gets the whole text so far"""
     model = ToyModel([11, 12, 13])
     got = function(model, [7, 8], 3, set())
-    hint = "the model remembers nothing: each call needs the prompt and all that was generated"
+    hint = "the model remembers nothing: each call needs the prompt and everything generated so far"
     expect([[7, 8], [7, 8, 11], [7, 8, 11, 12]], model.asked[:3], hint)
-    expect_tokens([11, 12, 13], got, "the result is what was generated, without the prompt")
+    expect_tokens([11, 12, 13], got, "the result is only what was generated, without the prompt")
 
 
 def ends_by_length(function: Any, bench: Bench) -> None:
-    """max_tokens tokens, and no call more than that"""
+    """max_tokens tokens, and not one call more"""
     model = ToyModel()
     got = function(model, [3, 1, 4], 6, set())
     expect("6 tokens", f"{len(got)} tokens", COUNTS)
     expect("6 calls", f"{len(model.asked)} calls", "the last token need not go through the model")
     expected = [int(ToyModel()([3, 1, 4, *got[:i]]).argmax()) for i in range(6)]
-    expect_tokens(expected, got, "a token depends on all before it")
+    expect_tokens(expected, got, "each token depends on all tokens before it")
 
 
 def ends_by_eos(function: Any, bench: Bench) -> None:
@@ -201,7 +201,7 @@ def eos_in_the_prompt(function: Any, bench: Bench) -> None:
 
 
 def prompt_kept(function: Any, bench: Bench) -> None:
-    """the caller's prompt is left as it was"""
+    """the caller's prompt is left unchanged"""
     prompt = [7, 8, 9]
     function(ToyModel(), prompt, 4, set())
     expect([7, 8, 9], prompt, "the list prompt_token_ids was changed: append to a copy")
@@ -221,12 +221,12 @@ OWN = (
     "head h reads KV head h // group_size, not h // num_kv_heads"
 )
 SHARE = "head h reads KV head h // group_size, with group_size = num_heads // num_kv_heads: neighbours share"
-LARGE = "exp() of a large score is infinite: take torch.softmax, or subtract the row's largest score first"
+LARGE = "exp() of a large score is infinite: use torch.softmax, or subtract the row's largest score first"
 ATTENDS: dict[str, list[tuple[Any, ...]]] = {  # hint, n, m, num_heads, num_kv_heads
     "a prompt: no position sees later ones": [
         ("row i must not see positions later than its own, and must see its own", 5, 5, 1, 1)
     ],
-    "queries of the last positions only, as when one token is added": [(LAST, 1, 6, 1, 1), (LAST, 3, 7, 1, 1)],
+    "queries of the last positions only, as when a token is added": [(LAST, 1, 6, 1, 1), (LAST, 3, 7, 1, 1)],
     "several heads, each with keys and values of its own": [(OWN, 4, 4, 3, 3)],
     "query heads that share KV heads": [(SHARE, 2, 5, 4, 1), (SHARE, 2, 5, 8, 2), (SHARE, 2, 5, 6, 3)],
 }
@@ -240,7 +240,7 @@ ATTENTION = (
     in_the_engine,
 )
 LOOPS = (first_token, feeds_back, ends_by_length, ends_by_eos, eos_in_the_prompt, prompt_kept, real_model)
-TASKS = [  # nothing is replaced for all checks: they hand the function over, or put it in, themselves
+TASKS = [  # nullcontext: the checks call the function, or put it into the engine, themselves
     Task("causal_attention", "Attention by hand", nullcontext, ATTENTION),
     Task("greedy_loop", LOOP, nullcontext, LOOPS),
 ]

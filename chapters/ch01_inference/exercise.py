@@ -14,7 +14,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     Return a tensor of q's shape: row i is the weighted sum of values for position m - n + i.
 
-    - A position sees itself and earlier positions, never later ones. So row i sees positions 0 to m - n + i.
+    - A position sees itself and earlier positions, but never later ones. So row i sees positions 0 to m - n + i.
     - The weights are the softmax, over the positions seen, of the query's dot products with their keys, each divided
       by sqrt(head_dim).
     - num_heads is a multiple of num_kv_heads. Neighbors share: with 8 heads and 2 KV heads, heads 0 to 3 read KV
@@ -36,7 +36,7 @@ def greedy_loop(
     next_logits        the model: takes a list of token ids, at least one, and returns a tensor [vocab_size] with the
                        logits of the token that follows the last of them. It remembers nothing between two calls.
     prompt_token_ids   where to start; the list must not be changed
-    max_tokens         most tokens to generate, at least 1
+    max_tokens         how many tokens to generate at most; at least 1
     eos_token_ids      tokens that end the text as soon as one is generated; may be empty
 
     Return the ids of the generated tokens, without the prompt, as a list of Python ints. If an EOS token ended the

@@ -105,7 +105,7 @@ def attention_watched(llm: LLM) -> Iterator[list[tuple[Tensor, ...]]]:
 
 
 def attend(query: list[float], keys: list[list[float]], values: list[list[float]]) -> tuple[list[float], ...]:
-    """Attention of one query in one head, as one would do it on paper. Returns dot products, weights and the mix."""
+    """Attention of one query in one head, as you would do it on paper. Returns dot products, weights and the mix."""
     dots = [sum(a * b for a, b in zip(query, key, strict=True)) for key in keys]
     shares = [math.exp(dot / math.sqrt(len(query))) for dot in dots]
     weights = [share / sum(shares) for share in shares]
@@ -188,7 +188,7 @@ def tell_loop_without_memory(story: Story, llm: LLM, generated: list[int]) -> No
     for _ in range(NUM_TOKENS):
         token_ids.append(int(next_logits(token_ids).argmax()))
     num_sent = llm.stats()["num_prefill_tokens"] - before["num_prefill_tokens"]
-    same = "the same tokens" if token_ids[num_prompt:] == generated else "other tokens"
+    same = "the same tokens" if token_ids[num_prompt:] == generated else "different tokens"
     lengths = " + ".join(str(num_prompt + i) for i in range(3))
     story.say(
         "Now a loop of three lines: it asks the engine's model for the scores of the whole text so far, takes the best "

@@ -23,7 +23,8 @@ def use_step(function: Callable[[LLMEngine], list[RequestOutput]]) -> Iterator[N
     """The engine makes its steps with this function, which has to do by itself what update and make_outputs do."""
 
     def step(engine: LLMEngine) -> list[RequestOutput]:
-        engine._check_is_whole()  # as ours does: the step before is over
+        with engine._change():  # as ours does: the step before is over
+            pass
         return function(engine)
 
     def not_yours(name: str) -> Callable[..., Any]:
@@ -80,11 +81,11 @@ def steps_until_done(engine: LLMEngine) -> list[list[RequestOutput]]:
     """What each step returned, until no request is left."""
     returned: list[list[RequestOutput]] = []
     while engine.has_unfinished_requests():
-        ensure(len(returned) < 20, "requests are left after 20 steps, and there was not so much to do")
+        ensure(len(returned) < 20, "requests are left after 20 steps, although there was less to do than that")
         returned.append(make_step(engine))
         hint = (
-            "all sequences have ended, and the engine still has a request: after the update ask request.finished, and "
-            "delete every request that is finished from engine.requests"
+            "all sequences have ended, but the engine still has a request: after the update check request.finished, "
+            "and delete every request that is finished from engine.requests"
         )
         ensure(engine.scheduler.has_unfinished() or not engine.has_unfinished_requests(), hint)
     return returned
@@ -183,7 +184,7 @@ def logprobs(step: Any, bench: Bench) -> None:
     found = completion.logprobs or []
     expect(len(completion.token_ids), len(found), "dicts of logprobs, one for each token")
     for token_id, entries in zip(completion.token_ids, found, strict=True):
-        hint = "add_tokens comes after the update: logprobs are of the newest token"
+        hint = "add_tokens comes after the update: logprobs are those of the newest token"
         ensure(token_id in entries, hint, expected=token_id, got=sorted(entries))
 
 
@@ -219,7 +220,7 @@ def stop_string(step: Any, bench: Bench) -> None:
             returned = steps_until_done(bench.llm.engine)
         except StopIteration:
             returned = []
-    hint = "the request went on after its stop string: scheduler.update has ended the sequence, so ask request.finished"
+    hint = "the request went on after its stop string: scheduler.update has ended the sequence; check request.finished"
     ensure(0 < len(returned) < num_tokens, hint)
     completion = returned[-1][0].outputs[0]
     expect(("stop", "two"), (completion.finish_reason, completion.stop_reason), "finish_reason and stop_reason")
@@ -236,7 +237,7 @@ def expect_restarted(engine: LLMEngine, error: BaseException, num_waiting: int) 
     hint = f"{name} is raised inside the step and must reach its caller"
     ensure(isinstance(caught, type(error)), hint, expected=name, got=repr(caught))
     hint = (
-        f"after {name} the sequences of the step still run, as if it had been computed: call engine.restart() "
+        f"after {name} the sequences of the step are still running, as if it had been computed: call engine.restart() "
         "(KeyboardInterrupt is a BaseException and not an Exception)"
     )
     if not scheduler.running:
@@ -257,7 +258,7 @@ def answers_of(engine: LLMEngine) -> list[list[int]]:
 
 @read_again(ERRORS_SECTION)
 def failed_steps(step: Any, bench: Bench) -> None:
-    """a model runner that fails: everything is made anew, and the next steps give the same tokens"""
+    """a model runner that fails: everything is rebuilt, and the next steps give the same tokens"""
     engine = bench.llm.engine
 
     def fill() -> None:
@@ -278,7 +279,7 @@ def failed_steps(step: Any, bench: Bench) -> None:
 
 @read_again(ERRORS_SECTION)
 def failed_schedule(step: Any, bench: Bench) -> None:
-    """schedule() itself fails: made anew as well"""
+    """schedule() itself fails: everything is rebuilt as well"""
     engine = bench.llm.engine
     add(bench, None, PROMPTS[0], 2)
 
@@ -292,7 +293,7 @@ def failed_schedule(step: Any, bench: Bench) -> None:
 
 @read_again(ERRORS_SECTION)
 def failed_late(step: Any, bench: Bench) -> None:
-    """an error after the update: the tokens of the step are taken back, those that ended a sequence included"""
+    """an error after the update: the tokens of the step are taken back, including those that ended a sequence"""
     engine = bench.llm.engine
     for prompt in PROMPTS[:2]:
         add(bench, None, prompt, 3)
@@ -304,7 +305,7 @@ def failed_late(step: Any, bench: Bench) -> None:
             make_step(engine)
         with failing_at_second_call(method):  # the step in which both end
             expect_restarted(engine, RuntimeError(), num_waiting=2)
-        hint = f"a step failed in request.{method}, when its tokens had been appended: restart() takes them back"
+        hint = f"a step failed in request.{method}, after its tokens had been appended: restart() takes them back"
         expect(expected, answers_of(engine), hint)
 
 
@@ -322,7 +323,7 @@ def failing_at_second_call(method: str) -> AbstractContextManager:
 
 @read_again(ERRORS_SECTION)
 def ctrl_c(step: Any, bench: Bench) -> None:
-    """Ctrl-C, or a runner that returns too few tokens: made anew as well"""
+    """Ctrl-C, or a runner that returns too few tokens: everything is rebuilt as well"""
     engine = bench.llm.engine
     add(bench, None, PROMPTS[0], 2)
     with failing(engine, KeyboardInterrupt()):
@@ -344,7 +345,7 @@ def pieces_of(stream_text: Any, bench: Bench, text: str, **params: Any) -> list[
     """What is handed out while the model writes this text."""
     with writing(bench.llm.engine, text) as num_tokens:
         pieces = list(stream_text(bench.llm, PROMPTS[0], greedy(num_tokens, **params)))
-    hint = "half a character was handed out: a token is not a piece of text, take the difference of two texts"
+    hint = "half a character was handed out: a token is not a piece of text; take the difference between two texts"
     ensure("\ufffd" not in "".join(pieces), hint, expected=text, got=pieces)
     ensure("" not in pieces, "a piece is never the empty string: half a character gives no piece yet", got=pieces)
     return pieces
@@ -368,7 +369,7 @@ def at_once(stream_text: Any, bench: Bench) -> None:
         pieces = stream_text(bench.llm, PROMPTS[0], greedy(num_tokens))
         next(pieces)
         made = stats.num_steps - num_steps
-        hint = "the first piece came when the whole text was there: hand each out as soon as a step gave it"
+        hint = "the first piece came only when the whole text was there: hand each out as soon as a step gives it"
         ensure(made < num_tokens, hint, expected=f"fewer than {num_tokens} steps", got=f"{made} steps")
         for _ in pieces:
             pass
@@ -428,8 +429,8 @@ def with_others(stream_text: Any, bench: Bench) -> None:
     got = "".join(stream_text(bench.llm, PROMPTS[0], greedy(6)))
     still_there = list(engine.requests)
     engine.abort_request("other")
-    expect(expected, got, "the text of one request, beside another: take the outputs with your request_id only")
-    expect(["other"], still_there, "the other request was still running, and is gone")
+    expect(expected, got, "the text of one request beside another: take the outputs with your request_id only")
+    expect(["other"], still_there, "the other request should still be running, but it is gone")
 
 
 @read_again(STEP_SECTION)

@@ -368,7 +368,7 @@ def show_failure(story: Story, llm: LLM) -> None:
     engine.add_request("D", OTHER_PROMPT, params, stream=False)
     with replaced(engine, "restart", lambda: None), replaced(engine.model_runner, "run", fails), suppress(RuntimeError):
         engine.step()
-    engine._is_broken = False  # otherwise the next change would begin with restart()
+    engine._needs_restart = False  # otherwise the next change would begin with restart()
     [seq] = engine.scheduler.running
     story.say("Now an experiment: the same failure in the first step of D, with restart() taken out. Then E comes in.")
     story.say(f"After step 1, running:  {escape(repr(seq))}")

@@ -1,4 +1,4 @@
-"""Checks of chapter 3: sizes, slots and writes, first on numbers that one sees through, then in the engine.
+"""Checks of chapter 3: sizes, slots and writes, first on numbers small enough to follow, then in the engine.
 
 What needs torch is in checks_engine.py: a browser, which has none, grades the first two tasks, too.
 """
@@ -81,7 +81,7 @@ BYTES: dict[str, list[tuple[Any, ...]]] = {  # hint, hidden_size, layers, heads,
 
 
 def allowed_pool(function: Bytes, bench: Bench) -> None:
-    """a real engine told to use so many bytes makes a KV pool of just that, and generates the same tokens"""
+    """a real engine that is given a number of bytes makes a KV pool of that size, and generates the same tokens"""
     engine().make_allowed_pool(bench)
 
 
@@ -93,7 +93,7 @@ def show_call(*call: Any) -> str:
 
 
 def compare_slots(function: Slots, hint: str, table: list[int], start: int, end: int, write: int, size: int) -> None:
-    """With what the engine's own Batch says, by a shorter way: a list of all slots, cut."""
+    """Compares with the slots of the engine's own Batch, found in a shorter way: a list of all slots, cut."""
     slots = [block_id * size + offset for block_id in table for offset in range(size)]
     expected = [-1] * (write - start) + slots[write:end]
     given, call = list(table), show_call(table, start, end, write, size)
@@ -112,7 +112,7 @@ SLOTS: dict[str, list[tuple[Any, ...]]] = {  # hint, block_table, start, end, wr
     "a short prompt in block 0: slots count up from 0": [
         ("positions 0 to 3 are offsets 0 to 3 of block 0", [0], 0, 4, 0, 8)
     ],
-    "over the border of a block, and up to the border": [(BORDER, [0, 1], 0, end, 0, 8) for end in (12, 7, 8, 9)],
+    "across the border of a block, and up to the border": [(BORDER, [0, 1], 0, end, 0, 8) for end in (12, 7, 8, 9)],
     "blocks that lie anywhere in the pool": [
         ("the slot comes from the physical id block_table[index], not from the index", [6, 2, 9], 0, 11, 0, 4)
     ],
@@ -157,11 +157,11 @@ def compare_write(function: Any, hint: str, slots: list[int], dtype: str = "floa
 ONE = "slot 17 is k_cache[2, 1], in the very tensor that was given"
 ALL = "each row of k and v goes to its own slot, and nothing else changes"
 NONE = "slot -1 means: write nothing. In Python and PyTorch the index -1 is the last one"
-BEHIND = f"{NONE}; the tokens after it are written all the same"
+BEHIND = f"{NONE}; the tokens after it must still be written"
 BF16 = "with bfloat16 the wrong numbers are in the cache", [3, -1, 4], "bfloat16"
 WRITES = (
     case("one token into slot 17: block 2, offset 1", compare_write, (ONE, [17])),
-    case("several tokens, over the border of a block", compare_write, (ALL, [15, 16, 30, 0, 7, 8])),
+    case("several tokens, across the border of a block", compare_write, (ALL, [15, 16, 30, 0, 7, 8])),
     case(
         "slot -1: that token is not written, the others are",
         compare_write,

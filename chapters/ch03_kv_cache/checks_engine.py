@@ -36,11 +36,11 @@ def ask_twice(bench: Bench) -> None:
     (output,) = bench.llm.generate(prompt, params, False)
     assert output.num_cached_tokens == 31, output
     changed = (data != before).permute(2, 3, 0, 1, 4, 5).flatten(2).any(-1).flatten().nonzero().flatten().tolist()
-    expect([], changed, "the prompt is in the cache, and asking it again wrote to these slots of the pool")
+    expect([], changed, "the prompt is in the cache, but sending it again wrote to these slots of the pool")
 
 
 def make_allowed_pool(bench: Bench) -> None:
-    """A real engine told to use so many bytes makes a KV pool of just that, and generates the same tokens."""
+    """A real engine that is given a number of bytes makes a KV pool of that size, and generates the same tokens."""
     runner = bench.llm.engine.model_runner
     per_block = runner.kv_cache.num_bytes // runner.num_blocks
     allowed = 40 * per_block + per_block // 2  # 40 blocks and a half
@@ -48,7 +48,7 @@ def make_allowed_pool(bench: Bench) -> None:
     taken = llm.engine.model_runner.kv_cache.num_bytes
     hint = "the pool took more than it was allowed: you count too few bytes"
     ensure(taken <= allowed, hint, expected=allowed, got=taken)
-    hint = "more blocks would have fitted: you count too many bytes"
+    hint = "more blocks would have fit: you count too many bytes"
     ensure(taken + per_block > allowed, hint, expected=40 * per_block, got=taken)
     with replaced(bench, "llm", llm):
         bench.same_tokens()

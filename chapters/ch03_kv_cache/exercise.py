@@ -1,6 +1,6 @@
-"""Chapter 3, your part: three functions that the real engine then runs with.
+"""Chapter 3, your part: three functions with which the real engine then runs.
 
-Edit this file and run  python -m chapters check 3  as often as you like. Tasks are independent of each other.
+Edit this file and run  python -m chapters check 3  as often as you like. The tasks are independent of each other.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def slot_mapping(block_table: list[int], start: int, end: int, write_start: int,
 
     block_table  physical block ids of the sequence in logical order: positions 0 .. block_size - 1 are in block
                  block_table[0], the next block_size positions in block_table[1], and so on
-    start, end   the step computes positions start, start + 1, ..., end - 1
+    start, end   the step computes the positions start, start + 1, ..., end - 1
     write_start  positions before write_start are in the cache already and must not be written: their slot is -1.
                  It may be anything from start to end
     block_size   slots in a block; slot number = block id * block_size + offset in the block
 
-    Returns end - start ints, one for each computed position, in order. block_table stays as it is.
+    Returns end - start ints, one for each computed position, in order. Leave block_table unchanged.
     Example: slot_mapping([6, 2], start=2, end=6, write_start=3, block_size=4) -> [-1, 27, 8, 9]
     """
     raise NotImplementedError
@@ -46,7 +46,7 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slots: Tens
     """Write K and V of T tokens into one layer's cache, in place.
 
     k_cache, v_cache  [num_blocks, block_size, num_kv_heads, head_dim]; change these very tensors
-    k, v              [T, num_kv_heads, head_dim], ready to be written; they stay as they are
+    k, v              [T, num_kv_heads, head_dim], ready to be written; leave them unchanged
     slots             [T], int64: slot s is offset s % block_size of block s // block_size.
                       Where it is -1, that token is not written. Any of the T may be -1, or all, or none
 

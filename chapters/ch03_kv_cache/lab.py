@@ -111,7 +111,7 @@ class CacheWorld:
     def step(self) -> str:
         """One step of the engine, and what it changed in the tensor."""
         if not self.engine.has_unfinished_requests():
-            raise ValueError("nobody is left to compute for: ask another prompt, or reset")
+            raise ValueError("no request is left to compute: send another prompt, or reset")
         before = self.slots().clone()
         with one_core():
             self.engine.step()

@@ -17,7 +17,7 @@ OTHERS = [901, 902, 903, 904, 905, 906, 907, 908]  # tokens that no other prompt
 
 
 def pool(num_blocks: int, first: int = 0, caching: bool = False) -> BlockManager:
-    """Blocks of 4, the free queue turned round so that block `first` is at its head."""
+    """Blocks of 4, the free queue rotated so that block `first` is at its head."""
     manager = BlockManager(num_blocks, 4, enable_prefix_caching=caching)
     for block in manager.blocks[:first]:
         manager.free_blocks.remove(block)
@@ -47,7 +47,7 @@ def refuse(function: Any, manager: BlockManager, when: str, seq: Sequence, *num_
     before = state(manager, seq)
     expect_answer(False, function(manager, seq, *num_tokens), when)
     for name, value in state(manager, seq).items():
-        hint = "find out whether the blocks suffice before you take the first one"
+        hint = "find out whether there are enough blocks before you take the first one"
         expect(before[name], value, f"it said False, but the {name} changed: {hint}")
 
 
@@ -82,7 +82,7 @@ def generates_the_same(function: Any, bench: Bench) -> None:
     finally:
         manager = bench.llm.engine.block_manager
         expect_sane(manager, "after the model's answers ")
-        hint = "all answers are given, so every block must be in the free queue"
+        hint = "all answers are complete, so every block must be in the free queue"
         expect(len(manager.blocks), len(manager.free_blocks), hint)
 
 
@@ -114,7 +114,7 @@ def allocates_again(allocate: Any, bench: Bench) -> None:
     seq.num_computed_tokens, seq.num_cached_tokens, seq.num_registered_blocks, seq.hash_collision = 6, 4, 1, True
     expect_answer(True, allocate(manager, seq), "for a sequence that was preempted")
     for name in ("num_computed_tokens", "num_cached_tokens", "num_registered_blocks"):
-        expect(0, getattr(seq, name), f"the blocks are new, nothing in them is computed: {name} must be 0")
+        expect(0, getattr(seq, name), f"the blocks are new and nothing in them is computed: {name} must be 0")
     expect(False, seq.hash_collision, "hash_collision must be False for a sequence that starts again")
 
 
@@ -223,7 +223,7 @@ def frees_a_sequence(free: Any, bench: Bench) -> None:
     free(manager, seq)
     counts = [block.ref_count for block in manager.blocks]
     expect([0, 0, 0, 0], counts, "nobody holds a block any more: all reference counts must be 0")
-    expect(4, len(manager.free_blocks), "a block without references belongs into the free queue")
+    expect(4, len(manager.free_blocks), "a block without references belongs in the free queue")
     expect([], seq.block_table, "the sequence holds nothing any more: its block_table must be empty")
     expect_sane(manager)
 

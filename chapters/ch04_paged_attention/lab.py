@@ -65,7 +65,7 @@ def draw_contiguous(world: TwoMemories) -> Text:
 
 
 def draw_paged(world: TwoMemories) -> Text:
-    """The same for the pool: = is cached and nobody's, +1 behind a block says that one more shares it."""
+    """The same for the pool: = is cached and nobody's, +1 after a block says that one more sequence shares it."""
     cells: list[tuple[str, str]] = []
     for block in world.manager.blocks:
         cells += [("=", "white on grey37") if block.block_hash else ("·", "dim")] * BLOCK_SIZE

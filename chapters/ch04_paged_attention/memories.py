@@ -68,7 +68,7 @@ class ContiguousMemory:
 
 
 def slots_of(seq: Sequence) -> list[int]:
-    """Of all its blocks, in the order of its tokens."""
+    """The slots of all its blocks, in the order of its tokens."""
     return [block_id * BLOCK_SIZE + offset for block_id in seq.block_table for offset in range(BLOCK_SIZE)]
 
 
@@ -167,27 +167,27 @@ class TwoMemories:
         return f"{name} ends"
 
     def switch_reservation(self) -> str:
-        """Begin anew; the contiguous memory reserves max_model_len, or prompt + max_tokens, in turn."""
+        """Start over; the contiguous memory reserves max_model_len, or prompt + max_tokens, in turn."""
         self.reserve_longest = not self.reserve_longest
         self._start(len(self.manager.blocks))
-        return f"Begun anew: contiguous now reserves {self.reservation}."
+        return f"Started over: contiguous now reserves {self.reservation}."
 
     def switch_caching(self) -> str:
-        """Begin anew with prefix caching on or off: whether the paged memory shares full blocks."""
+        """Start over with prefix caching on or off: whether the paged memory shares full blocks."""
         self.caching = not self.caching
         self._start(len(self.manager.blocks))
-        return f"Begun anew: prefix caching is {'on: full blocks are shared' if self.caching else 'off'}."
+        return f"Started over: prefix caching is {'on: full blocks are shared' if self.caching else 'off'}."
 
     def shrink(self) -> str:
-        """Begin anew with 8 blocks less; after the smallest, with all 32."""
+        """Start over with 8 blocks fewer; after the smallest pool, with all 32."""
         num_blocks = len(self.manager.blocks)
         self._start(num_blocks - 8 if num_blocks > 8 else NUM_BLOCKS)
-        return f"Begun anew with {len(self.manager.blocks)} blocks, {self.contiguous.num_slots} slots each."
+        return f"Started over with {len(self.manager.blocks)} blocks, {self.contiguous.num_slots} slots in each memory."
 
     def reset(self) -> str:
-        """Begin anew with all 32 blocks."""
+        """Start over with all 32 blocks."""
         self._start(NUM_BLOCKS)
-        return "Begun anew."
+        return "Started over."
 
     def counters(self) -> dict[str, dict[str, int]]:
         """What the table shows, in slots and sequences. A shared slot is taken once and serves several tokens."""
@@ -245,7 +245,7 @@ class Totals:
 
 
 def make_jobs(num_jobs: int = 200) -> list[tuple[Request, int]]:
-    """Requests with lengths as they are met in chats: most short, a few long. With each, the tokens it will get."""
+    """Requests with lengths as in chats: most short, a few long. With each, the number of tokens it will get."""
     rng = random.Random(0)
     jobs = []
     for _ in range(num_jobs):

@@ -15,8 +15,8 @@ SCENES = [
     Scene(
         "Ten requests ask for room",
         "/a10",
-        "The contiguous memory reserves max_model_len = 32 slots for each, whatever it will need, and refuses from the "
-        "fifth on. The paged memory takes blocks for what is there.",
+        "The contiguous memory reserves max_model_len = 32 slots for each request, whatever it will need, and refuses "
+        "the fifth and all later ones. The paged memory takes blocks only for the tokens that are there.",
     ),
     Scene(
         "They grow",
@@ -27,14 +27,14 @@ SCENES = [
     Scene(
         "Holes",
         "p/a6f2g2a4",
-        "Now the contiguous memory reserves prompt + max_tokens, which fits closer. Requests end and leave holes, and "
-        "a newcomer needs one hole that is long enough: free slots here and there do not add up.",
+        "Now the contiguous memory reserves prompt + max_tokens, which is closer to the need. Requests end and leave "
+        "holes, and a newcomer needs one hole that is long enough: free slots here and there do not add up.",
     ),
     Scene(
         "The pool runs dry",
         "m2/a5g8",
-        "16 blocks, and requests that all grow. When no block is free, append_slots says False: somebody has to wait. "
-        "The scheduler of chapter 5 decides who.",
+        "There are 16 blocks, and all requests grow. When no block is free, append_slots returns False and a request "
+        "has to wait. The scheduler of chapter 5 decides which one.",
     ),
     Scene(
         "Shared blocks",
@@ -74,7 +74,7 @@ def draw_contiguous(world: TwoMemories) -> str:
 
 
 def draw_paged(world: TwoMemories) -> str:
-    """The same for the pool. +1 behind a block says that one more shares it."""
+    """The same for the pool. +1 after a block says that one more sequence shares it."""
     kinds = ["cached" if block.block_hash else "free" for block in world.manager.blocks]
     cells = [(kind, "") for kind in kinds for _ in range(BLOCK_SIZE)]
     for name, seq in reversed(world.seqs.items()):

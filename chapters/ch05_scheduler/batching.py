@@ -1,6 +1,6 @@
 """What lab 5 plays with: the real Scheduler and BlockManager, and the same scheduler fed in static batches.
 
-The stage has decided beforehand when each sequence will answer EOS, and does not tell the scheduler. Actions only; the
+The stage decides in advance when each sequence will answer EOS, and does not tell the scheduler. Actions only; the
 pictures are in lab.py.
 """
 
@@ -88,7 +88,7 @@ class Comparison:
         self.reset()
 
     def reset(self) -> str:
-        """Begin anew: three requests wait."""
+        """Start over: three requests wait."""
         limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 32}
         self.ours, self.static = Stage(16, **limits), StaticStage(16, **limits)
         self.events: list[BlockEvent] = []  # since the last action, in order; a face that shows them empties the list
@@ -108,7 +108,7 @@ class Comparison:
         """One more request to both."""
         request = REQUESTS[len(self.ours.seqs) % len(REQUESTS)]
         name = self.ours.names[self._add_to_both(request).seq_id]
-        return f"{name}: EOS will be its token number {request[1]}. The scheduler isn't told."
+        return f"{name}: its token number {request[1]} will be EOS. The scheduler is not told."
 
     def abort(self) -> str:
         """The oldest request is given up."""
@@ -123,10 +123,10 @@ class Comparison:
     def take(self) -> str:
         """Take two blocks of the pool away, so that it runs dry."""
         self.ours.take_blocks(2)
-        return "A hog holds two more blocks. Step until somebody needs one and there is none."
+        return "A hog holds two more blocks. Step until a request needs a block and there is none."
 
     def give(self) -> str:
-        """Give all blocks back that were taken away."""
+        """Give back all blocks that were taken away."""
         self.ours.give_blocks()
         return "All blocks of the hogs are in the pool again."
 

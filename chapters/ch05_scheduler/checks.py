@@ -88,7 +88,7 @@ REASONS: dict[str, list[tuple[Any, ...]]] = {  # hint, params, token, its number
 
 
 def filled(stage: Stage, *prompts: int | list[int]) -> Stage:
-    """With requests of these prompts, or of prompts so long."""
+    """With requests of these prompts, or of prompts of these lengths."""
     for prompt in prompts:
         stage.add(prompt)
     return stage
@@ -114,7 +114,7 @@ def youngest_leaves(function: Any, bench: Bench) -> None:
 def head_of_the_queue(function: Any, bench: Bench) -> None:
     """it stands at the head of waiting, and of two the older is in front"""
     stage = three_run_one_waits()
-    hint = "a preempted sequence goes to the head of waiting: it was here before those that wait"
+    hint = "a preempted sequence goes to the head of waiting: it came before those that wait"
     for expected in ("C D", "B C D"):
         function(stage.scheduler)
         expect(expected, stage.list_names(stage.scheduler.waiting), hint)
@@ -140,7 +140,7 @@ def starts_again(function: Any, bench: Bench) -> None:
     hint = "its tokens, the generated ones too, must be kept: without them nothing can be recomputed"
     expect(tokens, seq.tokens, hint)
     expect("WAITING", seq.status.name, "its status must say that it waits")
-    hint = "its K/V is not its own any more: num_computed_tokens and num_cached_tokens must be 0"
+    hint = "it no longer owns its K/V: num_computed_tokens and num_cached_tokens must be 0"
     expect((0, 0), (seq.num_computed_tokens, seq.num_cached_tokens), hint)
     stage.check()
 
@@ -162,9 +162,9 @@ def one_request(function: Any, bench: Bench) -> None:
     seq = stage.add(6)
     output = stage.schedule()
     expect("A 0..6", stage.describe(output), "one prompt, and room for it: it is computed whole")
-    hint = "who is admitted leaves waiting and goes to the end of running"
+    hint = "a sequence that is admitted leaves waiting and goes to the end of running"
     expect("running: A; waiting: nobody", stage.describe_queues(), hint)
-    expect("PREFILL", seq.status.name, "who is admitted gets status PREFILL")
+    expect("PREFILL", seq.status.name, "a sequence that is admitted gets status PREFILL")
     stage.finish(output)
     stage.expect_step("A 6..7", "a decode computes the one token that was sampled last")
     stage.expect_step("A 7..8", "a decode computes the one token that was sampled last")
@@ -202,7 +202,7 @@ def budget(function: Any, bench: Bench) -> None:
 
 
 def small_budget(function: Any, bench: Bench) -> None:
-    """a budget smaller than the number of those who want to run"""
+    """a budget smaller than the number of requests"""
     stage = Stage(max_num_batched_tokens=2)
     for max_tokens in (3, 9, 9):
         stage.add(1, max_tokens=max_tokens)
@@ -222,9 +222,9 @@ def seats(function: Any, bench: Bench) -> None:
 def nobody_overtakes(function: Any, bench: Bench) -> None:
     """the first that does not fit stops the admissions"""
     stage = filled(Stage(8), 14, 20, 3)
-    hint = "B does not fit into the 4 blocks that A leaves, and C stands behind B: nobody overtakes"
+    hint = "B does not fit into the 4 blocks that A leaves, and C comes after B: nobody overtakes"
     stage.expect_step("A 0..14", hint)
-    expect("running: A; waiting: B C", stage.describe_queues(), "who is not admitted keeps its place")
+    expect("running: A; waiting: B C", stage.describe_queues(), "a sequence that is not admitted keeps its place")
 
 
 @read_again(DRY_SECTION)
@@ -233,7 +233,7 @@ def youngest_gives_way(function: Any, bench: Bench) -> None:
     stage = filled(Stage(6), 11, 11)
     stage.expect_step("A 0..11, B 0..11", "both prompts fit")
     stage.expect_step("A 11..12, B 11..12", "both have room for one more token")
-    hint = "A needs a fourth block and there is none: the last of running is preempted, and A tried again"
+    hint = "A needs a fourth block and there is none: the last of running is preempted, and A is tried again"
     stage.expect_step("A 12..13; preempted: B", hint)
     expect("running: A; waiting: B", stage.describe_queues(), hint)
 
@@ -268,7 +268,7 @@ DRY = youngest_gives_way, itself, admits_nobody
 
 
 TASKS = [
-    Task("finish_reason", "Taking the tokens in", partial(replaced, Scheduler, "finish_reason_of"), (*ENDS, *ANSWERS)),
+    Task("finish_reason", "Taking the tokens in", partial(replaced, Scheduler, "check_stop"), (*ENDS, *ANSWERS)),
     Task("preempt_last", DRY_SECTION, partial(replaced, Scheduler, "preempt_last"), (*PREEMPTS, *ANSWERS, SMALL)),
     Task("schedule", STEP_SECTION, partial(replaced, Scheduler, "schedule"), (*STEPS, *DRY, *ANSWERS, SMALL)),
 ]

@@ -14,13 +14,13 @@ SCENES = [
     Scene(
         "Three requests, step by step",
         "/s12",
-        "A, B and C are admitted as far as 16 tokens a step reach. Then each step gives every running request one "
-        "token more, until it ends.",
+        "A, B and C are admitted as far as the budget of 16 tokens a step allows. Then each step gives every running "
+        "request one more token, until it ends.",
     ),
     Scene(
         "Newcomers take the seats of those that have ended",
         "/s2a5s17",
-        "Five more requests come while others run. The scheduler seats them as soon as a seat is free. The static "
+        "Five more requests arrive while others run. The scheduler seats them as soon as a seat is free. The static "
         "batches wait until the whole batch has ended, with seats idle meanwhile.",
     ),
     Scene(

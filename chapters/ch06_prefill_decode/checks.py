@@ -19,7 +19,7 @@ from nanovllm.core.sequence import Sequence
 solution = solution_of("ch06_prefill_decode")
 
 Size = tuple[int, int, int]  # of a chunk: start, end, tokens of its sequence
-Hints = dict[tuple[str, Any], str]  # what to say of a usual mistake: (name, value that it gives) -> what
+Hints = dict[tuple[str, Any], str]  # what to say about a common mistake: (name, value that it gives) -> what
 
 
 def make_chunks(sizes: list[Size]) -> list[ScheduledChunk]:
@@ -86,7 +86,7 @@ def compare_cost(function: Cost, sizes: list[Size], hints: Hints, itemsize: int 
 ONE_TOKEN: Hints = {
     ("linear_flops", 5_800): "a multiplication and an addition: two FLOPs for each weight",
     ("linear_flops", 2 * (920 + 1200)): "that is one layer and the output matrix; there are 5 layers",
-    ("linear_flops", 2 * 4600): "its row samples, so it meets the output matrix, too",
+    ("linear_flops", 2 * 4600): "its row samples, so it is multiplied by the output matrix, too",
     ("linear_flops", 2 * (5 * 720 + 1200)): "an MLP has three matrices: gate_proj, up_proj and down_proj",
     ("linear_flops", 2 * (5 * 1080 + 1200)): "k_proj and v_proj have outputs for the KV heads only",
     ("linear_flops", 2 * (5 * 880 + 1200)): "q_proj has num_attention_heads * head_dim = 12 outputs, o_proj 12 inputs",
@@ -105,15 +105,15 @@ DECODE: Hints = {
     ("kv_bytes", 80): "the K and V of the 4 tokens before it are read, too",
 }
 PROMPT: Hints = {
-    ("linear_flops", 6 * 11_600): "only the row that samples, the last, meets the output matrix",
+    ("linear_flops", 6 * 11_600): "only the row that samples, the last, is multiplied by the output matrix",
     ("attention_flops", 36 * 240): "attention is causal: the first row meets one key, the last one six",
     ("attention_flops", 6 * 240): "that is the last row alone; each of the 6 rows meets its own and all before it",
-    ("weight_bytes", 6 * 11_600): "a weight is read once a step, however many rows it meets",
+    ("weight_bytes", 6 * 11_600): "a weight is read once a step, however many rows there are",
     ("kv_bytes", 21 * 80): "K and V are read once for all rows of the chunk",
     ("kv_bytes", 36 * 80): "K and V are read once for all rows of the chunk",
 }
 CHUNK: Hints = {
-    ("linear_flops", 2 * (6 * 4600 + 1200)): "the chunk does not sample, so no row meets the output matrix",
+    ("linear_flops", 2 * (6 * 4600 + 1200)): "the chunk does not sample, so no row is multiplied by the output matrix",
     ("attention_flops", 21 * 240): "the rows also meet the keys of the 6 tokens that earlier steps computed",
     ("attention_flops", 72 * 240): "attention is causal: the first row, position 6, meets 7 keys",
     ("weight_bytes", 11_600): "nobody samples in this step, so the output matrix is not read",
@@ -121,9 +121,9 @@ CHUNK: Hints = {
     ("kv_bytes", 20 * 80): "the tokens after the chunk have no K and V yet",
 }
 BATCH: Hints = {
-    ("linear_flops", 2 * (8 * 4600 + 1200)): "two rows sample, and each meets the output matrix",
-    ("weight_bytes", 2 * 11_600 + 9_200): "the chunks of a step share one reading of the weights",
-    ("weight_bytes", 3 * 11_600): "the chunks of a step share one reading of the weights",
+    ("linear_flops", 2 * (8 * 4600 + 1200)): "two rows sample, and each is multiplied by the output matrix",
+    ("weight_bytes", 2 * 11_600 + 9_200): "the chunks of a step share one read of the weights",
+    ("weight_bytes", 3 * 11_600): "the chunks of a step share one read of the weights",
     ("weight_bytes", 9_200): "two rows sample, so the output matrix is read, too",
     ("kv_bytes", 12 * 80): "each sequence has K and V of its own",
 }
@@ -140,7 +140,7 @@ COSTS = (
 
 
 def engine_counts(function: Cost, bench: Bench) -> None:
-    """The engine's own matrix products and attention, counted: whole prompts and chunks"""
+    """The engine's own matrix products and attention are counted, with whole prompts and with chunks"""
     _ = bench.model  # where there is none there is no torch either
     from chapters.ch06_prefill_decode.checks_engine import generate_with_step_cost
 
@@ -173,7 +173,7 @@ def compare_pack(function: Pack, *sizes: Size) -> None:
     }
     names = "cu_seqlens_q", "seqlens_k", "logits_rows"
     for name, expected, answer in zip(names, (sums, ends, rows), map(list, got), strict=True):
-        hint = hints.get((name, tuple(answer)), "look at each chunk alone: where does it begin, where does it end?")
+        hint = hints.get((name, tuple(answer)), "look at each chunk alone: where does it begin, and where does it end?")
         expect(expected, answer, f"{name} of a step with {show(chunks)}: {hint}")
 
 
@@ -190,7 +190,7 @@ PACKS = (
 
 
 def pack_generates(function: Pack, bench: Bench) -> None:
-    """The model gives the same tokens, whole prompts and chunks"""
+    """The model gives the same tokens, with whole prompts and with chunks"""
     _ = bench.model
     from chapters.ch06_prefill_decode.checks_engine import generate_with_pack
 
@@ -227,7 +227,7 @@ def ask(function: Budget, scheduler: Scheduler, machine: Machine, limit_s: float
 
 
 def make_stage(num_decoding: int, num_prompt: int = 0, max_num_batched_tokens: int = 2048) -> Stage:
-    """So many sequences that decode, and one in the middle of a prompt that is so long."""
+    """num_decoding sequences that decode, and one in the middle of a prompt of num_prompt tokens (0: none)."""
     limits: Any = {"max_num_seqs": 100, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": 2000}
     stage = Stage(1000, block_size=16, checking=False, **limits)
     for _ in range(num_decoding):
@@ -244,14 +244,14 @@ def make_stage(num_decoding: int, num_prompt: int = 0, max_num_batched_tokens: i
 def compare_budget(
     function: Budget, mistakes: dict[int, str], expected: int, limit_s: float, scene: tuple[int, ...], waiting: int = 0
 ) -> None:
-    """mistakes: what to say of a usual one, by its answer. scene: as make_stage() takes it."""
+    """mistakes: what to say about a common one, by its answer. scene: as make_stage() takes it."""
     stage = make_stage(*scene)
     for _ in range(waiting):
         stage.add(1)
     got = ask(function, stage.scheduler, MACHINE, limit_s)
     facts = (
-        f"{scene[0]} sequences decode, {int(scene[1] > 0)} is in the middle of its prompt, {waiting} wait with prompts "
-        f"of one token; reading takes 0.04 s, each token 0.0002 s of arithmetic, and the step may take {limit_s} s"
+        f"decoding sequences: {scene[0]}; in the middle of a prompt: {int(scene[1] > 0)}; waiting with prompts of one "
+        f"token: {waiting}; reading takes 0.04 s, each token 0.0002 s of arithmetic, and the step may take {limit_s} s"
     )
     expect(expected, got, f"{mistakes.get(got, 'that is not the budget')} ({facts})")
 
@@ -259,7 +259,7 @@ def compare_budget(
 LONGER = "with that many it takes longer"
 IN_TURN = "both happen at the same time, so the slower one counts, and not their sum"
 SLOW = "the weights alone take longer to read than the limit: no number of tokens fits"
-MORE = {6: "one token more, or the prompt stands still as long as they decode"}
+MORE = {6: "one more token, or the prompt stands still as long as they decode"}
 MIDDLE = {150: SLOW, 8: "a sequence in the middle of its prompt does not decode"}
 CAP = "max_num_batched_tokens is 16; it has the last word"
 BUDGETS = (
@@ -277,7 +277,7 @@ BUDGETS = (
         (MORE | MIDDLE, 7, 0.03, (6, 50)),
         ({150: SLOW}, 1, 0.03, (0, 0)),
     ),
-    case("Who waits does not decode", compare_budget, ({8: "who waits does not decode"}, 3, 0.03, (2, 0), 5)),
+    case("A waiting sequence does not decode", compare_budget, ({8: "who waits does not decode"}, 3, 0.03, (2, 0), 5)),
     case(
         "Never more than max_num_batched_tokens",
         compare_budget,
@@ -298,7 +298,7 @@ def arrival(function: Budget, bench: Bench) -> None:
 
 
 def budget_generates(function: Budget, bench: Bench) -> None:
-    """The model gives the same tokens, with time enough and with far too little"""
+    """The model gives the same tokens, with enough time and with far too little"""
     for limit_s in (0.0501, 0.001):
         with use_budget(solution.token_budget, limit_s):
             expected = bench.generate()

@@ -17,7 +17,7 @@ STYLES = {
 
 def panels(world: Conversations) -> list[tuple[str, RenderableType]]:
     return [
-        ("sliders, in blocks; moved, they play all again", draw_sliders(world)),
+        ("sliders, in blocks; moving one plays everything again", draw_sliders(world)),
         (f"{world.order}: = pool, m memory, d disk, + computed, · not full", draw_visits(world, 10)),
         ("blocks that are kept", draw_filled(world)),
         ("prompt tokens", draw_totals(world)),

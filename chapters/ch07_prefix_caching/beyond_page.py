@@ -38,7 +38,7 @@ SCENES = [
 
 def panels(world: Conversations) -> list[tuple[str, str]]:
     return [
-        ("Sliders p, h and d: room in blocks. Moved, they play all again", draw_sliders(world)),
+        ("Sliders p, h and d: room in blocks. Moving one plays everything again", draw_sliders(world)),
         (f"Requests: {world.order}", draw_visits(world)),
         ("Blocks that are kept", draw_filled(world)),
         ("Prompt tokens, and where their K/V came from", draw_counters(dict(world.totals()))),

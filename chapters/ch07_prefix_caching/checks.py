@@ -1,4 +1,4 @@
-"""How the exercises of chapter 7 are graded. Names have a file of their own, and so have the larger trials."""
+"""How the exercises of chapter 7 are graded. Hashes have a file of their own, and so do the larger trials."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,22 +33,22 @@ def allocates_fresh(allocate: Any, bench: Bench) -> None:
     """nothing is found: all blocks are fresh"""
     manager, seq = pool(6), Sequence(list(range(10)))
     expect_answer(True, allocate(manager, seq), "when 3 blocks are needed and 6 are free")
-    expect([0, 1, 2], seq.block_table, "10 tokens need 3 blocks of 4, from the head of the queue")
-    expect([1, 1, 1, 0, 0, 0], refs(manager), "the reference counts are wrong: take_fresh_blocks has set them")
+    expect([0, 1, 2], seq.block_table, "10 tokens need 3 blocks of 4, taken from the head of the queue")
+    expect([1, 1, 1, 0, 0, 0], refs(manager), "the reference counts are wrong: take_fresh_blocks sets them")
     expect((0, 0), (seq.num_cached_tokens, seq.num_computed_tokens), "nothing was found, nothing is computed yet")
     expect([3, 4, 5], list(manager.free_blocks), "the free queue must have lost the blocks that were taken")
     expect_sane(manager)
 
 
 def allocates_hits_in_use(allocate: Any, bench: Bench) -> None:
-    """a prefix that somebody is using"""
+    """a prefix that another sequence is using"""
     manager = pool(8)
     admit(manager, range(10))
     seq = Sequence([*range(10), 77, 78, 79])
     expect_answer(True, allocate(manager, seq), "when two blocks are found and two fresh ones are free")
-    expect_found(manager, seq, [0, 1, 3, 4], 8, "10 of 13 tokens are as before: blocks 0 and 1 are full of them")
-    expect([2, 2, 1, 1, 1, 0, 0, 0], refs(manager), "the reference counts are wrong: one more for each hit")
-    expect([5, 6, 7], list(manager.free_blocks), "the free queue must have lost the fresh blocks only")
+    expect_found(manager, seq, [0, 1, 3, 4], 8, "the first 10 of 13 tokens are as before; they fill blocks 0 and 1")
+    expect([2, 2, 1, 1, 1, 0, 0, 0], refs(manager), "the reference counts are wrong: each hit has one more reference")
+    expect([5, 6, 7], list(manager.free_blocks), "the free queue must have lost only the fresh blocks")
     expect_sane(manager)
 
 
@@ -62,11 +62,11 @@ def expect_found(manager: BlockManager, seq: Sequence, table: list[int], num_cac
         num_cached, seq.num_computed_tokens, "num_computed_tokens must be num_cached_tokens: what is found is computed"
     )
     hits = -(-num_cached // 4)
-    expect(hits, seq.num_registered_blocks, "num_registered_blocks must be the number of hits: they have names already")
+    expect(hits, seq.num_registered_blocks, "num_registered_blocks is the number of hits: they have hashes already")
 
 
 def allocates_hits_in_the_queue(allocate: Any, bench: Bench) -> None:
-    """a prefix that nobody is using leaves the free queue"""
+    """the blocks of a prefix that nobody is using leave the free queue"""
     manager = pool(8)
     first, second = admit(manager, range(10)), admit(manager, range(50, 59))
     manager.free(second)
@@ -74,8 +74,8 @@ def allocates_hits_in_the_queue(allocate: Any, bench: Bench) -> None:
     seq = Sequence([*range(10), 77, 78, 79])
     expect_answer(True, allocate(manager, seq), "when two blocks are found and six others are free")
     expect_found(manager, seq, [0, 1, 2, 5], 8, "Blocks 0 and 1 are found, 2 and 5 are at the head of the queue")
-    expect([1, 1, 1, 0, 0, 1, 0, 0], refs(manager), "the reference counts are wrong: a hit has one reference more")
-    hint = "hits must leave the free queue, and nothing else may move: what stays in it will be given to somebody else"
+    expect([1, 1, 1, 0, 0, 1, 0, 0], refs(manager), "the reference counts are wrong: each hit has one more reference")
+    hint = "hits must leave the free queue, and nothing else may move: what stays in it will be given away again"
     expect([6, 7, 4, 3], list(manager.free_blocks), hint)
     expect_sane(manager)
 
@@ -87,7 +87,7 @@ def allocates_a_cached_prompt(allocate: Any, bench: Bench) -> None:
     for when in ("in use", "free"):
         seq = Sequence(list(range(8)))
         expect_answer(True, allocate(manager, seq), f"for a prompt whose blocks are all cached and {when}")
-        why = "All 8 tokens are found in blocks 0 and 1; the last one is computed again, its block stays a hit"
+        why = "All 8 tokens are found in blocks 0 and 1; the last one is computed again, and its block stays a hit"
         expect_found(manager, seq, [0, 1], 7, why)
         expect_sane(manager)
         manager.free(seq)
@@ -99,7 +99,7 @@ def allocates_all_or_nothing(allocate: Any, bench: Bench) -> None:
     """what just fits is taken, what does not fit changes nothing"""
     manager = pool(4)
     first = admit(manager, range(8))
-    seq = Sequence([*range(8), 1, 2, 3, 4, 5])  # two hits in use, two fresh: just fits
+    seq = Sequence([*range(8), 1, 2, 3, 4, 5])  # two hits in use, two fresh ones: they just fit
     when = "when 2 fresh blocks are needed and 2 are free: hits in use cost nothing"
     expect_answer(True, allocate(manager, seq), when)
     manager.free(seq)
@@ -122,7 +122,7 @@ def refuse(allocate: Any, manager: BlockManager, seq: Sequence, when: str) -> No
     with suppress(AssertionError):  # of an empty queue
         expect_answer(False, allocate(manager, seq), when)
         for name, value in state(manager, seq).items():
-            hint = f"it said False, but the {name} changed. Count first: touch nothing before you know that all fits"
+            hint = f"it said False, but the {name} changed. Count first: touch nothing until you know that it all fits"
             expect(before[name], value, hint)
         return
     raise Wrong(f"the answer should be False {when}. Instead it took blocks until the free queue was empty")
@@ -143,8 +143,8 @@ def allocates_after_preemption(allocate: Any, bench: Bench) -> None:
     expect_answer(True, allocate(manager, seq), "for a sequence that was preempted")
     why = "Of its own blocks, 0 is still cached; 1 was taken by others"
     expect(4, seq.num_cached_tokens, f"num_cached_tokens is wrong. {why}")
-    expect(1, seq.num_registered_blocks, "num_registered_blocks must be set anew: one hit, whatever there was before")
-    expect(False, seq.hash_collision, "hash_collision must be set anew: there was no collision this time")
+    expect(1, seq.num_registered_blocks, "num_registered_blocks must be set again: one hit, whatever it was before")
+    expect(False, seq.hash_collision, "hash_collision must be set again: there was no collision this time")
     expect_sane(manager)
 
 
@@ -186,10 +186,10 @@ def colliding_pool() -> BlockManager:
 
 
 def allocates_on_collision(allocate: Any, bench: Bench) -> None:
-    """a name that stands for other content is not served"""
+    """a hash that stands for different content is not a hit"""
     manager = colliding_pool()
     admit(manager, [2, 2, 2, 2, 1, 1, 1, 1, 5])
-    hint = "the name is the same, the content is not: that is no hit, and the search ends. Ask block.holds(content)"
+    hint = "the hash is the same, but the content is not: that is no hit, and the search ends. Ask block.holds(content)"
     seq = Sequence([12, 12, 12, 12, 1, 1, 1, 1, 5])
     expect_answer(True, allocate(manager, seq), "when 3 fresh blocks are needed and 9 are free")
     expect([3, 4, 5], seq.block_table, hint)
@@ -198,7 +198,7 @@ def allocates_on_collision(allocate: Any, bench: Bench) -> None:
     for keys in (dict(cache_salt="a"), dict(lora_id=1)):
         seq = Sequence([2, 2, 2, 2, 5], **keys)
         expect_answer(True, allocate(manager, seq), "when 2 fresh blocks are needed and more are free")
-        expect((0, True), (seq.num_cached_tokens, seq.hash_collision), f"{keys} makes it other content: {hint}")
+        expect((0, True), (seq.num_cached_tokens, seq.hash_collision), f"{keys} makes it different content: {hint}")
     seq = Sequence([12, 12, 12, 12, *[1] * 8])
     refuse(allocate, manager, seq, "after a collision, when 3 fresh blocks are needed and 2 are free")
 
@@ -212,8 +212,8 @@ def allocates_one_of_two_copies(allocate: Any, bench: Bench) -> None:
     manager.free(one)  # block 0; block 1 was registered first and is still in use
     seq = Sequence([1, 2, 3, 4, 5])
     expect_answer(True, allocate(manager, seq), "when one block is found and others are free")
-    expect([1, 2], seq.block_table, "blocks 1 and 0 bear the same name; the first of hash_to_block[name].values() is 1")
-    expect([0, 2, 1], refs(manager)[:3], "the reference counts of blocks 0, 1, 2: only the copy that serves gets one")
+    expect([1, 2], seq.block_table, "blocks 1 and 0 have one hash; the first in hash_to_block[block_hash] is 1")
+    expect([0, 2, 1], refs(manager)[:3], "the reference counts of blocks 0, 1, 2: only the copy that is a hit gets one")
     expect_sane(manager)
 
 
@@ -221,7 +221,7 @@ def allocates_one_of_two_copies(allocate: Any, bench: Bench) -> None:
 
 
 def expect_asked(manager: BlockManager, indexes: list[int], register: Callable[[], None], hint: str) -> None:
-    """Which blocks are named while registering?"""
+    """Which blocks are hashed while registering?"""
     asked: list[int] = []
     hash_block = manager.hash_block
 
@@ -240,7 +240,7 @@ def registers_full_blocks(register: Any, bench: Bench) -> None:
     seq = prepared(manager, range(10), 10)
     register(manager, seq)
     expect([[0], [1]], listed(manager), "hash_to_block: 10 computed tokens fill blocks 0 and 1, block 2 has room left")
-    expect([0, 1], cached(manager), "a block that was registered must say so: block.block_hash is its name")
+    expect([0, 1], cached(manager), "a block that was registered must say so: block.block_hash is its hash")
     for index in (0, 1):
         content = manager.hash_block(seq, index)[1]
         hint = f"(parent_hash, token_ids, extra_keys) of block {index} must be its content, or no hit can be verified"
@@ -258,11 +258,11 @@ def registers_chunks(register: Any, bench: Bench) -> None:
     """a prompt in chunks: only what is computed, each block once"""
     manager = pool(8)
     seq = prepared(manager, range(16), 6)
-    hint = "of 16 prompt tokens 6 are computed, which fill block 0 only. The rest of the prompt is not in the cache"
+    hint = "6 of 16 prompt tokens are computed, and they fill only block 0. The rest of the prompt is not in the cache"
     expect_asked(manager, [0], lambda: register(manager, seq), hint)
     expect([0], cached(manager), hint)
     seq.num_computed_tokens = 13
-    hint = "now 13 are computed: blocks 1 and 2 are new. Block 0 is registered: begin at seq.num_registered_blocks"
+    hint = "now 13 are computed: blocks 1 and 2 are new. Block 0 is done already: begin at seq.num_registered_blocks"
     expect_asked(manager, [1, 2], lambda: register(manager, seq), hint)
     expect([0, 1, 2], cached(manager), hint)
     hint = "nothing new is computed, so nothing must be registered: is num_registered_blocks kept up to date?"
@@ -271,19 +271,19 @@ def registers_chunks(register: Any, bench: Bench) -> None:
 
 
 def registers_answers(register: Any, bench: Bench) -> None:
-    """blocks that fill up with generated tokens, behind hits"""
+    """blocks that fill up with generated tokens, after hits"""
     manager = pool(8)
     manager.free(admit(manager, range(8)))
     seq = prepared(manager, range(8), 8)  # both blocks are hits, the last token is computed again
-    hint = "both blocks are hits and have their names. Begin at num_registered_blocks: num_cached_tokens is 7, not 8"
+    hint = "both blocks are hits and have their hashes. Begin at num_registered_blocks: num_cached_tokens is 7, not 8"
     expect_asked(manager, [], lambda: register(manager, seq), hint)
     for token in range(4):
         seq.append(token)
         assert manager.append_slots(seq)
         seq.num_computed_tokens += 1
-        hint = f"{token + 1} of 4 tokens of the answer are computed: which blocks are full now, and which have names?"
+        hint = f"{token + 1} of 4 tokens of the answer are computed: which blocks are full now, and which have hashes?"
         expect_asked(manager, [2] if token == 3 else [], lambda: register(manager, seq), hint)
-    hint = "an answer's full blocks are registered, too: the next turn of a chat begins with it"
+    hint = "the full blocks of an answer are registered, too: the next turn of a chat begins with them"
     expect([0, 1, 2], cached(manager), hint)
     expect_sane(manager)
 
@@ -294,16 +294,16 @@ def registers_copies(register: Any, bench: Bench) -> None:
     one, two = prepared(manager, range(6), 6), prepared(manager, range(6), 6)  # neither finds the other
     register(manager, one)
     register(manager, two)
-    hint = "blocks 0 and 2 have the same content and the same name: the second joins the first, in the same dict"
+    hint = "blocks 0 and 2 have the same content and the same hash: the second joins the first, in the same dict"
     expect([[0, 2]], listed(manager), hint)
     expect(([0, 2], 1), (cached(manager), two.num_registered_blocks), hint)
     expect([0, 1], one.block_table, "tables stay as they are")
     expect([2, 3], two.block_table, "tables stay as they are")
     manager.free(one)
-    assert manager.allocate_with_prefix(Sequence([9] * 24))  # everything but block 2 and 3
+    assert manager.allocate_with_prefix(Sequence([9] * 24))  # everything but blocks 2 and 3
     again = Sequence(list(range(4)))
     assert manager.allocate_with_prefix(again)
-    expect([2], again.block_table, "block 0 was evicted, its copy 2 must still be found")
+    expect([2], again.block_table, "block 0 was evicted; its copy, block 2, must still be found")
     expect_sane(manager)
 
 
@@ -315,30 +315,30 @@ def registers_nothing(register: Any, bench: Bench) -> None:
     manager = pool(8)
     seq = prepared(manager, range(10), 10)
     seq.hash_collision = True
-    hint = "hash_collision is True already: nothing is named any more"
+    hint = "hash_collision is True already: nothing is hashed any more"
     expect_asked(manager, [], lambda: register(manager, seq), hint)
     expect([], listed(manager), hint)
 
 
 def registers_on_collision(register: Any, bench: Bench) -> None:
-    """a name that stands for other content: neither this block nor a later one"""
+    """a hash that stands for different content: neither this block nor a later one is registered"""
     manager = colliding_pool()
     one, two = prepared(manager, [2] * 4, 4), prepared(manager, [12, 12, 12, 12, 1, 1, 1, 1], 8)
     register(manager, one)
     register(manager, two)
-    hint = "block 1 has the name of block 0 and other content: ask holds(content), and register nothing from there on"
+    hint = "block 1 has block 0's hash but different content: ask holds(content), and register nothing from there on"
     expect([[0]], listed(manager), hint)
     expect([0], cached(manager), hint)
     found = two.hash_collision, manager.stats.collisions
     expect((True, 1), found, "hash_collision and stats.collisions after a collision")
-    expect(0, two.num_registered_blocks, "a block whose name collides is not registered: num_registered_blocks stays")
+    expect(0, two.num_registered_blocks, "a block whose hash collides is not registered: num_registered_blocks stays")
     register(manager, two)
     expect(1, manager.stats.collisions, "the same collision was counted again: hash_collision ends it for good")
     three = prepared(manager, [*[3] * 4, *[4] * 4, *[12] * 4, *[5] * 4], 16)  # its third block collides
     register(manager, three)
     hint = "the third of four blocks collides with block 0: the two before it are registered, it and the fourth are not"
     expect([[0], three.block_table[:1], three.block_table[1:2]], listed(manager), hint)
-    expect(2, three.num_registered_blocks, f"num_registered_blocks must count along. {hint}")
+    expect(2, three.num_registered_blocks, f"num_registered_blocks must be kept up to date. {hint}")
 
 
 # -- take_fresh -------------------------------------------------------------------------------------------------------
@@ -348,32 +348,32 @@ def takes_from_the_head(take: Any, bench: Bench) -> None:
     """from the head of the queue to the end of the table"""
     manager, seq = pool(6), Sequence([1] * 12)
     take(manager, seq, 2)
-    hint = "the queue was 0 1 2 3 4 5: its head is taken, and the table lists the blocks in the order of taking"
+    hint = "the queue was 0 1 2 3 4 5: its head is taken, and the table lists the blocks in the order taken"
     expect([0, 1], seq.block_table, hint)
-    expect([2, 3, 4, 5], list(manager.free_blocks), "two blocks must have left the queue, at its head")
+    expect([2, 3, 4, 5], list(manager.free_blocks), "two blocks must have left the queue at its head")
     take(manager, seq, 0)
     take(manager, seq, 1)
-    expect([0, 1, 2], seq.block_table, "0 more blocks and then 1 more: new ones go behind those that are in the table")
-    expect([1, 1, 1, 0, 0, 0], refs(manager), "each block that is taken has one reference now")
-    expect(0, manager.stats.evictions, "these blocks had no names: nothing was evicted")
+    expect([0, 1, 2], seq.block_table, "0 more blocks and then 1 more: new ones go after those that are in the table")
+    expect([1, 1, 1, 0, 0, 0], refs(manager), "each block that was taken has one reference now")
+    expect(0, manager.stats.evictions, "these blocks were not cached: nothing was evicted")
     expect_sane(manager)
 
 
 def takes_whatever_is_next(take: Any, bench: Bench) -> None:
-    """blocks with and without a name, in the order in which they stand in the queue"""
+    """cached and uncached blocks, in the order of the queue"""
     manager, seq = pool(4), Sequence([1])
     first, second = admit(manager, range(8)), admit(manager, range(50, 53))
     manager.free(first)
-    manager.free(second)  # the queue is 2 3 1 0; 1 and 0 have names
+    manager.free(second)  # the queue is 2 3 1 0; 1 and 0 are cached
     take(manager, seq, 3)
-    hint = "the queue was 2 3 1 0, and 1 and 0 have names: the head is taken, whatever it is"
-    expect([2, 3, 1], seq.block_table, f"{hint}. The deepest block is nearest to it, so a text is lost from its end")
-    expect(1, manager.stats.evictions, "block 1 had a name, blocks 2 and 3 had none: that is one eviction")
-    expect([0], cached(manager), "block 1 must be forgotten, block 0 must stay cached")
+    hint = "the queue was 2 3 1 0, and 1 and 0 are cached: the head is taken, whatever it is"
+    expect([2, 3, 1], seq.block_table, f"{hint}. The deepest block is nearest the head, so a text is lost from its end")
+    expect(1, manager.stats.evictions, "block 1 was cached, blocks 2 and 3 were not: that is one eviction")
+    expect([0], cached(manager), "block 1 must no longer be cached, and block 0 must stay cached")
 
 
 def forgets_what_it_takes(take: Any, bench: Bench) -> None:
-    """nobody finds what was in a block that is taken"""
+    """nobody can find what was in a block that has been taken"""
     manager = pool(2)
     manager.free(admit(manager, range(8)))
     take(manager, Sequence([1] * 8), 2)
@@ -384,20 +384,20 @@ def forgets_what_it_takes(take: Any, bench: Bench) -> None:
             continue
         expected, got = wrong_text(bench)
         if is_listed:
-            what = "is still in hash_to_block under its old name. "
+            what = "is still in hash_to_block under its old hash. "
             what += (
-                "Whoever asks for that gets K/V of somebody else. See what the model writes when a text comes again"
+                "A request for that text gets the K/V of another one. See what the model writes when a text comes again"
                 if got
-                else "Hits are verified, so nobody is served it; but that text can never be registered again"
+                else "Hits are verified, so no request gets it; but that text can never be registered again"
             )
         else:
             what = (
-                "still says what it was. The scheduler takes a block with a name for one that is computed already, and "
+                "still says what it was. The scheduler takes a block with a hash for one that is computed already, and "
                 "writes nothing there"
             )
             expected, got = expected or "(None, None, [], ())", got or str(fields)
         raise Wrong(f"block {block.block_id} was taken and {what}", expected=expected, got=got)
-    expect({}, manager.hash_to_block, "no copy is left under these names: hash_to_block must not keep empty dicts")
+    expect({}, manager.hash_to_block, "no copy is left under these hashes: hash_to_block must not keep empty dicts")
     expect_sane(manager)
 
 
@@ -411,7 +411,7 @@ def keeps_the_other_copy(take: Any, bench: Bench) -> None:
         manager.free(pair[index])
         take(manager, Sequence([1] * 12), 3)  # 2, 3 and the copy that is free
         kept = 1 - index
-        hint = f"blocks 0 and 1 bear one name, {index} was taken: only {index} leaves the dict under that name"
+        hint = f"blocks 0 and 1 have one hash, {index} was taken: only {index} leaves the dict under that hash"
         expect([[kept]], listed(manager), hint)
         again = Sequence(list(range(4)))
         assert manager.allocate_with_prefix(again)
@@ -420,7 +420,7 @@ def keeps_the_other_copy(take: Any, bench: Bench) -> None:
 
 
 def forgets_from_the_end(take: Any, bench: Bench) -> None:
-    """texts are forgotten block by block, the one released longest ago first, from its end"""
+    """texts are forgotten block by block from the end, beginning with the one released longest ago"""
     manager = pool(6)
     texts = [list(range(12)), list(range(50, 62))]
     for tokens in texts:
@@ -434,7 +434,7 @@ def forgets_from_the_end(take: Any, bench: Bench) -> None:
     for _ in range(6):
         take(manager, seq, 1)
         left.append([found(tokens) for tokens in texts])
-    hint = "blocks that two texts of 3 blocks each still find, after each block that was taken"
+    hint = "how many blocks two texts of 3 blocks each still find, after each block that was taken"
     expect([[2, 3], [1, 3], [0, 3], [0, 2], [0, 1], [0, 0]], left, hint)
 
 

@@ -1,4 +1,4 @@
-"""How the first exercise of chapter 7 is graded: names of blocks."""
+"""How the first exercise of chapter 7 is graded: hashes of blocks."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ from nanovllm.core.block_manager import BlockManager, Content
 from nanovllm.core.sequence import Sequence
 
 XXH64 = HASH_FUNCTIONS["xxh64"]
-PARENT = b"aaaabbbb"  # as long as a name by xxh64
+PARENT = b"aaaabbbb"  # as long as a hash by xxh64
 
 
 def call(
@@ -42,7 +42,7 @@ def call(
     start = 0 if parent is None else start
     mm_spans = tuple(MMSpan(start + first, length, content) for first, length, content in spans)
     name = function(parent, list(token_ids), start, salt, lora, mm_spans, watched)
-    hint = "the name is what hash_bytes returns for the block's content"
+    hint = "the hash is what hash_bytes returns for the block's content"
     ensure(bool(hashed) and name == hashed[-1], hint, expected="bytes", got=repr(name))
     return name
 
@@ -57,9 +57,9 @@ def show(case: dict[str, Any]) -> str:
 
 
 def expect_names(function: Any, same: bool, one: dict[str, Any], other: dict[str, Any], hint: str) -> None:
-    """Do these two blocks bear one name, or two?"""
+    """Do these two blocks have one hash, or two?"""
     names = call(function, **one), call(function, **other)
-    what = f"{'one name' if same else 'two names'} for ({show(one)}) and ({show(other)})"
+    what = f"{'one hash' if same else 'two hashes'} for ({show(one)}) and ({show(other)})"
     ensure((names[0] == names[1]) == same, hint, expected=what, got=f"{names[0]!r} and {names[1]!r}")
 
 
@@ -69,30 +69,30 @@ def word(letters: str) -> list[int]:
 
 
 def names_tokens_and_parents(function: Any, bench: Bench) -> None:
-    """other tokens, another order or another parent make another name"""
+    """different tokens, a different order or a different parent give a different hash"""
     for ids in ((7, 8, 9, 10), (8, 7, 9, 9)):
-        expect_names(function, False, {}, dict(token_ids=ids), "the token ids and their order belong into the name")
+        expect_names(function, False, {}, dict(token_ids=ids), "the token ids and their order belong in the hash")
     hint = "token ids go up to 2**32 - 1 and need four bytes each, or something that separates them"
     for ids in ((7 + 256, 8, 9, 9), (7 + 2**16, 8, 9, 9), (7 + 2**31, 8, 9, 9), (2**32 - 1, 8, 9, 9)):
         expect_names(function, False, {}, dict(token_ids=ids), hint)
-    hint = "the parent belongs into the name: K and V of a block depend on every token before it"
+    hint = "the parent belongs in the hash: K and V of a block depend on every token before it"
     expect_names(function, False, {}, dict(parent=b"aaaabbbc"), hint)
     expect_names(function, False, {}, dict(parent=None), hint)
     one, other = (dict(parent=b"p" * 31 + last, hash_bytes=HASH_FUNCTIONS["sha256"]) for last in (b"1", b"2"))
-    hint = "a parent's name by sha256 has 32 bytes, and all of them belong into the child's name"
+    hint = "a parent's sha256 hash has 32 bytes, and all of them belong in the child's hash"
     expect_names(function, False, one, other, hint)
 
 
 def names_alike(function: Any, bench: Bench) -> None:
-    """the same content makes the same name, also in another process"""
+    """the same content gives the same hash, also in another process"""
     case, again = (
         dict(salt="".join(["s", "alt"]), lora=int("300"), spans=[(2, 5, "".join(["c", "at"]))], parent=None)
         for _ in range(2)
     )
-    expect_names(function, True, case, again, "the same content, made anew, must get the same name")
+    expect_names(function, True, case, again, "the same content, made anew, must get the same hash")
     one, two = (_named_in_a_process(function, seed) for seed in ("1", "2"))
     hint = (
-        "another process gives the same block another name. Python's hash() of bytes and text begins with a random "
+        "another process gives the same block a different hash. Python's hash() of bytes and text begins with a random "
         "number in every process; use hash_bytes on the bytes themselves"
     )
     ensure(not one or not two or one == two, hint, expected=f"{one} in both", got=f"{one} and {two}")
@@ -107,7 +107,7 @@ print(function(None, [7, 8, 9, 9], 0, "salt", 1, (MMSpan(2, 5, "cat"),), HASH_FU
 
 
 def _named_in_a_process(function: Any, seed: str) -> str:
-    """The name in hexadecimal. Nothing if the function cannot be taken out of its file, or that takes too long."""
+    """The hash in hexadecimal. Nothing if the function cannot be taken out of its file, or that takes too long."""
     if sys.platform == "emscripten":  # a browser has no processes
         return _named_with_another_hash(function, seed)
     if hasattr(function, "elsewhere"):  # it runs in another process already (child.py)
@@ -137,7 +137,7 @@ def _named_with_another_hash(function: Any, seed: str) -> str:
 def names_salts_and_adapters(function: Any, bench: Bench) -> None:
     """salts in the first block only, adapters in every block"""
     first: dict[str, Any] = dict(parent=None)
-    hint = "the salt belongs into the name of the first block: users with other salts must not find each other's blocks"
+    hint = "the salt belongs in the first block's hash: users with different salts must not find each other's blocks"
     expect_names(function, False, first, first | dict(salt="a"), hint)
     expect_names(function, False, first | dict(salt="a"), first | dict(salt="b"), hint)
     hint = 'the salt "" is not the same as no salt: ask `is not None`'
@@ -145,7 +145,7 @@ def names_salts_and_adapters(function: Any, bench: Bench) -> None:
     hint = "the salt enters the first block only: later ones have it through their parents"
     expect_names(function, True, {}, dict(salt="a"), hint)
     for where, what in ((first, "the first block"), ({}, "a later block")):
-        hint = f"lora_id belongs into the name of every block, and is missing in {what}"
+        hint = f"lora_id belongs in the hash of every block, and is missing in {what}"
         expect_names(function, False, where, where | dict(lora=1), hint)
         expect_names(function, False, where | dict(lora=1), where | dict(lora=2), hint)
         hint = "lora_id 0 is an adapter like any other and not the same as none: ask `is not None`"
@@ -155,7 +155,7 @@ def names_salts_and_adapters(function: Any, bench: Bench) -> None:
 def names_images(function: Any, bench: Bench) -> None:
     """images: in each block they overlap, what they are and where they begin relative to it"""
     image, image_ids = (-6, 40, "cat"), dict(token_ids=[10] * 4)
-    hint = "all images have the same placeholder ids: content_hash belongs into each block that the span overlaps"
+    hint = "all images have the same placeholder ids: content_hash belongs in each block that the span overlaps"
     for span in ((2, 40, "cat"), (0, 4, "cat"), image, (3, 1, "cat"), (-5, 6, "cat")):
         expect_names(function, False, image_ids, image_ids | dict(spans=[span]), hint)
         other = (*span[:2], "dog")
@@ -163,16 +163,16 @@ def names_images(function: Any, bench: Bench) -> None:
     hint = "this span does not overlap the block: it ends where the block begins or earlier, or begins where it ends"
     for span in ((4, 9, "cat"), (-9, 9, "cat"), (40, 9, "cat")):
         expect_names(function, True, image_ids, image_ids | dict(spans=[span]), hint)
-    hint = "where the span begins belongs into the name, too: another part of the image lies in the block"
+    hint = "where the span begins belongs in the hash, too: a different part of the image lies in the block"
     expect_names(function, False, image_ids | dict(spans=[image]), image_ids | dict(spans=[(-5, 40, "cat")]), hint)
     hint = "a block can have several images, and all of them count"
     pair = [(-1, 3, "cat"), (3, 5, "dog")]
     expect_names(function, False, dict(spans=pair), dict(spans=pair[:1]), hint)
     expect_names(function, False, dict(spans=pair), dict(spans=pair[1:]), hint)
-    hint = "a span's start counts relative to the block, span.start - start, and start itself does not enter the name"
+    hint = "a span's start counts relative to the block, span.start - start, and start itself does not enter the hash"
     expect_names(function, True, dict(start=40, spans=[image]), dict(start=80, spans=[image]), hint)
     expect_names(function, True, dict(start=40), dict(start=80), hint)
-    hint = "the length of a span only says whether it overlaps the block: it does not enter the name"
+    hint = "the length of a span only says whether it overlaps the block: it does not enter the hash"
     expect_names(function, True, dict(spans=[(2, 40, "cat")]), dict(spans=[(2, 30, "cat")]), hint)
 
 
@@ -186,7 +186,7 @@ RUN_TOGETHER: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (dict(lora=1, spans=[(0, 9, "2cat")]), dict(lora=12, spans=[(0, 9, "cat")])),
     (dict(spans=[(0, 1, "ab"), (2, 1, "c")]), dict(spans=[(0, 1, "ab02c"), (2, 1, "")])),
 ]
-# Parts of which no two contents may have the same name, whichever are put together.
+# Parts of which no two contents may have the same hash, whichever are put together.
 PARENTS = None, b"\0" * 8, b"\1" * 8, b"aaaabbbb"
 IDS = (1, 2, 3, 4), (2, 1, 3, 4), (0, 258, 3, 4), (1, 2, 3, 4 + 2**16), (1, 23, 4, 5), (12, 3, 4, 5), (1, 515, 4, 5)
 MORE_IDS = (258, 3, 4, 5), (1, 770, 4, 5), (513, 3, 4, 5)
@@ -223,7 +223,7 @@ def forgeries(function: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def names_apart(function: Any, bench: Bench) -> None:
-    """nothing runs together: 'a' + 'bc' is another content than 'ab' + 'c'"""
+    """nothing runs together: 'a' + 'bc' is not the same content as 'ab' + 'c'"""
     hint = (
         "two contents give the same bytes: give each part a tag, and a fixed width or its length in front; a byte of "
         "its own says whether there is a parent"
@@ -237,7 +237,7 @@ def names_apart(function: Any, bench: Bench) -> None:
             case: dict[str, Any] = dict(parent=parent, token_ids=ids, salt=salt, lora=lora, spans=spans)
             other = seen.setdefault(call(function, **case), case)
             if other is not case:
-                raise Wrong(hint, expected=f"two names for ({show(other)}) and ({show(case)})", got="one name")
+                raise Wrong(hint, expected=f"two hashes for ({show(other)}) and ({show(case)})", got="one hash")
 
 
 @contextmanager

@@ -79,8 +79,8 @@ def compare(
 
 
 BEGINS = "the run begins with the first block that the pool lacks"
-ENDS = "a run ends before the first block that its store lacks; what is behind a gap cannot be used"
-ONE = "a run comes from one store; what comes behind it is asked for when it has been delivered"
+ENDS = "a run ends before the first block that its store lacks; nothing after a gap can be used"
+ONE = "a run comes from one store; what follows it is asked for when the run has been delivered"
 FIRST = "of two stores that have the run's first block, the one that is first in the list is faster"
 GONE = f"{MAX_IN_VAIN} answers brought nothing, so nothing is asked for any more"
 AGAIN = f"fewer than {MAX_IN_VAIN} answers brought nothing, so the stores are asked again"
@@ -88,7 +88,7 @@ AGAIN = f"fewer than {MAX_IN_VAIN} answers brought nothing, so the stores are as
 CHAINS = cases(
     compare,
     {
-        "the blocks behind those of the pool": [
+        "the blocks that follow those in the pool": [
             (0, "abcdefgh", "", ("memory", 8), BEGINS),
             (3, "defgh", "", ("memory", 5), BEGINS),
             (7, "", "h", ("disk", 1), BEGINS),
@@ -96,19 +96,19 @@ CHAINS = cases(
         "a run ends at a gap": [
             (0, "abd", "", ("memory", 2), ENDS),
             (2, "", "abcdfgh", ("disk", 2), ENDS),
-            (1, "cdefgh", "", None, "no store has block b, so what is behind it cannot be used"),
+            (1, "cdefgh", "", None, "no store has block b, so the blocks after it cannot be used"),
         ],
         "each run from one store, the faster first": [
             (1, "bc", "bcd", ("memory", 2), FIRST),
             (0, "ab", "abcdefgh", ("memory", 2), ONE),
             (2, "ab", "abcdefgh", ("disk", 6), "memory lacks block c, and the disk has it"),
-            (0, "cd", "abcdef", ("disk", 6), "memory lacks block a. The disk has a to f: one run, and not three"),
+            (0, "cd", "abcdef", ("disk", 6), "memory lacks block a. The disk has a to f: that is one run, not three"),
         ],
         "nothing to ask for": [
             (8, "abcdefgh", "abcdefgh", None, "the pool has all of it"),
             (0, "", "", None, "no store has anything: all of it is computed"),
         ],
-        "who is answered in vain too often does not ask": [
+        "too many answers in vain end the asking": [
             (2, "", "cdefgh", None, GONE, MAX_IN_VAIN),
             (0, "abcdefgh", "abcdefgh", None, GONE, MAX_IN_VAIN),
             (2, "", "cdefgh", ("disk", 6), AGAIN, MAX_IN_VAIN - 1),
@@ -130,7 +130,7 @@ TRIED: list[dict[str, int]] = [
 
 
 class Losing(DictStore):
-    """Each second time it delivers the first half of what it was asked for, which may be nothing."""
+    """Every second time it delivers only the first half of what it was asked for, which may be nothing."""
 
     num_fetches = 0
 
@@ -140,7 +140,7 @@ class Losing(DictStore):
 
 
 def play(world: Conversations) -> list[tuple[str, dict[str, int]]]:
-    """Who came, and where the tokens of each prompt came from. Half-way the process ends."""
+    """Who came, and where the tokens of each prompt came from. Halfway through, the process ends."""
     for number in range(len(ORDERS[world.order])):
         if number == 14:
             world.restart()
@@ -152,7 +152,7 @@ def compare_worlds(make: Callable[[], Conversations], what: str) -> None:
     with replaced(Tiers, "ask", OURS):
         expected = play(make())
     for (name, ours), (_, theirs) in zip(expected, play(make()), strict=True):
-        expect(ours, theirs, f"{what}, {name}: other blocks were found than with our function")
+        expect(ours, theirs, f"{what}, {name}: different blocks were found than with our function")
 
 
 def answers_conversations(function: Any, bench: Bench) -> None:

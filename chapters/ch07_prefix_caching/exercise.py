@@ -4,13 +4,13 @@ Edit this file, then
 
     python -m chapters check 7
 
-puts each function into the real engine in place of ours, tries it on small pools and in the real scheduler, and at last
+puts each function into the real engine in place of ours, tries it on small pools and in the real scheduler, and finally
 lets a model generate with it. The functions are independent: while one is checked, the others are ours.
 
 seq.num_computed_tokens counts the tokens whose K/V is in the cache once the step in flight is done. It is raised while
 the step is being planned, before the model runs: "computed" below means counted in it.
 
-Events (manager.on_event) are not your concern. What else you may use is said in each docstring.
+You need not send events (manager.on_event). Each docstring says what you may use.
 """
 
 from collections.abc import Callable
@@ -32,61 +32,63 @@ def hash_block(
 ) -> bytes:
     """The hash of a full block. Write its content down as bytes and return hash_bytes(those bytes).
 
-    parent      hash of the block before it, as long as what hash_bytes returns; None for the first block of a text
+    parent      hash of the previous block, as long as what hash_bytes returns; None for the first block of a text
     token_ids   the block's tokens, always as many as a block holds; each from 0 to 2**32 - 1
     start       position of the block's first token in its sequence
     cache_salt  text or None. "" is a salt, too
-    lora_id     an integer that fits in 64 bits, with sign, or None. 0 is an adapter, too
+    lora_id     an integer that fits in 64 signed bits, or None. 0 is an adapter, too
     mm_spans    the sequence's images, sounds and videos, in order: MMSpan(start, length, content_hash) stands for the
                 placeholder tokens at positions [start, start + length) of the sequence
     hash_bytes  bytes -> bytes, always the same for the same bytes: xxh64 (8 bytes) or sha256 (32)
 
     The content of a block is made of exactly these:
     - its parent, or that it has none;
-    - its token ids, in their order;
+    - its token ids, in order;
     - cache_salt if the block has no parent (later blocks have it through their parents, so leave it out there);
     - lora_id, in every block;
-    - of each span that overlaps the block, in the order given: content_hash, and where the span begins relative to the
+    - for each span that overlaps the block, in the order given: content_hash, and where the span begins relative to the
       block, span.start - start. That is negative if it began in an earlier block. A span that ends where the block
       begins, or begins where the block ends, does not overlap.
 
-    Same content, same hash: in every call and in every process. Other content, other hash: the bytes that you hash must
-    show where each part ends and which part it is, so that no two contents give the same bytes. Nothing else enters:
-    start only tells you which spans overlap and where, the length of a span only whether it does. (A block of the pool
-    does not know its position. check_integrity() hashes it again from the parts above, and expects the same hash.)
+    The same content must always give the same hash, in every call and in every process. Different content must give a
+    different hash: the bytes that you hash must show where each part ends and which part it is, so that no two contents
+    give the same bytes. Nothing else goes into the hash: start only tells you which spans overlap and where, the length
+    of a span only whether it does. (A block of the pool does not know its position. check_integrity() hashes it again
+    from the parts above, and expects the same hash.)
 
     struct.pack, int.to_bytes and str.encode will help; so may repr. Python's hash() will not.
 
-    Example: hash_block(None, [7, 8, 9, 9], 0, None, None, (MMSpan(2, 3, "cat"),), hash_bytes) hashes: no parent, the
-    four ids, "cat" at 2. The next block, start 4, has one placeholder left: "cat" at -2.
+    Example: hash_block(None, [7, 8, 9, 9], 0, None, None, (MMSpan(2, 3, "cat"),), hash_bytes) hashes three things:
+    that there is no parent, the four ids, and "cat" at 2. The next block, with start 4, has one placeholder left, of
+    "cat" at -2.
     """
     raise NotImplementedError
 
 
 def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
-    """Give a sequence that holds no blocks all that seq.tokens need: found ones in front, fresh ones after them.
+    """Give a sequence that holds no blocks all that seq.tokens need: first those found, then fresh ones.
 
     This takes the place of BlockManager.allocate_with_prefix. The scheduler calls it when it admits a sequence.
 
-    What is found: ask for the full blocks of seq.tokens one after another, from the first on.
+    To find blocks, look up the full blocks of seq.tokens one after another, from the first on.
 
         manager.hash_block(seq, index) -> (block_hash, content) of the sequence's full block `index`
         manager.hash_to_block: dict[bytes, dict[int, Block]]    hash -> the blocks that have it, by block_id
         block.holds(content) -> bool                            is that really what the block stands for?
 
     The hit is the first block of hash_to_block[block_hash].values(), if that block holds the content. The first full
-    block without a hit ends the search. If it ended because the hash stands for other content, that is a collision.
+    block without a hit ends the search. If it ends because the hash stands for different content, that is a collision.
 
-    Returns False when the pool cannot hold the sequence, and then nothing has changed: reference counts, free queue,
-    statistics, the sequence's fields, seq.hash_collision included. (The hashes that hash_block keeps on the sequence
-    don't count.) Each fresh block comes out of manager.free_blocks, and so does each hit that nobody uses now, whose
-    ref_count is 0. Both must fit.
+    Return False when the pool cannot hold the sequence. Then nothing has changed: reference counts, free queue,
+    statistics, and the sequence's fields, including seq.hash_collision. (The hashes that hash_block keeps on the
+    sequence don't count.) Each fresh block comes out of manager.free_blocks, and so does each hit that nobody is using,
+    whose ref_count is 0. There must be room for both.
 
-    Returns True otherwise, and then:
-    - each hit has one reference more (block.ref_count) and is not in the free queue: manager.free_blocks.remove(block)
-      takes a block out, wherever it is. A hit with references was not in it;
+    Otherwise return True, and then:
+    - each hit has one more reference (block.ref_count) and is not in the free queue: manager.free_blocks.remove(block)
+      takes a block out, wherever it is. A hit with references was not in the queue;
     - manager.take_fresh_blocks(seq, num_blocks) has taken the fresh blocks. It pops them, sets their ref_count and
-      appends their ids to seq.block_table, nothing else. It takes whatever is at the head of the queue, also a block
+      appends their ids to seq.block_table, nothing else. It takes whatever is at the head of the queue, even a block
       that you have found and not yet taken out;
     - seq.block_table lists the ids of the hits, then the fresh ones. manager.num_blocks_for(num_tokens) rounds up;
     - seq.num_cached_tokens is the number of tokens in hits, but at most len(seq.tokens) - 1: one token has to be
@@ -94,10 +96,10 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     - seq.num_computed_tokens is the same number;
     - seq.num_registered_blocks is the number of hits (register_prefix goes on from there), seq.hash_collision says
       whether there was a collision. Both may still be set from an earlier run, before the sequence was preempted;
-    - manager.stats.record(queries, hits, collisions) was called once, with the number of full blocks of seq.tokens,
-      that of hits among them, and 1 or 0 collisions.
+    - manager.stats.record(queries, hits, collisions) has been called once, with the number of full blocks of
+      seq.tokens, the number of hits among them, and 1 or 0 collisions.
 
-    With manager.enable_prefix_caching False nothing is looked up, hash_block and stats.record are not called, and all
+    If manager.enable_prefix_caching is False, nothing is looked up, hash_block and stats.record are not called, and all
     blocks are fresh.
 
     Also useful: manager.block_size, manager.blocks (index == block_id), len(manager.free_blocks).
@@ -110,14 +112,14 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
 
 
 def register_prefix(manager: BlockManager, seq: Sequence) -> None:
-    """Make the blocks findable that are full of computed tokens.
+    """Cache the blocks that are full of computed tokens, so that they can be found.
 
     This takes the place of BlockManager.register_prefix. The scheduler calls it for each chunk, right after it has
-    raised seq.num_computed_tokens by the chunk's tokens. A decode fills a block now and then.
+    raised seq.num_computed_tokens by the chunk's tokens. A decode also fills a block now and then.
 
     The blocks to register are those from index seq.num_registered_blocks on whose tokens are all among the first
-    seq.num_computed_tokens. Earlier ones need nothing and are not hashed again, a partly filled one has no hash. Of a
-    prompt that is computed in several chunks, only the part up to num_computed_tokens counts. For each, in order:
+    seq.num_computed_tokens. Earlier ones need nothing and are not hashed again; a partly filled one has no hash. Of a
+    prompt that is computed in several chunks, only the part up to num_computed_tokens counts. For each block, in order:
 
         manager.hash_block(seq, index) -> (block_hash, content) of the sequence's full block `index`
         manager.blocks[seq.block_table[index]]                  the block that has its K/V
@@ -127,70 +129,70 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     - If no block has the hash, the block is entered under it.
     - If blocks have it and hold the same content (ask the first of them), the block joins them, as the last. Two
       sequences that ran side by side have filled a copy each; either can serve, so both stay.
-    - If they hold other content, it is a collision: manager.stats.collisions goes up by 1, seq.hash_collision becomes
-      True, and neither this block nor a later one of the sequence is registered, now or in later calls. The blocks
-      before it stay registered: after a collision at the third block num_registered_blocks is 2.
+    - If they hold different content, it is a collision: manager.stats.collisions goes up by 1, seq.hash_collision
+      becomes True, and neither this block nor a later one of the sequence is registered, now or in later calls. The
+      blocks before it stay registered: after a collision at the third block, num_registered_blocks is 2.
 
-    A block that was registered says so itself: block.block_hash is the hash, (block.parent_hash, block.token_ids,
-    block.extra_keys) is the content, a tuple of three. And seq.num_registered_blocks is one more than its index.
+    A registered block says so itself: block.block_hash is the hash, and (block.parent_hash, block.token_ids,
+    block.extra_keys) is the content, a tuple of three. seq.num_registered_blocks becomes one more than its index.
     Reference counts, the free queue and the tables are left alone.
 
-    With manager.enable_prefix_caching False, or seq.hash_collision True already, nothing happens, and hash_block is not
-    called.
+    If manager.enable_prefix_caching is False, or seq.hash_collision is already True, nothing happens, and hash_block is
+    not called.
 
     Example: blocks of 4, block_table [5, 2, 7], num_computed_tokens 10, num_registered_blocks 1 (block 5 was a hit).
-    Block 2 is registered, block 7 has 2 of 4 tokens and is not. num_registered_blocks is 2.
+    Block 2 is registered; block 7 has 2 of 4 tokens and is not. num_registered_blocks is 2.
     """
     raise NotImplementedError
 
 
 def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
-    """Take num_blocks blocks for a sequence, and evict what is cached in them. The caller knows that they are there.
+    """Take num_blocks blocks for a sequence, and evict what is cached in them. The caller knows that they exist.
 
     This takes the place of BlockManager.take_fresh_blocks, which both allocate_with_prefix and append_slots call.
 
     Each block comes from the head of the free queue, manager.free_blocks.popleft(), whether it is cached or not. Its
-    ref_count becomes 1, its id goes to the end of seq.block_table. Blocks that are in the table stay there.
+    ref_count becomes 1, and its id goes to the end of seq.block_table. Blocks that are already in the table stay there.
 
-    A cached block (block.block_hash is not None) is evicted, as somebody else's K/V will soon be in it:
-    - manager.hash_to_block[block_hash], a dict block_id -> Block of all that have it, loses this block. Other copies
-      stay findable. If no copy is left, hash_to_block loses the hash, too: it keeps no empty dicts;
+    A cached block (block.block_hash is not None) is evicted, because it will soon contain other K/V:
+    - manager.hash_to_block[block_hash], a dict block_id -> Block of all blocks that have the hash, loses this block.
+      Other copies can still be found. If no copy is left, hash_to_block loses the hash, too: it keeps no empty dicts;
     - the block forgets what it was: block_hash and parent_hash are None, token_ids is [], extra_keys is ();
     - manager.stats.evictions goes up by 1.
 
     Do this yourself, without manager.uncache.
 
-    Example: queue 4 3 2, blocks 3 and 2 are cached, seq.block_table [0]. Taking 2 blocks gives block_table [0, 4, 3]
-    and one eviction; the queue is 2, which can still be found.
+    Example: the queue is 4 3 2, blocks 3 and 2 are cached, and seq.block_table is [0]. Taking 2 blocks gives
+    block_table [0, 4, 3] and one eviction; the queue is 2, and block 2 can still be found.
     """
     raise NotImplementedError
 
 
 def next_run(names: list[bytes], num_in_pool: int, num_in_vain: int, stores: list[Store]) -> tuple[Store, int] | None:
-    """Which store is asked next for blocks of a waiting sequence, and for how many.
+    """Decide which store is asked next for blocks of a waiting sequence, and for how many.
 
-    This decides in Tiers.ask (nanovllm/core/tiers/tiers.py). Before a sequence is admitted, the engine calls it, asks
-    that store, puts what comes into the pool, and calls it again, until the answer is None. What the pool lacks then is
-    computed.
+    This makes the decision in Tiers.ask (nanovllm/core/tiers/tiers.py). Before a sequence is admitted, the engine calls
+    this function, asks that store, puts what comes into the pool, and calls it again, until the answer is None. What
+    the pool lacks then is computed.
 
-    names        of all full blocks of the sequence, in order; each block is the parent of the next
-    num_in_pool  so many of them, from the first on, are in the pool now
-    num_in_vain  so many answers of stores have brought nothing for this sequence
-    stores       the tiers below the pool, the fastest first: memory, then disk, or one of them alone
+    names        hashes of all full blocks of the sequence, in order; each block is the parent of the next
+    num_in_pool  how many of them, from the first on, are in the pool now
+    num_in_vain  how many answers of stores have brought nothing for this sequence
+    stores       the tiers below the pool, the fastest first: memory, then disk, or only one of them
 
-        store.may_have(name) -> bool       is the block likely to be there? To ask costs nothing, no disk is read.
+        store.may_have(name) -> bool       is the block likely to be there? Asking costs nothing: no disk is read.
 
-    A run is a row of blocks without a gap that one store has. It begins with the first block that the pool lacks, and
-    goes as far as the store has each next block. Return the store and the number of blocks in the run. If several
+    A run is a row of blocks, without a gap, that one store has. It begins with the first block that the pool lacks, and
+    goes on as long as the store has the next block. Return the store and the number of blocks in the run. If several
     stores have the run's first block, the first of them in the list is asked. A run is not cut short where a faster
     store has one of its later blocks.
 
     Return None
     - if the pool has all of them;
-    - if no store has the first block that the pool lacks: what is behind it cannot be used without it;
+    - if no store has the first block that the pool lacks: later blocks cannot be used without it;
     - if num_in_vain has reached MAX_IN_VAIN (import it from nanovllm.core.tiers.tiers). may_have may be wrong, a store
-      may deliver nothing, and what it delivers may come too late, when its parents have left the pool. Who asks again
-      each time may ask for ever.
+      may deliver nothing, and what it delivers may come too late, when its parents have left the pool. Without this
+      limit the engine might ask for ever.
 
     Example: the chain a b c d e f; the pool has a, memory has b and c, the disk a b c d f. num_in_pool is 1. The first
     answer is (memory, 2). Then num_in_pool is 3, and the answer is (disk, 1), which brings d. Then num_in_pool is 4, no

@@ -1,8 +1,8 @@
 """Six ways to build a prefix cache wrong. Each is a context in which the engine's own code has one fault.
 
-Code for prefix caching often has these faults. Each is written as small as it can be: a function of the BlockManager,
-of its queue or of its hash that leaves one thing out. None needs a model: simulator.py plays them without one, and
-traps.py shows what a model then answers.
+Code for prefix caching often has these faults. Each is as small as it can be: a function of the BlockManager, of its
+queue or of its hash that leaves one thing out. None needs a model: simulator.py plays them without one, and traps.py
+shows what a model then answers.
 """
 
 from array import array
@@ -21,7 +21,7 @@ Fault = Callable[[], AbstractContextManager]
 
 
 def without_parent() -> AbstractContextManager:
-    """1. A block is named by its token ids alone."""
+    """1. A block is hashed from its token ids alone."""
     return _named(lambda parent, token_ids: array("I", token_ids).tobytes())
 
 
@@ -111,7 +111,7 @@ def names_stay() -> Iterator[None]:
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """6. A prompt that is found as a whole counts as computed as a whole."""
+    """6. A prompt that is cached to its last token counts as computed to its last token."""
     ours = BlockManager.allocate_with_prefix
 
     def allocate_with_prefix(self: BlockManager, seq: Sequence) -> bool:

@@ -32,7 +32,7 @@ from nanovllm.core.sequence import Sequence
 
 def make_app(model: str | None = None) -> Any:
     title = "7. Prefix caching: = found, + now cached, · its own, ! wrong"
-    return explorer(title, World(), panels, ACTIONS, ask="a prompt of yours")
+    return explorer(title, World(), panels, ACTIONS, ask="a prompt of your own")
 
 
 # -- the story --------------------------------------------------------------------------------------------------------

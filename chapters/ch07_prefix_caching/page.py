@@ -14,7 +14,7 @@ from nanovllm.serving.http.html_pictures import color, draw_counters, holders, l
 __all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
 
 TITLE = "Prefix caching, on the engine's BlockManager"
-ASK = "a prompt of yours"
+ASK = "a prompt of your own"
 KINDS = {"hit": "=", "miss": "+", "own": "·", "wrong": "!"}
 LEGEND = {"hit": "found", "miss": "computed, now findable", "own": "not full, its own", "wrong": "K/V of another text"}
 NUM_BARS = 24

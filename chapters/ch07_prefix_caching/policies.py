@@ -1,4 +1,4 @@
-"""Other orders of forgetting, to compare the engine's free queue with."""
+"""Different orders of eviction, to compare with the engine's free queue."""
 
 import random
 from collections.abc import Callable

@@ -15,7 +15,7 @@ SCENES = [
         "One system prompt, four requests",
         "/n4g3e4",
         "All four begin with the same twelve words: three blocks, computed once, then found. Each gets three words of "
-        "an answer, then they end one after another.",
+        "an answer; then they end one after another.",
     ),
     Scene(
         "What is evicted first",
@@ -26,8 +26,8 @@ SCENES = [
     Scene(
         "Two blocks, one name",
         "/t(how far does the light reach)t(how far does the light reach)g4",
-        "Two requests with the same text run side by side and get the same words. Their second blocks are filled by "
-        "both at the same time: two blocks under one name.",
+        "Two requests with the same text run side by side and get the same words. Both fill their second block at "
+        "the same time, so there are two blocks under one name.",
     ),
     Scene(
         "Salts keep tenants apart",
@@ -37,8 +37,8 @@ SCENES = [
     Scene(
         "Trap 1: tokens named without their parent",
         f"f/t({JAPAN} {BOTH})t({READER} thank you)t({READER} {BOTH})",
-        "A block's name is made of its own tokens only. The third request finds a block that was computed behind "
-        "another beginning.",
+        "A block's name is made of its own tokens only. The third request finds a block that was computed after a "
+        "different beginning.",
     ),
     Scene(
         "Trap 2: bytes(token_ids)",
@@ -61,12 +61,12 @@ SCENES = [
         "Trap 5: names stay",
         f"m2f5/t({JAPAN} {BOTH})ew3nenenet({JAPAN} {BOTH})",
         "A block that is taken for new content keeps its entry in the hash map. The first text comes again, and finds "
-        "K/V of somebody else.",
+        "the K/V of another one.",
     ),
     Scene(
         "Trap 6: nothing left to compute",
         f"f6/t({KEEPER} thank you)t({KEEPER} thank you)g",
-        "Of a prompt that is found as a whole, everything counts as computed. Then no position is computed, and there "
-        "are no logits to choose the next word from.",
+        "All of a fully cached prompt counts as computed. Then no position is computed, and there are no logits to "
+        "choose the next word from.",
     ),
 ]

@@ -99,7 +99,7 @@ class Simulator:
         return said + self._aftermath()
 
     def grow(self) -> str:
-        """Every running request gets a word more."""
+        """Every running request gets one more word."""
         if not self.running:
             return "Nothing is running: send a request (n)."
         self.evicted, self._example = [], None
@@ -124,12 +124,12 @@ class Simulator:
         return f"{request.name} ends: blocks with a name go to the tail of the free queue, the others to its head."
 
     def next_workload(self) -> str:
-        """Another kind of requests: a system prompt, a conversation, pages, strangers in turn."""
+        """A different kind of request: a system prompt, a conversation, pages, strangers in turn."""
         self.workload = WORKLOADS[(WORKLOADS.index(self.workload) + 1) % len(WORKLOADS)]
         return f"Requests are now: {self.workload}. The cache stays as it is."
 
     def next_salt(self) -> str:
-        """Another salt: none, alice, bob in turn. Requests with different salts share nothing."""
+        """A different salt: none, alice, bob in turn. Requests with different salts share nothing."""
         self._example = None
         self.salt = SALTS[(SALTS.index(self.salt) + 1) % len(SALTS)]
         return f"Requests now come {f'with the salt {self.salt}' if self.salt else 'without a salt'}."

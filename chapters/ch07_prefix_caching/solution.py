@@ -20,7 +20,7 @@ def hash_block(
     mm_spans: tuple[MMSpan, ...],
     hash_bytes: Callable[[bytes], bytes],
 ) -> bytes:
-    # Every part has a tag, and a fixed width or its length in front: read from the left, the bytes mean one thing only.
+    # Every part has a tag, and a fixed width or its length in front: read from the left, the bytes mean only one thing.
     data = b"0" if parent is None else b"1" + parent
     data += struct.pack(f"<{len(token_ids)}I", *token_ids)
     if cache_salt is not None and parent is None:
@@ -57,7 +57,7 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     if num_fresh + len(unused_hits) > len(manager.free_blocks):
         return False
 
-    # Second pass: the hits, before a fresh block is popped that is one of them. Third: the fresh ones.
+    # Second pass: the hits, before one of them is popped as a fresh block. Third: the fresh ones.
     for block in unused_hits:
         manager.free_blocks.remove(block)
     for block in hits:

@@ -20,7 +20,7 @@ from nanovllm.core.sequence import Sequence
 
 
 def pool(num_blocks: int, caching: bool = True, free_order: str = "unnamed_first") -> BlockManager:
-    """Blocks of 4, in which misuse is noticed where it happens."""
+    """Blocks of 4. Misuse is noticed where it happens."""
     manager = BlockManager(num_blocks, 4, enable_prefix_caching=caching, free_order=free_order)
     hash_block, remove = manager.hash_block, manager.free_blocks.remove
 
@@ -29,14 +29,14 @@ def pool(num_blocks: int, caching: bool = True, free_order: str = "unnamed_first
             raise Wrong("hash_block was called, although caching is off: then nothing may be hashed")
         if (index + 1) * manager.block_size > len(seq.tokens):
             what = f"hash_block was asked for block {index} of {len(seq.tokens)} tokens in blocks of 4"
-            raise Wrong(f"{what}. Only full blocks have names: round down, a partly filled one will get other tokens")
+            raise Wrong(f"{what}. Only full blocks have hashes: round down; a partly filled one will get more tokens")
         return hash_block(seq, index)
 
     def watched_remove(block: Block) -> None:
         if block.next_free is None:
             raise Wrong(
                 f"free_blocks.remove(block {block.block_id}), which is not in the free queue: a hit is in it only if "
-                "nobody uses it (ref_count 0 before you count yourself), and only once"
+                "nobody is using it (ref_count is 0 before you raise it), and only once"
             )
         remove(block)
 
@@ -73,7 +73,7 @@ def cached(manager: BlockManager) -> list[int]:
 
 
 def listed(manager: BlockManager) -> list[list[int]]:
-    """Which blocks bear a common name, according to the map."""
+    """Which blocks have the same hash, according to the map."""
     return [list(copies) for copies in manager.hash_to_block.values()]
 
 
@@ -107,7 +107,7 @@ def worked_example(function: Any, bench: Bench) -> None:
         expect(table, seq.block_table, f"worked example, {when}: the block table is wrong")
         expect(num_cached, seq.num_cached_tokens, f"worked example, {when}: num_cached_tokens is wrong")
         expect(queue, list(manager.free_blocks), f"worked example, {when}: the free queue is wrong")
-        expect(in_cache, cached(manager), f"worked example, {when}: other blocks should be cached")
+        expect(in_cache, cached(manager), f"worked example, {when}: different blocks should be cached")
         expect_sane(manager, f"worked example, {when}: ")
 
     r0 = admit(manager, first)
@@ -135,7 +135,7 @@ def worked_example(function: Any, bench: Bench) -> None:
 
 
 def make_requests() -> list[Sequence]:
-    """Prompts that begin alike, some with a salt, an adapter or an image, some equal, some that end with a block."""
+    """Prompts that begin alike. Some have a salt, an adapter or an image, some are equal, some end with a block."""
     system, cat, dog = list(range(1, 11)), MMSpan(9, 9, "cat"), MMSpan(9, 9, "dog")
     image = [*system[:9], *[700] * 9]
     rows: list[tuple[list[int], dict[str, Any]]] = [
@@ -167,14 +167,14 @@ def runs_in_the_scheduler(function: Any, bench: Bench) -> None:
             with our_engine():
                 expected = ours.step()
             hint = (
-                f"in the real scheduler, step {len(ours.steps)}, another step than with our function (A 4..9 is "
+                f"in the real scheduler, step {len(ours.steps)}, a different step than with our function (A 4..9 is "
                 "positions 4 to 8 of A). Is less or more found than there is? Do references or blocks get lost? "
                 f"Lengths of the prompts: {lengths}"
             )
             theirs.expect_step(ours.describe(expected), hint)
         hint = "all sequences have ended, so all 11 blocks must be in the free queue"
         expect(11, len(theirs.manager.free_blocks), hint)
-        hint = "in the real scheduler other counts than with our function"
+        hint = "in the real scheduler: different counts than with our function"
         expect(counts(ours.manager), counts(theirs.manager), hint)
 
 
@@ -241,7 +241,7 @@ def answer_waves(bench: Bench) -> list[tuple[str, Any]]:
     num_before = scheduler.num_preemptions
     with small_pool(bench, 7) as manager:
         answers: list[tuple[str, Any]] = [(what, ask(bench, prompts, 6)) for what, prompts in waves(bench)]
-        expect(7, len(manager.free_blocks), "all answers are given, so every block must be in the free queue")
+        expect(7, len(manager.free_blocks), "all requests have been answered, so every block must be in the free queue")
     num_evictions, num_preemptions = manager.stats.evictions, scheduler.num_preemptions - num_before
     assert num_evictions > 0 and num_preemptions > 0, "the pool is too large for this trial"
     return [*answers, ("all that", f"evictions: {num_evictions}, preemptions: {num_preemptions}")]
@@ -256,7 +256,7 @@ def our_answers(bench: Bench) -> list[tuple[str, Any]]:
 def generates_with_hits(function: Any, bench: Bench) -> None:
     """the model answers prompts that share beginnings, in a pool that makes it evict and preempt"""
     for (what, expected), (_, got) in zip(our_answers(bench), answer_waves(bench), strict=True):
-        hint = "other texts, or another number of tokens is found in the cache, than with our function"
+        hint = "the text, or the number of tokens found in the cache, differs from that with our function"
         expect(expected, got, f"the model was given {what}: {hint}")
 
 

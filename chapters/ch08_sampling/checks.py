@@ -1,4 +1,4 @@
-"""Grading of the exercises of chapter 8. What runs no model needs no torch: a browser grades it, too."""
+"""Grading of the exercises of chapter 8. Checks that run no model need no torch: a browser grades them, too."""
 
 import builtins
 import math
@@ -56,14 +56,14 @@ def ask_draw(function: Callable, probs: list[list[float]], seqs: list[Sequence])
     if random_states() != states:
         raise Wrong(
             "the global random state has moved: what the function draws next depends on who else has drawn. "
-            "Compute the number from the three; or give each row a generator of its own, made from the three"
+            "Compute the number from the three, or give each row a generator of its own, made from the three"
         )
     for row, token_id in zip(probs, token_ids, strict=True):
         if not 0 <= token_id < len(row):
             hint = "there is no such token; the target is u times the sum of the row, and the sum may be below 1"
             raise Wrong(hint, expected=f"0 to {len(row) - 1}", got=token_id)
         if row[token_id] == 0:
-            hint = "a token with probability 0 was taken: its cumulative probability does not exceed that before it"
+            hint = "a token with probability 0 was taken: its cumulative probability does not exceed the one before it"
             raise Wrong(hint, got=f"token {token_id} of {_row(row)}")
     return token_ids
 
@@ -75,8 +75,8 @@ def ask_choices(function: Callable, choices: list[list[int]], generated: list[in
         raise Wrong("return a list of token ids", got=repr(token_ids))
     if not token_ids:
         hint = (
-            "no token is allowed at all. Where a choice is complete, EOS may come; and if this was right when one "
-            "sequence was asked about at a time: does anything stay from one call to the next?"
+            "no token is allowed at all. Where a choice is complete, EOS may come. If this was right for one sequence "
+            "at a time: does anything stay from one call to the next?"
         )
         raise Wrong(hint, expected="at least one token", got=f"[] after {generated} for {choices}")
     return token_ids
@@ -98,7 +98,7 @@ def compare_top_p(function: Callable, probs: list[float], top_p: float) -> None:
     wanted = top_p * sum(probs)
     border = min(probs[i] for i in expected)
     if any(probs[i] == 0 for i in got):
-        hint = "a token with probability 0 was cut by a filter before this one; it must not come back"
+        hint = "a token with probability 0 has been cut by an earlier filter; it must not come back"
     elif sum(probs) < 1 and got == exact_top_p(probs, top_p, wanted=top_p):
         hint = f"top_p is a share of what is there: the wanted mass is {top_p:g} x {sum(probs):g}"
     elif got == [i for i, p in enumerate(probs) if p > border]:
@@ -114,7 +114,7 @@ def compare_top_p(function: Callable, probs: list[float], top_p: float) -> None:
     elif set(got) > set(expected) and math.fsum(probs[i] for i in expected) == wanted:
         hint = "one token too many: when the mass is reached exactly, the next token is not kept"
     else:
-        hint = f"add up from the most likely token downwards, until the mass is there: {wanted:g}"
+        hint = f"add up from the most likely token downwards, until the sum has reached {wanted:g}"
     raise Wrong(f"probs {_row(probs)}, top_p={top_p:g}: {hint}", expected=f"tokens {expected}", got=f"tokens {got}")
 
 
@@ -147,7 +147,7 @@ def random_rows(num: int) -> Iterator[tuple[list[float], float]]:
 
 @read_again(BAR)
 def check_top_p_generates(function: Callable, bench: Bench) -> None:
-    """A model samples the same tokens with it, also behind top_k and min_p"""
+    """A model samples the same tokens with it, also after top_k and min_p"""
     _ = bench.model  # where there is none there is no torch either
     from chapters.ch08_sampling.checks_engine import generate_with_top_p
 
@@ -160,13 +160,13 @@ TOP_P_CHECKS = (
     *cases(
         compare_top_p,
         {
-            "The token that crosses the border is kept, in a row that is sorted": (
+            "The token that crosses the border is kept, in a sorted row": (
                 (SORTED, top_p) for top_p in (0.8, 0.6, 0.9, 0.3)
             ),
             "A row in the order of the ids": ((UNSORTED, top_p) for top_p in (0.6, 0.8, 0.2)),
             "The mass is reached exactly; and top_p=1": ((UNSORTED, top_p) for top_p in (0.5, 0.75, 1.0)),
             ("Equals pass together", BAR): [([0.125, 0.5, 0.0, 0.25, 0.125], 0.8), ([0.25, 0.25, 0.25, 0.25], 0.3)],
-            ("Other filters were there before: zeros, and a sum below 1", BAR): (
+            ("Other filters came before: zeros, and a sum below 1", BAR): (
                 (CUT, top_p) for top_p in (0.6, 0.5, 0.9, 1.0)
             ),
             "200 random rows": random_rows(200),
@@ -192,11 +192,11 @@ def compare_min_p(function: Callable, logits: list[float], temperature: float, m
     kept, should, alone = ([p > 0 for p in x] for x in (got, expected, exact_min_p(logits, 1.0, min_p)))
     too_few = "too few tokens are left: exactly min_p times the largest probability is enough"
     if any(map(math.isnan, got)):
-        hint = "not a number: exp() of a large number is inf, so a softmax takes the largest logit off first"
+        hint = "not a number: exp() of a large number is inf, so a softmax subtracts the largest logit first"
     elif min_p == 1 and not any(kept):
         hint = too_few
     elif min_p == 0 and sum(kept) < sum(should):
-        hint = "min_p=0 cuts nothing; is it compared with probabilities, and not with logits?"
+        hint = "min_p=0 cuts nothing; do you compare it with probabilities, and not with logits?"
     elif kept == should and abs(sum(got) - 1) > 1e-5:
         hint = f"the right tokens are left, but their probabilities add up to {sum(got):.4g}: scale what is left to 1"
     elif kept == [p >= min_p for p in exact_min_p(logits, temperature, 0.0)] and kept != should:
@@ -204,7 +204,7 @@ def compare_min_p(function: Callable, logits: list[float], temperature: float, m
     elif temperature != 1 and min_p > 0 and kept == alone:
         hint = "temperature comes first: the filter looks at the probabilities after it"
     elif kept == should:
-        hint = "the right tokens, but other probabilities: the logits are divided by the temperature, then softmax"
+        hint = "the right tokens, but different probabilities: the logits are divided by the temperature, then softmax"
     elif sum(kept) < sum(should):
         hint = too_few
     else:
@@ -225,7 +225,7 @@ MIN_P_CHECKS = (
     *cases(
         compare_min_p,
         {
-            ("min_p=0: a softmax and nothing else", "Temperature: the same order, other distances"): (
+            ("min_p=0: a softmax and nothing else", "Temperature: the same order, different distances"): (
                 ([1.0, 3.0, 2.0, -1.0], temperature, 0.0) for temperature in (1.0, 0.5)
             ),
             "A share of the largest probability": [
@@ -276,7 +276,7 @@ def flat(num_rows: int, vocab_size: int = 10_000) -> list[list[float]]:
 
 def where_it_falls(function: Callable, probs: list[float], allowed: set[int]) -> None:
     found = set(ask_draw(function, [probs] * 64, [make_seq(seed) for seed in range(64)]))
-    why = "all get the same token: what does u depend on?"
+    why = "all rows get the same token: what does u depend on?"
     if len(found) > 1 or len(allowed) == 1:
         why = f"u is compared with shares of the row's sum, {sum(probs):g}"
     expect(sorted(allowed), sorted(found), f"64 rows {probs} with seeds 0 to 63: {why}")
@@ -285,7 +285,7 @@ def where_it_falls(function: Callable, probs: list[float], allowed: set[int]) ->
 def hash_of_numbers(value: Any, hash: Callable[[Any], int] = hash) -> int:
     """Python's, but not of a text."""
     if isinstance(value, str | bytes) or (isinstance(value, tuple) and any(isinstance(x, str | bytes) for x in value)):
-        hint = "Python's hash() of a text is another one in each process; hashlib's functions always give the same"
+        hint = "Python's hash() of a text is different in each process; hashlib's functions always give the same"
         raise Wrong(hint, got=f"hash({value!r})")
     return hash(value)
 
@@ -296,14 +296,14 @@ def check_alone_and_together(function: Callable, bench: Bench) -> None:
     with replaced(builtins, "hash", hash_of_numbers):
         together = ask_draw(function, flat(20), seqs)
     if hasattr(function, "elsewhere") and function.elsewhere(flat(20), seqs) != together:  # child.py
-        raise Wrong("another process draws other tokens: Python's hash() of a text is another one in each process")
-    expect(together, ask_draw(function, flat(20), seqs), "called twice with the same rows it gives other tokens")
+        raise Wrong("another process draws different tokens: Python's hash() of a text is different in each process")
+    expect(together, ask_draw(function, flat(20), seqs), "called twice with the same rows, it gives different tokens")
     alone = [ask_draw(function, flat(1), [seq])[0] for seq in seqs]
-    hint = "20 sequences each alone, and in one batch: does the row's place in the batch enter the number?"
+    hint = "20 sequences, each alone, and then in one batch: does the row's place in the batch enter the number?"
     expect(alone, together, hint)
     backwards = ask_draw(function, flat(20), seqs[::-1])[::-1]
-    expect(together, backwards, "the same rows in the reverse order give other tokens")
-    hint = "another Sequence with the same three numbers gets another token: what else enters, its seq_id?"
+    expect(together, backwards, "the same rows in reverse order give different tokens")
+    hint = "another Sequence with the same three numbers gets a different token: what else enters, its seq_id?"
     expect(together, ask_draw(function, flat(20), twins), hint)
 
 
@@ -319,12 +319,12 @@ def differ(function: Callable, name: str, places: list[Any]) -> None:
 
 
 def check_unrelated(function: Callable, bench: Bench) -> None:
-    """Neighbours are unrelated: no copy that is shifted, no sum or product of the three"""
+    """Neighbours are unrelated: no shifted copy, no sum or product of the three"""
     places = [(s, i, p) for s in (1, 2, 11, -1, 2**63 - 1) for i in (0, 1, 2, 11) for p in (0, 1, 2, 3, 11, 12)]
     found = ask_draw(function, flat(len(places), 20_000), [make_seq(*place) for place in places])
     if len(set(found)) < len(places) - 4:
         a, b = next((i, found.index(x)) for i, x in enumerate(found) if found.index(x) < i)
-        hint = "two (seed, index, position) share a number, which luck does not explain: are the three told apart?"
+        hint = "two (seed, index, position) share a number, and luck does not explain it: are the three told apart?"
         raise Wrong(hint, expected="a number for each", got=f"the same for {places[b]} and {places[a]}")
 
 
@@ -353,7 +353,7 @@ DRAW_CHECKS = (
         where_it_falls,
         {
             (
-                "One token that can be; tokens with probability 0; a row that does not add up to 1",
+                "Only one possible token; tokens with probability 0; a row that does not add up to 1",
                 "One number, one token",
             ): [([0.0, 0.0, 1.0, 0.0], {2}), ([0.0, 0.25, 0.0, 0.25, 0.0], {1, 3}), ([0.001, 0.0], {0})]
         },
@@ -421,11 +421,11 @@ def compare_choices(function: Callable, choices: list[list[int]], generated: lis
     elif EOS in more:
         hint = "EOS would end the output in the middle of a choice"
     elif got == {EOS}:
-        hint = "a choice is complete here, and is the beginning of a longer one: the output may also go on"
+        hint = "a choice is complete here, but it is also the beginning of a longer one: the output may go on"
     elif more & {choice[at] for choice in choices if len(choice) > at}:
-        hint = "one of these comes next in a choice that begins otherwise: compare all that was generated"
+        hint = "one of these comes next in a choice that begins otherwise: compare everything that was generated"
     elif more & {token_id for choice in fitting for token_id in choice}:
-        hint = "one of these is in a choice that fits, and not next in it: the place counts, a token may occur twice"
+        hint = "one of these is in a choice that fits, but does not come next in it: a token may occur twice"
     elif more:
         hint = "one of these is in no choice that fits"
     else:
@@ -447,7 +447,7 @@ def random_choices(num: int) -> Iterator[list[list[int]]]:
 
 
 def check_choices_generate(function: Callable, bench: Bench) -> None:
-    """A model gives one of the choices: greedy, sampled, four samples of one request, others beside it"""
+    """A model gives one of the choices: greedy, sampled, with four samples of one request, next to other requests"""
     _ = bench.model
     from chapters.ch08_sampling.checks_engine import generate_with_choices
 
@@ -462,7 +462,7 @@ CHOICE_CHECKS = (
             ("Choices that begin alike, and choices that meet again", MASK): [
                 ([7, 8, 9], [7, 8, 4], [3, 8, 5], [6, 1, 9, 4])
             ],
-            ("One choice is the beginning of another: the output may end, and may go on", MASK): [
+            ("One choice is the beginning of another: the output may end, or go on", MASK): [
                 ([7], [7, 8], [7, 8, 9, 5], [3])
             ],
             ("A token twice in a choice, a choice twice, and token 0", MASK): [

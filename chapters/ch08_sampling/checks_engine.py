@@ -63,7 +63,7 @@ def use_min_p(function: Callable) -> AbstractContextManager[None]:
 
 @contextmanager
 def use_draw(function: Callable) -> Iterator[None]:
-    """The sampler is told of numbers only, so the sequences are noted where the engine packs them."""
+    """The sampler gets only numbers, so the sequences are noted where the engine packs them."""
     packed: list[Sequence] = []
 
     def from_sequences(cls: type, seqs: Any, *args: Any) -> SamplingBatch:
@@ -98,7 +98,7 @@ def same_samples(bench: Bench, *settings: dict[str, Any]) -> None:
     with replaced(sampler, "sample_randomly", OUR_SAMPLE_RANDOMLY):
         ours = generate()
     for prompt, options, a, b in zip(PROMPTS, settings, ours, theirs, strict=True):
-        expect(text(a), text(b), f"{prompt!r} with {options} continues otherwise than with our filter")
+        expect(text(a), text(b), f"{prompt!r} with {options} continues differently than with our filter")
 
 
 def generate_with_top_p(function: Callable, bench: Bench) -> None:
@@ -134,14 +134,14 @@ def generate_in_company(bench: Bench) -> None:
             got = generate_in_order(llm, prompts, params)[-1].outputs[0].token_ids
         alone = alone or got
         num_preempted = sum(seq.seed == 5 for seq in preempted)
-        hint = f"{company} the request (it was preempted {num_preempted} times) gets other tokens than alone"
+        hint = f"{company} the request (preempted {num_preempted} times) gets different tokens than when it is alone"
         expect(text(alone), text(got), hint)
     assert num_preempted, "the pool of this check is too large"
     [output] = generate_in_order(llm, [watched], [SamplingParams(n=3, seed=5, max_tokens=8, ignore_eos=True)])
     samples = [text(completion.token_ids) for completion in output.outputs]
     if len(set(samples)) < 3:
         raise Wrong("n=3 gives the same text more than once", expected="three texts", got=samples)
-    expect(text(alone[:8]), samples[0], "sample 0 of n=3 is the request that was alone")
+    expect(text(alone[:8]), samples[0], "sample 0 of n=3 is the same as the request on its own")
 
 
 def generate_with_choices(function: Callable, bench: Bench) -> None:
@@ -164,7 +164,7 @@ def generate_choices(bench: Bench) -> None:
                 token_ids = token_ids[:-1]
             if token_ids not in choices or reason != "stop":
                 hint = (
-                    f"the engine generates what is none of the choices {texts}, finish_reason {reason!r}. "
+                    f"the engine generates none of the choices {texts}, finish_reason {reason!r}. "
                     "It asks about several sequences in turn: does anything stay from one call to the next?"
                 )
                 raise Wrong(hint, expected=choices, got=f"{token_ids}, {tokenizer.decode(token_ids)!r}")

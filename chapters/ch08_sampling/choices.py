@@ -44,7 +44,7 @@ class ChoiceGrammar:
 
 @contextmanager
 def choices_by(allowed_tokens: AllowedTokens) -> Iterator[None]:
-    """The engine's choices are of this function for a while. Each has the tokens that the tokenizer makes of its text.
+    """For a while, this function serves the engine's choices. Each has the tokens that the tokenizer makes of its text.
 
     (llguidance also allows any other tokens that spell the text.)
     """

@@ -1,4 +1,4 @@
-"""Requests that run in other company: their order in the batch is chosen, and preemptions are collected."""
+"""Requests in different company: their order in the batch is chosen, and preemptions are collected."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

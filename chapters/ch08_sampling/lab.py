@@ -50,7 +50,7 @@ def make_app(model: str | None) -> Any:
     return explorer(title, world, World.panels, ACTIONS, ask="the beginning of a text")
 
 
-# -- the same request in other company --------------------------------------------------------------------------------
+# -- the same request in different company ----------------------------------------------------------------------------
 
 
 def one_generator(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -59,7 +59,7 @@ def one_generator(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def run_in_company(llm: LLM, before: int, after: int) -> tuple[list[int], int]:
-    """Generate for DOOR with SEED; so many others stand before it in the batch, and so many behind.
+    """Generate for DOOR with SEED. before, after: how many other requests come before it in the batch, and after it.
 
     Returns its tokens, and how often it was preempted.
     """

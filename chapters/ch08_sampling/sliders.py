@@ -57,7 +57,7 @@ class World:
         self.llm, self.tokenizer, self.next_logits = llm, llm.get_tokenizer(), next_logits_of(llm)
         self.reset()
 
-    # -- what one can do --------------------------------------------------------------------------------------------
+    # -- what you can do --------------------------------------------------------------------------------------------
 
     def reset(self) -> str:
         self.selected, self._preset = 0, 0

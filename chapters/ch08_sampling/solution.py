@@ -1,4 +1,4 @@
-"""Our solutions of the exercises of chapter 8."""
+"""Our solutions to the exercises of chapter 8."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ def keep_top_p(probs: list[float], top_p: float) -> list[bool]:
         if mass >= wanted or p == 0:
             break
         mass, least = mass + p, p
-    # Compared with the last one kept, so that its equals pass, wherever the sort has put them.
+    # Compared with the last one kept, so that tokens equal to it pass, wherever the sort has put them.
     return [p >= least for p in probs]
 
 

@@ -110,7 +110,7 @@ def load_small(group: RankGroup) -> Decoder:
 
 
 def logits_of(model: Decoder) -> Tensor:
-    """Logits behind six tokens, by the real decoder; the whole vocabulary's on rank 0."""
+    """Logits after six tokens, by the real decoder; of the whole vocabulary on rank 0."""
     config, seq = small_checkpoint()[1], Sequence([3, 23, 11, 12, 0, 7])
     seq.block_table = [0, 1]
     batch = Batch.from_scheduler_output(SchedulerOutput([ScheduledChunk(seq, 0, 6, 0)], [], 6), 4)
@@ -130,7 +130,7 @@ def check_small_decoder(num_reduces: int | None = None) -> None:
     [got, *_] = on_ranks(groups, lambda group: logits_of(load_small(group)))
     if not torch.allclose(got, expected_logits(), rtol=1e-3, atol=1e-3):
         size = float((got - expected_logits()).abs().max())
-        hint = "a small decoder with biases gives other logits on 6 ranks than on one"
+        hint = "a small decoder with biases gives different logits on 6 ranks than on one"
         raise Wrong(hint, expected="no difference above 0.001", got=f"a difference of {size:.3g}")
     if num_reduces is not None:
         expect(num_reduces, groups[0].num_reduces, "all-reduces of one step of 2 layers")
@@ -177,7 +177,7 @@ def check_same_tokens(bench: Bench, fresh: bool = False) -> None:
             raise Wrong(f"{error}; every rank must call all_reduce, and equally often") from error
     decode, size = engine.get_tokenizer().decode, engine.engine.config.tensor_parallel_size
     for prompt, expected, got in zip(PROMPTS, TOKENS[bench], tokens, strict=True):
-        hint = f"{size} ranks of your checkpoint answer {prompt!r} with other tokens than one rank"
+        hint = f"{size} ranks of your checkpoint answer {prompt!r} with different tokens than one rank"
         expect(decode(expected), decode(got), hint)
     if not fresh:
         ENGINES[bench] = engine
@@ -236,7 +236,7 @@ def ask_linear(function: Forward, layer: WatchedLinear, x: Tensor) -> Tensor:
     if not isinstance(got, Tensor):
         raise Wrong("return a tensor", got=repr(got))
     if layer.num_products == 0:
-        raise Wrong("call layer.product: in the engine the weight lies in an order that torch's functions do not know")
+        raise Wrong("call layer.product: the engine may keep the weight in an order that torch's functions do not know")
     return got
 
 
@@ -258,7 +258,7 @@ def compare_rows(function: Forward, size: int, with_bias: bool) -> None:
     for group, got in zip(groups, on_ranks(groups, work), strict=True):
         partial = F.linear(*reversed(share_of(group)))
         likely = [
-            (expected, f"calls of all_reduce in a row-parallel layer: {group.num_reduces} instead of 1"),
+            (expected, f"all_reduce must be called once; it was called {group.num_reduces} times"),
             (partial, "that is this rank's partial sum; the ranks' parts have to be added up"),
             (partial + added, "that is this rank's partial sum; the ranks' parts have to be added up"),
             (expected / size, "the parts are added up, not averaged"),
@@ -316,7 +316,7 @@ def compare_embed(function: Embed, size: int, num_words: int, input_ids: list[in
             if not got[row].any():
                 hint += "; nobody has put it in"
             elif extra > 0:
-                hint += "; something was added to it: who does not hold a word must add zeros"
+                hint += "; something was added to it: a rank that does not hold a word must add zeros"
             raise Wrong(f"{hint} (answer of rank {rank})", expected=expected[row].tolist(), got=got[row].tolist())
 
 
@@ -326,7 +326,7 @@ ReadShare = Callable[[Any, str, ModelConfig, int, int], Tensor]
 
 
 class StudentFile:
-    """An open safetensors file in the real loader; what is read of it, the student's function decides."""
+    """An open safetensors file in the real loader; the student's function decides what is read of it."""
 
     def __init__(self, path: Path, function: ReadShare) -> None:
         self.file, self.function, self.config = OUR_CODE[2][2](path), function, ModelConfig.from_directory(path.parent)
@@ -344,7 +344,7 @@ class StudentSlice:
     def __getitem__(self, shares: tuple[tuple[slice, RankGroup], ...]) -> Tensor:
         group, config = shares[0][1], self.file.config
         got = self.file.function(self.part, self.name, config, group.rank, group.size)
-        # copy_() would stretch a tensor of another shape without a word.
+        # copy_() would stretch a tensor of a different shape without a word.
         ends = zip(shares, self.get_shape(), strict=True)
         expected = [len(range(*share.indices(size))) for (share, _), size in ends]
         expect(expected, list(got.shape), f"shape of {self.name} on rank {group.rank} of {group.size}")
@@ -365,7 +365,7 @@ def use_read_share(function: ReadShare) -> Iterator[None]:
 
 @cache
 def expected_shares(rank: int, size: int) -> dict[str, Tensor]:
-    """What the engine's own loader gives to a rank, the merged weights included."""
+    """What the engine's own loader gives to a rank, including the merged weights."""
     with ours():
         model = load_small(RankGroup(rank, size))
     shares = {name: tensor.detach() for name, tensor in model.checkpoint_tensors()}
@@ -412,7 +412,7 @@ def hint_for(name: str, whole: Tensor, expected: Tensor, got: Tensor, rank: int,
         equal_parts = (whole[rank * n : (rank + 1) * n] for n in (num_rows // size, -(-num_rows // size)))
         exactly = whole[rank * num_rows // size : (rank + 1) * num_rows // size]
         if any(got.shape == part.shape and torch.equal(got, part) for part in (exactly, *equal_parts)):
-            return ": the merged tensor is cut in equal parts, across the borders inside it; cut each part of it"
+            return ": the merged tensor is cut into equal parts, across the borders inside it; cut each part of it"
         if layer == "qkv_proj" and size > 2 and got.shape[0] < expected.shape[0]:
             return ": 2 KV heads for 6 ranks, so each rank has a copy of a whole one, in a merged weight as well"
         return ""
@@ -482,7 +482,7 @@ ROW_CHECKS = cases(
 EMBED_CHECKS = cases(
     compare_embed,
     {
-        "A rank that is alone": [(1, 6, [5, 0, 3])],
+        "A rank on its own": [(1, 6, [5, 0, 3])],
         "Two ranks, words from the middle of their shares": [(2, 5, [6, 3, 3, 8])],
         "The first and the last word of each rank": [(3, 4, [0, 3, 4, 7, 8, 11])],
         "A step whose words are all on one rank": [(3, 4, [5])],

@@ -23,14 +23,14 @@ def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:
 
         layer.product(x, weight, bias) -> Tensor       bias may be None
 
-    which is x W^T + bias. Call it instead of torch's functions: the engine may have laid layer.weight out in an order
-    of its own, which only layer.product can read. Of the group you need
+    which is x W^T + bias. Call it instead of torch's functions: the engine may have laid out layer.weight in an order
+    of its own, which only layer.product can read. You need two things from the group:
 
         layer.group.rank                 0, 1, ... layer.group.size - 1; with size 1 this rank is alone
         layer.group.all_reduce(y) -> y   adds up y over all ranks, in place
 
-    Call all_reduce exactly once, on every rank: all ranks must call it equally often, or some wait forever. Don't
-    change x, the weight or the bias.
+    Call all_reduce exactly once on every rank: all ranks must call it equally often, or some wait forever. Don't change
+    x, the weight or the bias.
 
     Example: 2 ranks, the whole weight [[1, 1, 1, 1]], bias [100], and the whole x [[1, 2, 3, 4]]. Rank 0 has x [[1, 2]]
     and weight [[1, 1]], rank 1 has x [[3, 4]] and weight [[1, 1]]. Both have bias [100], and both return [[110]].
@@ -45,14 +45,14 @@ def embed(decoder: ParallelDecoder, input_ids: Tensor) -> Tensor:
     the embedding table, n = decoder.config.vocab_size of them: rank 0 has the words 0 to n - 1, rank 1 the words n to
     2n - 1, and so on.
 
-    Return [T, hidden_size], the same on every rank: row t is the embedding of input_ids[t], whoever holds it. Of the
-    group you need
+    Return [T, hidden_size], the same on every rank: row t is the embedding of input_ids[t], whichever rank
+    holds it. You need these from the group:
 
         decoder.group.rank, decoder.group.size
         decoder.group.all_reduce(x) -> x     adds up x over all ranks, in place
 
-    Call all_reduce once, on every rank, also if this rank holds none of the step's words. With size 1 it returns its
-    input. Don't change input_ids and decoder.embed_tokens: what you give to all_reduce must be a tensor of your own.
+    Call all_reduce once on every rank, even if this rank holds none of the step's words. With size 1 it returns its
+    input. Don't change input_ids or decoder.embed_tokens: what you give to all_reduce must be a tensor of your own.
 
     Example: 2 ranks, n = 3. Rank 0 holds [[1], [2], [3]], rank 1 holds [[4], [5], [6]]. For input_ids [5, 0] both
     return [[6], [1]].
@@ -63,18 +63,18 @@ def embed(decoder: ParallelDecoder, input_ids: Tensor) -> Tensor:
 def read_share(part: Any, name: str, config: ModelConfig, rank: int, size: int) -> Tensor:
     """Read this rank's share of one tensor of a checkpoint's file. (Replaces the slicing in WeightFiles.read.)
 
-    part is the tensor in the file, of which nothing is read yet:
+    part is the tensor in the file. Nothing of it has been read yet:
 
         part.get_shape() -> list[int]       [rows, columns] of a weight, [rows] of a bias or of a norm's weight
         part[a:b]                           reads the rows a to b - 1 and returns them as a tensor
         part[:, c:d]                        reads the columns c to d - 1
         part[:]                             reads all
 
-    Weights lie in the file as [out, in], the way y = x W^T reads them. Read as many numbers as you return, and no more:
+    The file stores weights as [out, in], the way y = x W^T reads them. Read as many numbers as you return, and no more:
     a checkpoint may be larger than this machine's memory.
 
-    The last two parts of the name say which share (in front of them may be "model.layers.7.self_attn." and the like).
-    config has the sizes of the whole model. `size` ranks share it, this one is number `rank`.
+    The last two parts of the name say which share is meant ("model.layers.7.self_attn." or the like may come before
+    them). config has the sizes of the whole model. `size` ranks share it; this one is number `rank`.
 
         embed_tokens.weight, lm_head.weight             words: rank 0 the first ones, rank 1 the next, ...
         gate_proj, up_proj (.weight and .bias)          column-parallel: the outputs (rows in the file), likewise

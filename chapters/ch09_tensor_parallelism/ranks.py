@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 
 class OutOfStep(Exception):
-    """The ranks did not call the same operations in the same order. With processes, they would wait for ever."""
+    """The ranks did not call the same operations in the same order. As processes, they would wait for ever."""
 
 
 class Meeting:
-    """Where ranks exchange tensors: who comes first waits until all have come."""
+    """Where ranks exchange tensors: whichever comes first waits until all have come."""
 
     def __init__(self, size: int) -> None:
         self.size, self.changed = size, Condition()

@@ -1,4 +1,4 @@
-"""Our solutions of the exercises of chapter 9."""
+"""Our solutions to the exercises of chapter 9."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from nanovllm.features.parallel.parallel_layers import ParallelDecoder, RowParal
 
 
 def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:
-    # What every rank adds is in the sum as often as there are ranks. One of them adds the bias.
+    # Whatever every rank adds is in the sum once for each rank. So only one of them adds the bias.
     bias = layer.bias if layer.group.rank == 0 else None
     return layer.group.all_reduce(layer.product(x, layer.weight, bias))
 
@@ -20,7 +20,7 @@ def embed(decoder: ParallelDecoder, input_ids: Tensor) -> Tensor:
     num_words = decoder.config.vocab_size
     rows = input_ids - decoder.group.rank * num_words
     elsewhere = (rows < 0) | (rows >= num_words)
-    x = F.embedding(rows.masked_fill(elsewhere, 0), decoder.embed_tokens)  # any row will do for other words
+    x = F.embedding(rows.masked_fill(elsewhere, 0), decoder.embed_tokens)  # any row will do for other ranks' words
     return decoder.group.all_reduce(x.masked_fill(elsewhere[:, None], 0))
 
 
@@ -48,9 +48,9 @@ def read_share(part: Any, name: str, config: ModelConfig, rank: int, size: int) 
 
 
 def _rows(layer: str, num_rows: int, config: ModelConfig, rank: int, size: int) -> tuple[int, int]:
-    """The first row of a column-parallel layer that is this rank's, and the first behind its last."""
+    """The first row of a column-parallel layer that is this rank's, and the first row after its last."""
     if layer in ("k_proj", "v_proj"):
         num_heads = config.num_key_value_heads
-        first_head, num_ours = rank * num_heads // size, max(1, num_heads // size)  # neighbours share where few
+        first_head, num_ours = rank * num_heads // size, max(1, num_heads // size)  # neighbours share if there are few
         return first_head * config.head_dim, (first_head + num_ours) * config.head_dim
     return rank * num_rows // size, (rank + 1) * num_rows // size

@@ -128,11 +128,11 @@ def _why_fold(name: str, given: tuple[Tensor, ...], expected: State, got: Any) -
     running_max, running_sum, acc, scores, values = given
     new_max = expected[0]
     if not isinstance(got, Tensor) or got.shape != dict(zip(STATE, expected, strict=True))[name].shape:
-        return "a tensor of another shape is expected"
+        return "a tensor of a different shape is expected"
     if name == "running_max":
         if close(got, scores.amax(-1)):
             return "that is the largest of the new scores; an earlier one may be larger"
-        return "the largest score so far, of the keys before and of the new ones"
+        return "it should be the largest score so far, of the earlier keys and of the new ones"
     if not got.isfinite().all():
         sees_none = scores.amax(-1) == -INF
         if bool(got[sees_none].isnan().any()):
@@ -154,14 +154,14 @@ def _why_fold(name: str, given: tuple[Tensor, ...], expected: State, got: Any) -
     causes = {
         "what was summed up before belongs to the old maximum. When that moves, it has to be multiplied by "
         "exp(old maximum - new maximum)": has_moved and close(got, old + new),
-        "the keys before are forgotten; the new ones are added to them": close(got, new),
+        "the earlier keys are forgotten; the new ones should be added to them": close(got, new),
         "it has been multiplied by exp(new maximum - old maximum); it must shrink: exp(old maximum - new maximum)": (
             (rescale > 0).any() and close(got, times(old, (base - running_max).exp().nan_to_num(0, 0, 0)) + new)
         ),
-        "it has been divided by running_sum already; the caller does that once, at the end": (
+        "it has already been divided by running_sum; the caller does that once, at the end": (
             name == "acc" and close(got, expected[2] / expected[1][..., None])
         ),
-        "only what was there before shrinks; the new keys are relative to the new maximum already": (
+        "only what was there before should shrink; the new keys are already relative to the new maximum": (
             has_moved and close(got, times(old + new, rescale))
         ),
         "the new scores count from the new running_max, which may be an earlier key's, not from their own maximum": (
@@ -171,7 +171,7 @@ def _why_fold(name: str, given: tuple[Tensor, ...], expected: State, got: Any) -
             close(got, old + raw) or close(got, times(old, rescale) + raw)
         ),
     }
-    otherwise = "the sum over all keys so far of exp(score - running_max), for acc each times its value"
+    otherwise = "it should be the sum over all keys so far of exp(score - running_max); for acc, each times its value"
     return next((why for why, is_it in causes.items() if is_it), otherwise)
 
 
@@ -249,7 +249,7 @@ class StrictReader(KeyReader):
             if len(slots) > TILE:
                 hint = f"one call of read asked for {len(slots)} slots; a tile has {TILE} at most"
             elif token is None and slot < self._num_keys:
-                hint = f"slot {slot} was read. that looks like a token's number; its slot is found through block_table"
+                hint = f"slot {slot} was read. that looks like a token's number; find its slot through block_table"
             elif token is None:
                 slot_of = "block_table[i // block_size] * block_size + ..."
                 hint = f"slot {slot} was read. none of the sequence's blocks has this slot: {slot_of}"
@@ -267,8 +267,8 @@ class StrictReader(KeyReader):
     def finish(self) -> None:
         missing = [token for token in range(self._num_keys) if token not in self._seen]
         if missing:
-            hint = f"of {self._num_keys} tokens some were never read"
-            raise Wrong(hint, expected="all of them", got=f"without {_short(missing)}")
+            hint = f"some of the {self._num_keys} tokens were never read"
+            raise Wrong(hint, expected="all of them", got=f"all but {_short(missing)}")
 
 
 def _short(numbers: list[int]) -> str:
@@ -362,10 +362,10 @@ def check_memory(function: Attend, bench: Bench) -> None:
         q, _, _, k_cache, v_cache, table = case(2, num_keys, 4, 2, block_size=16)
         peaks[num_keys] = peak_bytes(function, q, table, num_keys, KeyReader(k_cache, v_cache))
     few_bytes, many_bytes = peaks.values()
-    # Numbers of the positions may grow, 8 bytes a key; scores, K and V may not.
+    # The positions may take more memory, 8 bytes a key; scores, K and V may not.
     if many_bytes > few_bytes + 8 * 64 * TILE + 1024:
         few_keys, many_keys = peaks
-        hint = "what you hold grows with the number of keys: fold each tile into the running numbers, and let it go"
+        hint = "what you hold grows with the number of keys: fold each tile into the running numbers and let it go"
         got = f"{few_bytes:,} bytes with {few_keys} keys, {many_bytes:,} with {many_keys:,}"
         raise Wrong(hint, expected="about the same with few keys and with many", got=got)
 
@@ -404,7 +404,7 @@ BATCH_FIELDS = [field.name for field in fields(Batch) if field.init]
 
 
 def use_pad(function: Pad) -> AbstractContextManager[None]:
-    """Every decode step is padded to the next size of the graphs' ladder; the rows behind the real ones are dropped."""
+    """Every decode step is padded to the next size of the graphs' ladder; the rows after the real ones are dropped."""
 
     def forward(model: Decoder, batch: Batch, *args: Any) -> Tensor:
         num_seqs = len(batch.seqlens_k)
@@ -437,8 +437,8 @@ def decodes(*num_tokens: int, computed: bool = True) -> Batch:
 HARMLESS = {
     "input_ids": (0, "the token id of a row that pads is 0"),
     "positions": (0, "the position of a row that pads is 0"),
-    "slot_mapping": (-1, "a row that pads must not write: slot -1. Any other slot may hold somebody's K and V"),
-    "seqlens_k": (1, "a row that pads attends to exactly one key: a softmax over no key is nan, more keys are wasted"),
+    "slot_mapping": (-1, "a row that pads must not write: slot -1. Any other slot may hold some sequence's K and V"),
+    "seqlens_k": (1, "a row that pads attends to exactly one key: a softmax over no key is nan, more keys are waste"),
     "block_tables": (0, "the table of a row that pads has block 0 everywhere"),
 }
 
@@ -453,13 +453,13 @@ def compare_pad(batch: Batch, size: int, got: Batch, what: str) -> None:
         expected = torch.cat([ours, ours.new_full((size - num_seqs, *shape[1:]), value)])
         _compare_field(name, expected, theirs, num_seqs, why, what)
     cu_seqlens_q = torch.arange(size + 1, dtype=torch.int32)
-    why = "every sequence has one row, the padding ones too: 0, 1, 2, ... up to size"
+    why = "every sequence has one row, and so have the padding ones: 0, 1, 2, ... up to size"
     _compare_field("cu_seqlens_q", cu_seqlens_q, got.cu_seqlens_q, num_seqs + 1, why, what)
     why = "a graph computes all its rows, 0 to size - 1; the caller drops the rest"
     _compare_field("logits_rows", torch.arange(size), got.logits_rows, num_seqs, why, what)
     for name in ("max_query_len", "max_key_len"):
         if getattr(got, name) != getattr(batch, name):
-            raise Wrong(f"{name} ({what}) keeps its value", expected=getattr(batch, name), got=getattr(got, name))
+            raise Wrong(f"{name} ({what}) should keep its value", expected=getattr(batch, name), got=getattr(got, name))
 
 
 def _compare_field(name: str, expected: Tensor, got: Any, num_real: int, why: str, what: str) -> None:
@@ -467,7 +467,7 @@ def _compare_field(name: str, expected: Tensor, got: Any, num_real: int, why: st
         shape = list(got.shape) if isinstance(got, Tensor) else repr(got)
         raise Wrong(f"{name} ({what}) has the wrong shape: {why}", expected=list(expected.shape), got=shape)
     if got.dtype != expected.dtype:
-        raise Wrong(f"{name} ({what}) has another dtype than before", expected=expected.dtype, got=got.dtype)
+        raise Wrong(f"{name} ({what}) has another dtype than it had before", expected=expected.dtype, got=got.dtype)
     if not torch.equal(got[:num_real], expected[:num_real]):
         hint = f"{name} ({what}): the first {num_real} entries are those of the real sequences, in their order"
         raise Wrong(hint, expected=expected.tolist(), got=got.tolist())

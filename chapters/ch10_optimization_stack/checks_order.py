@@ -39,11 +39,11 @@ class StrictWorkers(Workers):
                 hint = f"with {self.num_workers} workers and {len(self.k)} keys: {keys} is not one of the parts. {CUT}"
                 raise Wrong(hint, expected=self.parts, got=sorted(given))
         if sorted(given) != self.parts:
-            raise Wrong("each part is to be computed exactly once", expected=self.parts, got=sorted(given))
+            raise Wrong("each part must be computed exactly once", expected=self.parts, got=sorted(given))
         most, fair = max(map(len, shares)), -(-len(self.parts) // self.num_workers)
         if most > fair:
             hint = (
-                f"{self.num_workers} workers have {len(self.parts)} parts, and one of them computes {most}: then the "
+                f"{self.num_workers} workers share {len(self.parts)} parts, and one of them computes {most}: then the "
             )
             raise Wrong(f"{hint}others wait for it", expected=f"at most {fair} each", got=[len(x) for x in shares])
         self.all_done = super().run([[(first, end) for first, end in share] for share in shares])
@@ -105,7 +105,7 @@ def _why_wrong(parts: list[Part], whole: Part, got: Tensor) -> str:
         "each part is relative to its own maximum: bring both to the larger one before you add them": (
             is_near(added[0] / added[1][..., None])  # type: ignore[index]
         ),
-        "a mean of the parts' results: a part counts as much as its running_sum, relative to the common maximum": (
+        "that is the parts' mean; a part should count as much as its running_sum, relative to the common maximum": (
             is_near(torch.stack(results).mean(0))
         ),
         "that is one of the parts alone": any(map(is_near, results)),
@@ -149,9 +149,7 @@ def check_orders(function: AttendInParts, bench: Bench) -> None:
 
 def check_cancelling(function: AttendInParts, bench: Bench) -> None:
     """The same bits, where large values cancel"""
-    cause = (
-        "more digits make the difference rarer and do not take it away: the order of the parts must be that of the row"
-    )
+    cause = "more digits make the difference rarer but do not remove it: the order of the parts must be that of the row"
     expect_same_bits(function, that_cancel(12 * PART), True, cause)
 
 
@@ -179,7 +177,7 @@ def check_engine(function: AttendInParts, bench: Bench) -> None:
         ]
         expected = expected or got
         if got != expected:
-            hint = f"the model's log probabilities have other bits with {num_workers} workers than with one"
+            hint = f"the bits of the model's log probabilities with {num_workers} workers are not those with one"
             raise Wrong(hint, expected=expected[0], got=got[0])
 
 

@@ -1,7 +1,7 @@
 """Exercises of chapter 10. Edit this file, then:  python -m chapters check 10
 
-Each function works in the real engine while it is checked: fold, attend and attend_in_parts compute its attention,
-pad_decode prepares its decode steps as CUDA graphs want them (no GPU is needed).
+While a function is checked, it works in the real engine: fold, attend and attend_in_parts compute its attention, and
+pad_decode prepares its decode steps as CUDA graphs need them (no GPU is needed).
 """
 
 import torch  # noqa: F401 (you will need it)
@@ -26,9 +26,9 @@ def fold(
         scores       [heads, rows, count]      of the new keys, scaled and masked: -inf where a row must not see a key
         values       [heads, count, head_dim]  of the new keys
 
-    Before the first key they are -inf, 0 and 0. Afterwards the same three statements hold with the new keys among "the
-    keys so far", and with the new maximum. Nothing is divided here: when all keys are in, the caller computes
-    acc / running_sum.
+    Before the first key, the first three are -inf, 0 and 0. Afterwards the same three statements hold with the new keys
+    among "the keys so far", and with the new maximum. Nothing is divided here: when all keys are in, the caller
+    computes acc / running_sum.
 
     A row may see none of the new keys (all its scores are -inf). If it has seen others before, nothing changes for it.
     If it has not, it stays at (-inf, 0, 0), without nan. Scores may be as large as 1e4 or as small as -1e4. Return new
@@ -46,14 +46,14 @@ def attend(q: Tensor, block_table: list[int], num_keys: int, reader: KeyReader) 
 
         q            [rows, num_heads, head_dim], float32, not scaled: queries of the sequence's last `rows` tokens,
                      which stand at positions num_keys - rows to num_keys - 1
-        block_table  the sequence's blocks, in order; it may have more than num_keys needs
+        block_table  the sequence's blocks, in order; there may be more of them than num_keys needs
         num_keys     how many tokens there are; row i sees the keys 0 to num_keys - rows + i, its own included
         reader       reader.read(slots) -> (k, v), each [len(slots), num_kv_heads, head_dim], float32
 
     The reader is the only way to K and V. slots is a list of at most TILE slot numbers: token i lies in slot
     block_table[i // block_size] * block_size + i % block_size, with block_size = reader.block_size. Read each of the
     num_keys tokens exactly once and nothing else: slots after the last token hold garbage. reader.num_kv_heads may be
-    smaller than num_heads: query heads 0 to group - 1 use KV head 0, the next `group` ones KV head 1 and so on, with
+    smaller than num_heads: query heads 0 to group - 1 use KV head 0, the next `group` heads KV head 1 and so on, with
     group = num_heads // num_kv_heads.
 
     Return [rows, num_heads, head_dim], float32: for each row and head softmax(q·k * head_dim ** -0.5) v over the keys
@@ -68,19 +68,19 @@ def attend(q: Tensor, block_table: list[int], num_keys: int, reader: KeyReader) 
 
 
 def attend_in_parts(num_keys: int, num_workers: int, run: Run) -> Tensor:
-    """Attention of one row by several workers at once, with the same bits however many they are.
+    """Attention of one row by several workers at once, with the same bits however many workers there are.
 
         num_keys     the row sees the keys 0 to num_keys - 1
         num_workers  1 or more
         run          run(shares) -> parts. shares[w] is a list of ranges (first, end): worker w attends to the keys
-                     first to end - 1 of each, range by range. Call it once
+                     first to end - 1 of each, range by range. Call run once
 
     Cut the keys at the multiples of PART: (0, PART), (PART, 2 * PART) and so on; the last part may be short. Each part
     goes to one worker, and none gets more than its fair share: the number of parts / num_workers, rounded up. A worker
     may have none.
 
     parts is a list of what the workers have computed, one entry for each range, in the order in which they were done.
-    That order is another one at every call. An entry has
+    That order differs from call to call. An entry has
 
         first         where its range began
         running_max   [heads, group]             the largest of its scores
@@ -88,8 +88,8 @@ def attend_in_parts(num_keys: int, num_workers: int, run: Run) -> Tensor:
         acc           [heads, group, head_dim]   the sum of exp(score - running_max) * value over its keys
 
     Each is relative to its own maximum. Return softmax(scores) · values over all keys, [heads, group, head_dim] in
-    float32. For the same keys it must be the same to the last bit for every number of workers, and whoever was done
-    first.
+    float32. For the same keys it must be the same to the last bit for every number of workers, whichever of them is
+    done first.
 
     Example: PART is 16. num_keys 40, 2 workers: the parts are (0, 16), (16, 32) and (32, 40), and shares may be
     [[(0, 16), (32, 40)], [(16, 32)]].
@@ -109,7 +109,7 @@ def pad_decode(batch: Batch, size: int) -> Batch:
         logits_rows is every row, 0 to size - 1: a graph always computes all of them, and the caller drops the rest.
 
     So input_ids, positions, slot_mapping, seqlens_k and logits_rows have `size` entries, cu_seqlens_q has size + 1,
-    and block_tables is [size, width] with the width that it had. dtypes stay what they were; max_query_len and
+    and block_tables is [size, width], with its old width. dtypes stay what they were; max_query_len and
     max_key_len keep their values. Don't change batch.
 
     Example: B = 3, size = 4: cu_seqlens_q [0, 1, 2, 3, 4]; slot_mapping [17, 40, 3] -> [17, 40, 3, -1].

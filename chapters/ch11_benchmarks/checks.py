@@ -29,7 +29,9 @@ class FakeTime:
     def perf_counter(self) -> float:
         self._num_looks += 1
         if self._num_looks > 100_000:
-            raise Wrong("time has not passed for 100,000 looks at the clock: only step() and sleep() make it pass")
+            raise Wrong(
+                "you looked at the clock 100,000 times and no time passed: only step() and sleep() make it pass"
+            )
         return self.now_s
 
     def pass_by(self, seconds: float) -> None:
@@ -39,7 +41,7 @@ class FakeTime:
 
 @contextmanager
 def fake_time(llm: LLM, step_s: float, token_s: float = 0.0) -> Iterator[FakeTime]:
-    """The engine computes as ever; by its clock a step takes step_s and token_s for each token in it."""
+    """The engine computes as always; by its clock a step takes step_s, and token_s more for each token in it."""
     from nanovllm.tools import bench as bench_tool  # it draws with rich, which no browser has
 
     clock, runner = FakeTime(), llm.engine.model_runner
@@ -87,12 +89,15 @@ def usual_mistakes(timings: list[Timing], ttft_limit_s: float, tpot_limit_s: flo
         "ttft_s": [
             (mean(firsts), "a point on the clock is not a duration: subtract the request's own arrival_s"),
             (mean(firsts) - begin_s, "this counts from the first arrival of all: subtract the request's own arrival_s"),
-            (sum(ttfts) / len(timings), "a request without a token has no part in the mean, not even as a 0"),
+            (sum(ttfts) / len(timings), "a request without a token does not belong in the mean, not even as a 0"),
             (median(ttfts), "this is the median; the mean was asked for"),
         ],
         "tpot_s": [
             (mean(gaps[i] / nums[i] for i in several), "n tokens have n - 1 gaps between them"),
-            (sum(tpots) / len(served), "with one token there is no gap: left out of the mean, not counted as 0"),
+            (
+                sum(tpots) / len(served),
+                "with one token there is no gap: leave it out of the mean, do not count it as 0",
+            ),
             a_second(sum(gaps), sum(nums) - len(nums), "this is the mean over all gaps: first a TPOT for each request"),
             *((mean(latencies[i] / max(nums[i] - offset, 1) for i in several), one_wait) for offset in (0, 1)),
         ],
@@ -108,7 +113,7 @@ def usual_mistakes(timings: list[Timing], ttft_limit_s: float, tpot_limit_s: flo
             a_second(sum(nums), max(lasts) - min(arrivals), "the first arrival of any request counts, given up or not"),
             a_second(sum(nums), max(lasts), "the clock does not start at 0: seconds is a difference on it"),
             a_second(len(served), seconds, "these are requests per second; count their tokens"),
-            (sum(rates), "rates of single requests don't add up: they run at different times"),
+            (sum(rates), "rates of single requests don't add up: the requests run at different times"),
         ],
         "goodput": [
             *(
@@ -134,7 +139,7 @@ def usual_mistakes(timings: list[Timing], ttft_limit_s: float, tpot_limit_s: flo
             (low + (high - low) * (place % 1) if high < math.inf else high, f"this lies between two values; {one}"),
             (
                 sorted(ttfts)[-(-percent * len(ttfts) // 100) - 1],
-                "who was given up is missing: each counts as math.inf",
+                "those that were given up are missing: each counts as math.inf",
             ),
             (in_order[rank], "sort the TTFTs first"),
         ]
@@ -151,7 +156,7 @@ def compare(function: Summarize, what: str, timings: list[Timing], *limits: floa
     ours = solution.summarize(timings, *limits)
     for name, value in given.items():
         assert is_close(getattr(ours, name), value), name
-    with unchanged("the list that was given is changed; sorted() makes a new one", timings):
+    with unchanged("the list that you were given has been changed; sorted() makes a new one", timings):
         got = function(timings, *limits)
     if not isinstance(got, Summary):
         raise Wrong("return a Summary", got=repr(got))
@@ -288,8 +293,8 @@ NOT_THERE = {
     },
     "b": {
         "prefix_cache": "prefix caching is off, and both computed all 9,344 prompt tokens",
-        "warm_up": "two batches of other conversations went before, for both",
-        "input_tokens": "the report counts requests, and tokens are listed apart",
+        "warm_up": "two batches of different conversations came first, for both",
+        "input_tokens": "the report counts requests, and lists tokens separately",
         "batch_size": "--max-num-seqs 64 in both commands, and all 64 are there from the start",
         "dtype": "--dtype float16 in both commands",
         "drift": "the engines took turns, and the runs differ by less than 2 %; the claim is 66 %",
@@ -310,7 +315,7 @@ NOT_THERE = {
     "d": {
         "prefix_cache": "the prompts are random and prefix caching is off",
         "output_lengths": "200 output tokens per answer, on both sides",
-        "warm_up": "100 requests went before, for both",
+        "warm_up": "100 requests came first, for both",
         "input_tokens": "there are no tokens per second in this report",
         "batch_size": "both may have up to 128 sequences at a time",
         "dtype": "bfloat16 for both",
@@ -318,7 +323,7 @@ NOT_THERE = {
         "closed_loop": "the client sends each request at its moment, whether or not earlier ones are answered",
     },
 }
-# What to look at, for those who do not see a fault that is there.
+# What to look at, for a student who does not see a fault that is there.
 LOOK_AT = {
     ("a", "prefix_cache"): "compare the passes of one engine with each other, column by column",
     ("b", "output_lengths"): "the two commands are not the same; what follows from that in the table?",
@@ -336,7 +341,7 @@ WRONG_NUMBERS = {
         ((32768 + 4096) / 6.31, "output tokens per second: the prompts don't count"),
     ),
     ("b", "output_lengths"): (
-        ((8192 / 20.48) / (4212 / 12.31), "upside down: the winner's divided by the other's"),
+        ((8192 / 20.48) / (4212 / 12.31), "upside down: it should be the winner's divided by the other's"),
         (4212 / 8192, "that is the ratio of the tokens; divide each by its seconds first"),
         (4212 / 12.31, "that is the winner's output tokens/s alone; divide it by the other's"),
         (20.48 / 12.31, "that is the claim: requests per second. Count tokens"),
@@ -347,10 +352,10 @@ WRONG_NUMBERS = {
         (16384 / 16.02, "that is Pike; it is Heron whose prompts were counted"),
     ),
     ("c", "warm_up"): (
-        (16384 / 16.02, "that is with the compiling; take its time out"),
+        (16384 / 16.02, "that includes the compiling; take its time out"),
         (16384 / 4.61, "4.61 s is the time of the compiling; divide by what is left without it"),
         (16384 / (15.0 - 4.61), "15.00 s is Heron's time"),
-        (16384 / (16.02 + 4.61), "16.02 s include the compiling already; take it out"),
+        (16384 / (16.02 + 4.61), "the 16.02 s already include the compiling; take it out"),
     ),
     ("d", "ttft_is_latency"): (
         (6.1 - 200 * 0.024, "200 tokens have 199 gaps between them"),
@@ -396,7 +401,7 @@ def check_report(function: Audit, report: str) -> None:
             usual = WRONG_NUMBERS[report, key]
             close = (hint for value, hint in usual if math.isclose(got[key], value, rel_tol=0.005))
             hint = next(close, "read in the docstring which number goes with it, and of which engine")
-            raise Wrong(f"report {report}: {key} is right, its number is not. {hint}", got=got[key])
+            raise Wrong(f"report {report}: {key} is right, but its number is not. {hint}", got=got[key])
 
 
 # -- serve ------------------------------------------------------------------------------------------------------------
@@ -413,7 +418,7 @@ class Referee:
         vocab_size = self.engine.model_config.vocab_size
         rng = random.Random(len(dues))
         self.arrivals = [
-            # The first token is the request's number: nothing is shared, and it can be told who it is.
+            # The first token is the request's number: nothing is shared, and each request can be recognized.
             Arrival(due_s, [i + 5, *rng.choices(range(5, min(vocab_size, 300)), k=4)], greedy(num))
             for i, (due_s, num) in enumerate(zip(dues, num_outputs, strict=True))
         ]
@@ -446,7 +451,7 @@ class Referee:
                 if seconds < 0:
                     raise Wrong("sleep() for less than no time", got=seconds)
                 if self.engine.has_unfinished_requests():
-                    raise Wrong("sleep() while there are unfinished requests: they stand still meanwhile")
+                    raise Wrong("sleep() while there are unfinished requests: they stand still in the meantime")
                 next_s = min((self.due(i) for i in range(len(self.arrivals)) if i not in self.handed), default=math.inf)
                 if clock.now_s + seconds > next_s + 1e-9:
                     late_s = clock.now_s + seconds - next_s
@@ -477,12 +482,12 @@ class Referee:
         if not isinstance(outputs, list) or len(outputs) != len(self.arrivals):
             raise Wrong("return the outputs of all requests", expected=len(self.arrivals), got=repr(outputs)[:80])
         numbers = [output.prompt_token_ids[0] - 5 for output in outputs]
-        hint = "the outputs are in another order than the arrivals: who finishes first need not have come first"
+        hint = "the outputs are in another order than the arrivals: the first to finish need not be the first that came"
         expect(sorted(numbers), numbers, hint)
         for i, output in enumerate(outputs):
             arrival_s, due_s = output.metrics.arrival_time, self.arrivals[i].due_s
             if abs(arrival_s - self.due(i)) > 1e-9:
-                why = "its metrics count from another moment"
+                why = "its metrics count from a different moment"
                 if abs(arrival_s - self.handed[i]) < 1e-9:
                     why = "its metrics count from when it was handed in: the wait before that is forgotten"
                 elif abs(arrival_s - due_s) < 1e-9:

@@ -27,8 +27,9 @@ def throughput() -> Moved:
         if within:
             best = max(within, key=lambda at: points[at][1])
             chart.dots([points[best]], "four ring", 7)
-            text = f"With a token in {limit} ms at most, {points[best][1]:,.0f} tokens/s: a batch of {batches[best]:g}."
-        frames.append(Frame(f"{limit} ms", chart.draw("Throughput against time a token, by batch", text), text))
+            rate = f"{points[best][1]:,.0f} tokens/s"
+            text = f"If a token may take {limit} ms, a batch of {batches[best]:g} is best: {rate}."
+        frames.append(Frame(f"{limit} ms", chart.draw("Throughput against time per token, by batch", text), text))
     return Moved("a token must not take longer than", frames, 5)
 
 
@@ -51,8 +52,8 @@ def knee() -> Moved:
             chart.note(*points[0], name, kind, by=(-4, -14))
         usual, worst, served, good = (values[at] for values in measured.values())
         text = (
-            f"TTFT {usual:g} ms usually, {worst:g} ms at worst in a hundred. Of {served:g} requests that are answered "
-            f"in a second, {good:g} keep both limits."
+            f"TTFT is usually {usual:g} ms, and {worst:g} ms at p99. "
+            f"Of {served:g} requests that are answered in a second, {good:g} stay within both limits."
         )
         frames.append(Frame(f"{load:g}%", chart.draw(f"Time to the first token at a load of {load:g}%", text), text))
     return Moved("load", frames, 1)

@@ -46,14 +46,14 @@ def compare_quantize(function: Quantize, group: list[float], name: str, hint: st
         raise Wrong("return three things: codes, scale, minimum (0.0 if there is none)", got=repr(got)[:80])
     codes, scale, minimum = got
     if not is_list_of(int, codes, len(group)):
-        raise Wrong(f"codes are a list of {len(group)} ints ({name}; {hint})", got=repr(codes)[:200])
+        raise Wrong(f"codes must be a list of {len(group)} ints ({name}; {hint})", got=repr(codes)[:200])
     expected = solution.quantize(group, bits, zero, has_minimum)
     for what, ours, theirs in (("minimum", expected[2], minimum), ("scale", expected[1], scale)):
         said = f"the {what} of the group {show(group)} in {name}"
         if not isinstance(theirs, int | float) or not close(ours, theirs, 2e-3, 1e-7):
             raise Wrong(f"{said} is wrong: {hint}", expected=f"{ours:.5g}", got=repr(theirs))
         if not is_float16(theirs):
-            raise Wrong(f"{said} is stored in float16, and this is no such number: to_float16 rounds it", got=theirs)
+            raise Wrong(f"{said} is stored in float16, and this is not such a number: to_float16 rounds it", got=theirs)
     # Judged by their own scale, so that a last bit there does not matter.
     exact = [zero + ((x - minimum) / scale if scale else 0.0) for x in group]
     first, last = (0, 15) if has_minimum else (zero - TOP[name], zero + TOP[name])
@@ -85,7 +85,7 @@ WITH_MINIMUM, STORED = (
     "round scale and minimum to float16 first, then divide by the stored scale",
 )
 ZEROS = [[0.0] * 32, [0.5] * 32, [i / 31 * 2 - 1 for i in range(32)]]
-NO_SCALE = "where the scale is 0 one cannot divide by it: every code of such a group is zero"
+NO_SCALE = "where the scale is 0 you cannot divide by it: every code of such a group is zero"
 ANY = [gauss(32, random.Random(i), i / 50) for i in range(100)]
 NEARLY_HALVES = [[x * (1 + i / 50) for x in [3.3] * 31 + [3.3 * 100.47 / 127]] for i in range(50)]
 ONE_SIDE = [[100, 101.5, 100.7], [-103, -101.5, -102.2]]
@@ -104,7 +104,7 @@ QUANTIZE_CHECKS = (
             ],
             ("4 bits with a minimum: 16 codes from the smallest number to the largest", FOUR_BITS): [
                 ([-1, 14.0, 2.4, 6.6], "Q4_1", WITH_MINIMUM),
-                *((group, "Q4_1", "also where all numbers are on the same side of 0") for group in ONE_SIDE),
+                *((group, "Q4_1", "this also holds where all numbers are on the same side of 0") for group in ONE_SIDE),
             ],
             "Groups of zeros, groups of equal numbers": [
                 (group, name, NO_SCALE) for group in ZEROS for name in ("Q8_0", "Q4_1")
@@ -209,14 +209,12 @@ def compare_dot(function: GroupDot, args: tuple, hint: str) -> float:
     meant = [(activation_scale * a, scale * (c - zero) + minimum) for a, c in zip(activations, codes, strict=True)]
     expected, magnitude = sum(a * w for a, w in meant), sum(abs(a * w) for a, w in meant)
     dpbusd = Dpbusd()
-    with unchanged("activations and codes stay as they are", activations, codes):
+    with unchanged("activations or codes, which you were given, have been changed", activations, codes):
         got: Any = function(activations, activation_scale, codes, scale, minimum, zero, dpbusd)
     if not isinstance(got, float | int) or abs(got - expected) > 1e-6 * max(magnitude, 1e-6):
         raise Wrong(hint, expected=f"{expected:.6g}", got=repr(got))
     if not 8 <= dpbusd.num_calls <= 16:
-        hint = (
-            "the right number, but the 32 products of a code with an activation are to be done by dpbusd, four a call"
-        )
+        hint = "the right number, but dpbusd must do the 32 products of a code with an activation, four in each call"
         raise Wrong(hint, expected="8 calls, 16 at most", got=f"{dpbusd.num_calls} calls")
     return got
 
@@ -247,7 +245,7 @@ def check_dot_random(function: GroupDot, bench: Bench) -> None:
         codes = rng.choices(range(2**bits), k=32)
         minimum = rng.uniform(-1, 1) if has_minimum else 0.0
         args = rng.choices(range(-127, 128), k=32), rng.random(), codes, rng.random(), minimum, zero
-        compare_dot(function, args, f"work this one out by hand ({name})")
+        compare_dot(function, args, f"work this example out by hand ({name})")
 
 
 def check_dot_generates(function: GroupDot, bench: Bench) -> None:
@@ -292,7 +290,7 @@ def off_by(expected: list[float], got: list[float]) -> float:
 def _why_linear(
     function: QuantizedLinear, x: Matrix, weight: list[Row], bias: list[float] | None, got: Matrix, row: int
 ) -> str:
-    """The likely mistake; empty where none of these explains it."""
+    """The likely mistake; empty where no known one explains it."""
     zeros = [0.0] * len(weight)
     plain = [sum(a * w for a, w in zip(x[row], solution.restore(each), strict=True)) for each in weight]
     if off_by([a + b for a, b in zip(plain, bias or zeros, strict=True)], got[row]) < 1e-4:
@@ -330,7 +328,7 @@ def check_one_row(function: QuantizedLinear, bench: Bench) -> None:
 def check_formats(function: QuantizedLinear, bench: Bench) -> None:
     """Weights of 4 bits, without a minimum and with one"""
     for name in ("Q4_0", "Q4_1"):
-        hint = f"zero and the minimum meet the sum of the group's activations ({name})"
+        hint = f"zero and the minimum are multiplied by the sum of the group's activations ({name})"
         compare_linear(function, random_x(3, 96, 2), random_rows(name, 40, 96), hint)
 
 

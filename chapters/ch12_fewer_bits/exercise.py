@@ -1,7 +1,7 @@
 """Exercises of chapter 12. Edit this file, then:  python -m chapters check 12
 
-Four functions that the real engine then generates with. Tasks are independent of each other. All four have to do with
-lists of plain numbers, and need no torch.
+Four functions that the real engine then generates with. The tasks are independent of each other. All four work on lists
+of plain numbers, and need no torch.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,20 @@ def quantize(group: list[float], bits: int, zero: int, has_minimum: bool) -> tup
 
         group        the numbers. There may be any number of them (the engine's groups have 32)
         bits         of a code
-        zero         the code that stands for 0 where there is no minimum. With a minimum it is 0
+        zero         the code that stands for 0 where there is no minimum. With a minimum, zero is 0
         has_minimum  does the format have one?
 
-    Return (codes, scale, minimum): a code for each number; minimum is 0.0 if the format has none. What comes back later
-    is  scale * (code - zero) + minimum.
+    Return (codes, scale, minimum): a code for each number; minimum is 0.0 if the format has none. The number restored
+    later is  scale * (code - zero) + minimum.
 
-    Without a minimum the codes are symmetric around zero: the group's largest magnitude becomes top = 2**(bits-1) - 1
+    Without a minimum, the codes are symmetric around zero: the group's largest magnitude becomes top = 2**(bits-1) - 1
     steps, so the scale is largest / top, and codes go from zero - top to zero + top.
-    With a minimum: it is the group's smallest number, the scale is (largest - minimum) / (2**bits - 1), and codes go
-    from 0 to 2**bits - 1.
+    With a minimum, minimum is the group's smallest number, the scale is (largest - minimum) / (2**bits - 1), and codes
+    go from 0 to 2**bits - 1.
 
     Round to the nearest code (round). Scale and minimum are stored in float16: to_float16(x) is the nearest such
-    number. It is with the stored values that numbers are restored, so work out the codes with the stored ones, too. A
-    code that then comes out beyond the last one is set to that. In a group whose scale is 0 (all numbers are equal, or
+    number. Numbers are restored with the stored values, so work out the codes with the stored values, too. A code that
+    then comes out beyond the last one is set to the last one. In a group whose scale is 0 (all numbers are equal, or
     0) every code is zero. group stays as it is.
 
     Example, 8 bits without a minimum, zero 128: the group [127, -63.6, 0.2] has scale 1.0 and codes [255, 64, 128].
@@ -45,9 +45,9 @@ def restore(row: Row) -> list[float]:
         row.scales    one for each group
         row.minimums  one for each group; 0.0 where the format has none
         row.bits, row.zero
-        row.k         numbers of the row. The last group may have more places than that: leave those out
+        row.k         how many numbers the row has. The last group may have more places: leave those out
 
-    weight = scale * (code - zero) + minimum, group after group. Nothing that you are given may change.
+    weight = scale * (code - zero) + minimum, group after group. Do not change anything that you are given.
     """
     raise NotImplementedError
 
@@ -63,16 +63,16 @@ def group_dot(
 ) -> float:
     """The dot product of one group of 32 activations with one group of 32 weights, multiplied as whole numbers.
 
-        activations, activation_scale  32 ints from -127 to 127; the number meant is activation_scale * activation
-        codes, scale, minimum, zero    32 ints from 0 to 255; the weight meant is scale * (code - zero) + minimum
+        activations, activation_scale  32 ints from -127 to 127; each stands for activation_scale * activation
+        codes, scale, minimum, zero    32 ints from 0 to 255; each stands for scale * (code - zero) + minimum
                                        (minimum is 0.0 where the format has none)
         dpbusd                         the processor's instruction: dpbusd(total, four_codes, four_activations)
                                        returns total plus the four products, all ints. It takes codes as they are, from
                                        0 to 255 (no sign), and activations from -128 to 127
 
-    Return the dot product of the 32 numbers meant with the 32 weights meant, as a float. Every product of a code with
-    an activation is done by dpbusd, and 8 calls do all of them: so zero and the minimum must come in afterwards, for
-    the whole group at once. (For that you need one more whole number, which does not depend on the weights.)
+    Return the dot product of the 32 numbers and the 32 weights that these ints stand for, as a float. dpbusd does every
+    product of a code with an activation, and 8 calls do all of them: so zero and the minimum must come in afterwards,
+    for the whole group at once. (For that you need one more whole number, which does not depend on the weights.)
 
     Example: activations [2, -1] + 30 zeros, activation_scale 0.5, codes [10, 3] + 30 zeros, scale 0.1, minimum 1.0,
     zero 0 -> 1.0 * 2.0 + -0.5 * 1.3 = 1.35.
@@ -87,12 +87,12 @@ def quantized_linear(x: list[list[float]], weight: list[Row], bias: list[float] 
         weight  n rows of k numbers, one for each output: see restore()
         bias    n numbers, or None
 
-    Round each row of x in groups of 32, as the weight's groups lie: largest magnitude of the group becomes 127, scale =
-    largest / 127 (no float16 here), codes = round(number / scale), from -127 to 127. A group of zeros stays zero. (k
-    need not be a multiple of 32: then the last group has fewer numbers.) A row's codes and scales depend on that row
-    alone.
+    Round each row of x in groups of 32, like the groups of the weight: the group's largest magnitude becomes 127, the
+    scale is largest / 127 (no float16 here), codes = round(number / scale), from -127 to 127. A group of zeros stays
+    zero. (k need not be a multiple of 32: then the last group has fewer numbers.) A row's codes and scales depend on
+    that row alone.
 
-    Then multiply codes with codes and sum up, group by group, with group_dot's formula; or restore both sides and
-    multiply those. Return T rows of n numbers. x, weight and bias stay as they are.
+    Then multiply codes by codes and add up, group by group, with group_dot's formula; or restore both sides and
+    multiply those. Return T rows of n numbers. Leave x, weight and bias as they are.
     """
     raise NotImplementedError

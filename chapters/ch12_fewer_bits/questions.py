@@ -50,7 +50,7 @@ def answers(model: str, quantization: str | None, max_tokens: int) -> list[str]:
 
 
 def save_shuffled(model: str, folder: Path) -> None:
-    """The checkpoint with its dimensions renumbered: another file, the same function."""
+    """The checkpoint with its dimensions renumbered: a different file, the same function."""
     for path in Path(model).iterdir():
         if path.is_file() and "safetensors" not in path.name:
             shutil.copy(path, folder / path.name)
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
         cells = ("=" if answer == original else answer for answer in rest)
         lines.append(f"| {' | '.join((question, original, *cells))} |")
     counts = [f"{sum(map(str.__eq__, first, columns[name]))} in {name}" for name in list(columns)[1:]]
-    lines.append(f"\nOf {len(QUESTIONS)} answers these many are the same: {', '.join(counts)}.")
+    lines.append(f"\nOf {len(QUESTIONS)} answers, this many are the same: {', '.join(counts)}.")
     console = Console()
     console.print(Markdown("\n".join(lines))) if console.is_terminal else print("\n".join(lines))
 

@@ -27,7 +27,7 @@ ROW = 0  # as a group size: one group for the whole row
 
 
 def in_groups_of(x: Tensor, size: int) -> Tensor:
-    """float32 [rows, num_groups, size] of x [rows, k], with zeros behind the last number."""
+    """float32 [rows, num_groups, size] of x [rows, k], with zeros after the last number."""
     size = size or x.shape[1]
     return F.pad(x.float(), (0, -x.shape[1] % size)).unflatten(1, (-1, size))
 
@@ -65,7 +65,7 @@ class Change(NamedTuple):
     """What became of a model's predictions for a text.
 
     perplexity: e to the power of the mean of -log p(next token). divergence: the mean KL divergence from the original
-    distribution, in nats. num_other: positions at which another token is now the most likely one, of num_tokens.
+    distribution, in nats. num_other: positions at which a different token is now the most likely one, of num_tokens.
     """
 
     perplexity: float
@@ -91,7 +91,7 @@ class Model:
         self.text, self.is_shuffled = "", False
 
     def names(self, kind: str = "", layer: int | range | None = None) -> list[str]:
-        """Of the matrices of this kind, in this layer or these; everything where neither is given."""
+        """Of the matrices of this kind, in this layer or these; all of them where neither is given."""
         layers = range(layer, layer + 1) if isinstance(layer, int) else layer
         return [
             name

@@ -59,7 +59,7 @@ class World:
         self.choose("gate_proj", 5, Q4_1)
         if self.model.text != TEXT:
             self.model.read(TEXT)
-        return "Choose a matrix (k, l), a format (f), a group size (s); o puts an outlier in; m measures."
+        return "Choose a matrix (k, l), a format (f), a group size (s); o adds an outlier; m measures."
 
     def next_kind(self) -> str:
         self.kind = KINDS[(KINDS.index(self.kind) + 1) % len(KINDS)]
@@ -67,7 +67,7 @@ class World:
 
     def next_layer(self, by: int = 1) -> str:
         if self.kind == "lm_head":
-            raise ValueError("there is one lm_head, behind all layers: press k for another matrix")
+            raise ValueError("there is only one lm_head, after all the layers: press k for another matrix")
         self.layer = (self.layer + by) % len(self.model.decoder.layers)
         return self._choose()
 
@@ -78,7 +78,7 @@ class World:
         self.format = FORMATS[(FORMATS.index(self.format) + 1) % len(FORMATS)]
         zero = "" if self.format.has_minimum else f", code {self.format.zero} stands for 0"
         minimum = "and a minimum" if self.format.has_minimum else "and no minimum"
-        return f"{self.format.name}: {self.format.bits} bits, a scale a group {minimum}{zero}."
+        return f"{self.format.name}: {self.format.bits} bits, a scale for each group {minimum}{zero}."
 
     def next_size(self) -> str:
         self.size, self.group = SIZES[(SIZES.index(self.size) + 1) % len(SIZES)], 0
@@ -99,7 +99,7 @@ class World:
         return f"The first number of the group is now {self.outlier} times the largest magnitude of its row."
 
     def measure(self) -> str:
-        """This matrix is rounded, and the model reads the text. (Without the outlier: that would be another model.)"""
+        """This matrix is rounded, and the model reads the text. (Without the outlier: it would make another model.)"""
         return self._measure(self.names, f"{self.kind}{f' of layer {self.layer}' * (self.kind != 'lm_head')}")
 
     def measure_kind(self) -> str:
@@ -109,7 +109,7 @@ class World:
         self.model.shuffle()
         self._choose()
         if self.model.is_shuffled:
-            return "The dimensions are renumbered: the same function, but other numbers share a group."
+            return "The dimensions are renumbered: the function is the same, but different numbers share a group."
         return "The dimensions have their old numbers again."
 
     def typed(self, text: str) -> str:
@@ -129,7 +129,7 @@ class World:
         return self.model.names(self.kind, None if self.kind == "lm_head" else self.layer)
 
     def shown(self) -> Shown:
-        """The group that is chosen, in its row, both with the outlier if there is one."""
+        """The chosen group, in its row, both with the outlier if there is one."""
         row = self.weight[self.row : self.row + 1].clone()
         size = self.size or row.shape[1]
         first = self.group * size

@@ -27,18 +27,18 @@ def noise(seq: Sequence) -> float:
 
 
 def hat(seed: int = 0) -> Draw:
-    """One generator for all: whoever comes draws the next number."""
+    """One generator for all: each draw takes its next number."""
     rng = random.Random(seed)
     return lambda seq: rng.random()
 
 
 def next_token(tokens: list[int], u: float) -> int:
-    """The tokens before it put the others in an order, and the number u, from 0 to 1, picks one."""
+    """The tokens before it put all tokens in an order, and the number u, from 0 to 1, picks one."""
     return (7 * sum(tokens) + 3 * len(tokens) + int(u * NUM_TOKENS)) % NUM_TOKENS
 
 
 def answer_alone(seq: Sequence, num_tokens: int) -> list[int]:
-    """What this sequence is answered, without any engine."""
+    """The answer that this sequence gets, without any engine."""
     alone = Sequence(seq.tokens[: seq.num_prompt_tokens])
     alone.seed, alone.sample_index = seq.seed, seq.sample_index
     for _ in range(num_tokens):
@@ -64,8 +64,8 @@ class Cache:
                 if held != tuple(tokens[: position + 1]):
                     hint = (
                         f"at position {position} a step reads K/V that belongs to different tokens: a rejected draft "
-                        "token does not count as computed, and a block is registered when all its tokens are known "
-                        "to hold"
+                        "token does not count as computed, and a block is registered once all its tokens have "
+                        "been accepted"
                     )
                     raise Wrong(hint, expected=f"... {list(tokens[: position + 1][-4:])}", got=f"... {held}"[-60:])
         return [[self.sample(seq) for seq in chunk.sampled_seqs()] for chunk in output.chunks]
@@ -75,9 +75,9 @@ class Cache:
 
 
 class Played:
-    """An engine with a pool of so many blocks, and six requests for two samples each.
+    """An engine with a pool of num_blocks blocks, and six requests for two samples each.
 
-    num_draft_tokens: so many in each step, of which one in three is wrong. fails: now and then a step ends with an
+    num_draft_tokens: how many each step has; one in three is wrong. fails: now and then a step ends with an
     error before its tokens are taken in. draw: where the number comes from.
     """
 

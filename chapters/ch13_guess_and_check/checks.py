@@ -72,7 +72,7 @@ def ask_guess(
     function: Guess,
     tokens: list[int],
     sizes: tuple[int, int, int],
-    hint: str = "what a search through the text finds",
+    hint: str = "return what a search through the text finds",
     memory: Kept | None = None,
     most_read: float = 1e9,
 ) -> None:
@@ -106,10 +106,10 @@ def check_growing(function: Guess, bench: Bench) -> None:
 
 @read_again(CACHE_SECTION)
 def check_fails(function: Guess, bench: Bench) -> None:
-    """A step has failed: the last tokens are gone, and others come"""
+    """A step has failed: the last tokens are gone, and different ones come"""
     memory = Kept()
     ask_guess(function, [1, 2, 3, 5, 1, 2, 4, 9, 9], (2, 2, 1), "the text repeats 9", memory)
-    hint = "there are fewer tokens than last time: forget what was noted of those that are gone"
+    hint = "there are fewer tokens than last time: forget what was noted about those that are gone"
     ask_guess(function, [1, 2, 3, 5, 1, 8, 1, 2], (2, 2, 1), hint, memory)
 
 
@@ -148,19 +148,19 @@ GUESS_CHECKS = (
         {
             "The text goes on as it did before": [
                 ([1, 2, 3, 9, 1, 2], (2, 3, 1), "1, 2 was followed by 3, 9"),
-                ([1, 2, 3, 4], (2, 3, 1), "nothing stands there twice: return []"),
+                ([1, 2, 3, 4], (2, 3, 1), "nothing occurs twice: return []"),
                 ([4], (2, 3, 1), "a single token has no earlier place"),
             ],
             "The longest n-gram counts, then the newest place": [
                 (AGAIN, (1, 3, 1), "1, 2, 3 counts more than 2, 3, although it is older"),
-                (AGAIN, (1, 2, 1), "with n-grams of two at most, the newest 2, 3 counts"),
-                (AGAIN, (1, 8, 4), "no n-gram of four tokens comes twice"),
+                (AGAIN, (1, 2, 1), "with n-grams of at most two tokens, the newest 2, 3 counts"),
+                (AGAIN, (1, 8, 4), "no n-gram of four tokens occurs twice"),
                 ([7, 1, 8, 7, 2, 9, 7], (1, 3, 1), "of several places the newest counts"),
             ],
             "A text that repeats itself goes on repeating": [
-                ([5, 7, 8, 7, 8], (5, 3, 1), "the tokens from the place to the end come again and again"),
+                ([5, 7, 8, 7, 8], (5, 3, 1), "the tokens from that place to the end come again and again"),
                 ([3, 3, 3], (4, 2, 1), "3, 3 overlaps itself, one place before"),
-                ([1, 2, 3, 1, 2], (7, 2, 1), "past the end of the text the same tokens come again"),
+                ([1, 2, 3, 1, 2], (7, 2, 1), "beyond the end of the text the same tokens come again"),
             ],
         },
     ),
@@ -205,7 +205,7 @@ def one_step(
     for token_id, draft_token_id in zip(sampled, [*chunk.draft_token_ids, None], strict=True):
         taken.append(token_id)
         copy.append(token_id)
-        reason, _ = scheduler.finish_reason_of(copy, token_id)
+        reason, _ = scheduler.check_stop(copy, token_id)
         if reason is not None or token_id != draft_token_id:
             break
     function(scheduler, chunk, sampled)
@@ -244,13 +244,13 @@ def check_blocks_back(function: AcceptTokens, bench: Bench) -> None:
 
 
 def next_token(tokens: list[int]) -> int:
-    """A rule by which a text goes on; EOS now and then."""
+    """A rule for how a text goes on; EOS now and then."""
     return EOS if sum(tokens) % 23 == 0 else (7 * sum(tokens) + len(tokens)) % 19
 
 
 @read_again(CACHE_SECTION)
 def check_many(function: AcceptTokens, bench: Bench) -> None:
-    """40 requests, draft tokens right and wrong, a pool that is too small: every step reads the K/V that it should"""
+    """40 requests, right and wrong draft tokens, a pool that is too small: every step reads the K/V that it should"""
     rng = random.Random(3)
     scheduler, cache_model = make(num_blocks=20), Cache(lambda seq: next_token(seq.tokens))
 
@@ -312,11 +312,11 @@ ACCEPT_CHECKS = (
         {
             "No draft tokens: the one token is appended": [([], [21], "append what was sampled")],
             "All draft tokens are right: they are accepted, and the token after them is appended, too": [
-                ([21, 22], [21, 22, 23], "the last row gives a token, too, for which there was no draft token"),
+                ([21, 22], [21, 22, 23], "the last row gives a token, too, although there was no draft token for it"),
                 (
                     [21, 22, 23, 24, 25],
                     [21, 22, 23, 24, 25, 26],
-                    "accepted tokens may fill a block, which is registered",
+                    "accepted tokens may fill a block, which is then registered",
                 ),
             ],
             "A draft token is wrong: what was sampled in its place is appended, and nothing after it": [
@@ -325,7 +325,7 @@ ACCEPT_CHECKS = (
                 (
                     [21, 22, 23, 34, 35],
                     [21, 22, 23, 24, 25, 26],
-                    "three are accepted, so the K/V of these three is right",
+                    "three are accepted, so the K/V of those three is right",
                 ),
             ],
         },
@@ -355,7 +355,7 @@ def compare_shares(
         raise Wrong(f"return a list of ints, one for each sequence ({said})", got=repr(got)[:80])
     most = len(step_s) - 1
     if any(not 0 <= n <= limit for n, limit in zip(got, limits, strict=True)) or sum(got) > most:
-        raise Wrong(f"{said}: no sequence above its limit, no more than {most} in all", got=got)
+        raise Wrong(f"{said}: no sequence may go above its limit, nor all of them above {most}", got=got)
     possible = product(*(range(limit + 1) for limit in limits))
     choices = [list(counts) for counts in possible if sum(counts) <= most]
     best = max(rate(acceptances, counts, step_s) for counts in choices)
@@ -366,7 +366,7 @@ def compare_shares(
         what = f"{expected}: {best:.5g} tokens a second"
         raise Wrong(f"{said}: {hint}", expected=what, got=f"{got}: {found:.5g} tokens a second")
     if sum(got) > sum(expected):
-        raise Wrong(f"{said}: as good with fewer draft tokens", expected=expected, got=got)
+        raise Wrong(f"{said}: just as good with fewer draft tokens", expected=expected, got=got)
     return got
 
 
@@ -376,7 +376,7 @@ def random_steps(num: int) -> Iterator[tuple]:
         acceptances = [round(rng.random(), 2) for _ in range(rng.randint(1, 4))]
         limits = [rng.randint(0, 4) for _ in acceptances]
         costs = [rng.choice([0.0, 0.05, 0.1, 0.2, 0.5]) for _ in range(rng.randint(0, sum(limits) + 2))]
-        yield acceptances, limits, [*accumulate(costs, initial=1.0)], "compare all numbers of draft tokens"
+        yield acceptances, limits, [*accumulate(costs, initial=1.0)], "compare all possible numbers of draft tokens"
 
 
 def seconds(num: int, first: float, more: float) -> list[float]:
@@ -384,7 +384,7 @@ def seconds(num: int, first: float, more: float) -> list[float]:
 
 
 class GivenTimes:
-    """In place of StepTimes: a machine on which a step takes so long, whatever the clock says."""
+    """In place of StepTimes: a machine on which a step takes the time given here, whatever the clock says."""
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds = seconds
@@ -418,12 +418,12 @@ def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
         with replaced(other.llm.engine, "speculation", speculation), steps_watched(other.llm) as steps:
             compare_answers(other, expected)
         if not num_asked or not any(step.draft_token_ids for step in steps):
-            raise Wrong("the engine checked no draft token at all", got=f"{num_asked} times asked")
+            raise Wrong("the engine checked no draft token at all", got=f"it asked {num_asked} times")
 
 
 ALL = "do not stop at the first number that is no better: look at all"
 LARGEST = "the j-th draft token of a sequence adds a**j tokens; take the largest first, of whichever sequence"
-EXPECTED = "expected tokens: 1 + a + a**2 + ..., and the seconds of that step"
+EXPECTED = "expected tokens: 1 + a + a**2 + ..., divided by the seconds of that step"
 SHARE_CHECKS = (
     *cases(
         compare_shares,
@@ -433,7 +433,7 @@ SHARE_CHECKS = (
                 ([0.9], [4], seconds(5, 10.0, 0.1), EXPECTED),
             ],
             "Draft tokens that do not pay are left out": [
-                ([0.4], [3], seconds(4, 1.0, 0.5), "0.4 tokens more for half of a step's time more"),
+                ([0.4], [3], seconds(4, 1.0, 0.5), "0.4 tokens more cost half a step's time more"),
                 ([0.0, 0.0], [2, 2], seconds(5, 1.0, 0.0), "a draft token that is never accepted adds nothing"),
                 ([0.9], [0], [1.0, 1.1], "its limit is 0"),
             ],
@@ -444,7 +444,7 @@ SHARE_CHECKS = (
             "Several sequences: the most probable draft tokens first": [
                 ([0.9, 0.3], [4, 4], seconds(9, 10.0, 0.5), LARGEST),
                 ([0.5, 0.9, 0.7], [3, 3, 3], seconds(10, 10.0, 0.8), LARGEST),
-                ([0.9, 0.9], [1, 5], seconds(5, 10.0, 0.8), "limits are kept"),
+                ([0.9, 0.9], [1, 5], seconds(5, 10.0, 0.8), "keep the limits"),
             ],
             "200 random steps": random_steps(200),
         },

@@ -21,13 +21,13 @@ KEPT = "seq_id", "request_id", "stop_checker"  # by which the engine knows it
 
 ALL_TOKENS = "clients have the generated tokens already, and what comes next depends on them: all tokens are kept"
 POSITION = (
-    "the position in the output is counted from the end of the prompt on. If generated tokens become part of the "
-    "prompt, the next token is drawn with the number of another position, and max_tokens begins anew"
+    "the position in the output is counted from the end of the prompt. If generated tokens become part of the "
+    "prompt, the next token is drawn with the number of another position, and max_tokens starts over"
 )
-SEED = "the next number is made of the seed, and a new Sequence has another one if its sampling_params have none"
+SEED = "the next number is made from the seed, and a new Sequence has another one if its sampling_params have none"
 SAMPLE = "with n samples of a request, the sample index tells their numbers apart"
-ASKED = "what the request has asked for, and what the hashes of its blocks are made of"
-LOST = "its blocks belong to others by now: nothing is computed any more, and no block is held"
+ASKED = "keep what the request has asked for, and what the hashes of its blocks are made of"
+LOST = "its blocks belong to others by now: it has nothing computed any more, and holds no block"
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def resumed(function: Resume, seq: Sequence) -> Sequence:
 
 
 def running(num_prompt: int = 6, num_generated: int = 5, **params: Any) -> Sequence:
-    """In the middle of its answer, with K/V of all tokens but the last."""
+    """A sequence in the middle of its answer, with K/V of all tokens but the last."""
     salt_and_adapter: dict[str, Any] = {"cache_salt": "a tenant", "lora_id": 3, "mm_spans": (MMSpan(1, 2, "picture"),)}
     seq = Sequence(list(range(40, 40 + num_prompt)), SamplingParams(**params), **salt_and_adapter)
     for token_id in range(num_generated):
@@ -98,7 +98,7 @@ def compare_played(function: Resume, options: dict[str, Any]) -> None:
     for number, (ours, theirs) in enumerate(zip(expected, played.answers(), strict=True)):
         happened = f"{played.num_preemptions} preemptions, {played.num_failures} failed steps"
         who = f"sample {number % 2} of request {number // 2}"
-        expect(ours, theirs, f"{happened}: {who} is answered otherwise than alone")
+        expect(ours, theirs, f"{happened}: {who} gets a different answer from the one it gets alone")
 
 
 def check_resume_generates(function: Resume, bench: Bench) -> None:
@@ -108,7 +108,7 @@ def check_resume_generates(function: Resume, bench: Bench) -> None:
         before = scheduler.num_preemptions
         wrong = Proposes(lambda seq, num_draft_tokens: [7] * num_draft_tokens)
         with use_manager(other.llm, BlockManager(num_blocks=18, block_size=4)), drafting(other.llm, wrong, 2):
-            compare_answers(other, expected, than="where nobody is preempted")
+            compare_answers(other, expected, than="where no request is preempted")
         assert scheduler.num_preemptions > before, "the pool is too large"
 
 
@@ -117,7 +117,7 @@ CHECKS = (
     *cases(
         compare_attributes,
         {
-            "What its next number is made of": [
+            "What its next number is made from": [
                 ({}, ("seed",), SEED),
                 ({"seed": 5}, ("seed",), SEED),
                 ({}, ("sample_index",), SAMPLE),
@@ -140,7 +140,7 @@ CHECKS = (
     *cases(
         compare_played,
         {
-            "A pool that is too small: everybody is answered as if alone": [({"num_blocks": 18},)],
+            "A pool that is too small: every request is answered as if alone": [({"num_blocks": 18},)],
             "Steps that fail, with draft tokens in them": [({"num_draft_tokens": 3, "fails": True},)],
             "All of it at once": [({"num_blocks": 18, "num_draft_tokens": 3, "fails": True},)],
         },

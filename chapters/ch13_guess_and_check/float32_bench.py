@@ -52,4 +52,4 @@ def compare_answers(other: Float32Bench, expected: list[list[int]], than: str = 
     text = other.llm.get_tokenizer().decode
     for prompt, ours, theirs in zip(REPEATING, expected, other.answers(), strict=True):
         if ours != theirs:
-            raise Wrong(f"{prompt!r} is answered otherwise than {than}", expected=text(ours), got=text(theirs))
+            raise Wrong(f"{prompt!r} is not answered as {than}", expected=text(ours), got=text(theirs))

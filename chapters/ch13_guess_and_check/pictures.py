@@ -22,8 +22,8 @@ def draft_tokens() -> Moved:
         rates = [expected_run(a, k) / step_s[k] for k in range(NUM_DRAFT_TOKENS + 1)]
         [taken] = choose_num_draft_tokens([a], [NUM_DRAFT_TOKENS], step_s)
         text = (
-            f"Without draft tokens {rates[0]:.0f} tokens a second; most, {max(rates):.0f}, with "
-            f"{rates.index(max(rates))} of them. The engine takes {taken}: {rates[taken]:.0f} tokens a second."
+            f"Without draft tokens, {rates[0]:.0f} tokens a second; the most, {max(rates):.0f}, with "
+            f"{rates.index(max(rates))} of them. The engine takes {taken}, for {rates[taken]:.0f} tokens a second."
         )
         x = Axis("draft tokens in a step (k)", range(NUM_DRAFT_TOKENS + 1), -0.2, NUM_DRAFT_TOKENS + 0.2)
         chart = Chart(x, Axis("tokens a second", (0, 50, 100, 150), 0, 170))

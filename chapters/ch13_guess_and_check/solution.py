@@ -29,7 +29,7 @@ def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[i
     seq.status = SequenceStatus.DECODE
     for row, token_id in enumerate(token_ids):
         seq.append(token_id)
-        reason, stop_reason = scheduler.finish_reason_of(seq, token_id)
+        reason, stop_reason = scheduler.check_stop(seq, token_id)
         if reason is not None:
             break
         if row == len(chunk.draft_token_ids) or token_id != chunk.draft_token_ids[row]:

@@ -62,7 +62,7 @@ def expected_run(acceptance: float, num_draft_tokens: int) -> float:
 
 
 class Always(Speculation):
-    """As many draft tokens as are allowed in every step, whatever they bring. (The engine decides by the clock.)"""
+    """As many draft tokens as are allowed in every step, whatever they gain. (The engine decides by the clock.)"""
 
     def choose(self, scheduler: Scheduler) -> dict[Sequence, int]:
         counts = {}
@@ -122,7 +122,7 @@ def chunks_watched(llm: LLM) -> Iterator[list[ScheduledChunk]]:
 
 @contextmanager
 def drafting(llm: LLM, proposer: Proposer | None, num_draft_tokens: int) -> Iterator[None]:
-    """This engine always checks so many draft tokens for a while. proposer None: it checks none."""
+    """For a while, this engine always checks this many draft tokens. proposer None: it checks none."""
     speculation = Always(proposer, num_draft_tokens, 10**6) if proposer is not None else None
     with replaced(llm.engine, "speculation", speculation):
         yield
@@ -159,11 +159,11 @@ class World:
     def reset(self) -> str:
         self.source, self.num_draft_tokens, self.temperature = NGRAMS, NUMS_DRAFT_TOKENS[0], 0.0
         self.begin(TEXTS["a quotation"])
-        return "The prompt is computed, and the first token sampled. n makes a step, e twenty; t takes a text of yours."
+        return "The prompt is computed, and the first token is sampled. n makes a step, e twenty; t takes your text."
 
     def step(self, num_steps: int = 1) -> str:
         if self.seq.finish_reason is not None:
-            raise ValueError("the text has ended: x takes another one, t one of yours, r begins anew")
+            raise ValueError("the text has ended: x takes a different text, t one of yours, and r starts over")
         with drafting(self.llm, self.proposer, self.num_draft_tokens), steps_watched(self.llm) as steps:
             for _ in range(num_steps):
                 if self.seq.finish_reason is None:
@@ -179,22 +179,22 @@ class World:
             (NUMS_DRAFT_TOKENS.index(self.num_draft_tokens) + 1) % len(NUMS_DRAFT_TOKENS)
         ]
         self.begin(self.prompt)
-        return f"At most {self.num_draft_tokens} draft tokens a step. The text begins anew."
+        return f"At most {self.num_draft_tokens} draft tokens a step. The text starts over."
 
     def next_source(self) -> str:
         self.source = SOURCES[(SOURCES.index(self.source) + 1) % len(SOURCES)]
         self.begin(self.prompt)
-        return f"Draft tokens come from: {self.source}. The text begins anew."
+        return f"Draft tokens come from: {self.source}. The text starts over."
 
     def next_temperature(self) -> str:
         self.temperature = TEMPERATURES[(TEMPERATURES.index(self.temperature) + 1) % len(TEMPERATURES)]
         self.begin(self.prompt)
-        return f"Temperature {self.temperature:g}, seed {SEED}. The text begins anew."
+        return f"Temperature {self.temperature:g}, seed {SEED}. The text starts over."
 
     def next_text(self) -> str:
         texts = list(TEXTS.values())
         self.begin(texts[(texts.index(self.prompt) + 1) % len(texts)] if self.prompt in texts else texts[0])
-        return "Another text. Where does it go on as it did before?"
+        return "A different text. Where does it go on as it did before?"
 
     def typed(self, text: str) -> str:
         self.begin(text)
@@ -211,7 +211,7 @@ class World:
         return self._own_draft if self.source == ITSELF else self._ngrams
 
     def begin(self, prompt: str) -> None:
-        """The prompt is computed, which samples a token. Raises ValueError, with all as it was, for one too long."""
+        """The prompt is computed, which samples a token. Raises ValueError, and changes nothing, if it is too long."""
         params = SamplingParams(temperature=self.temperature, seed=SEED, max_tokens=MAX_TOKENS)
         engine = self.llm.engine
         request = engine.make_request(prompt, params, stream=True)

@@ -1,7 +1,7 @@
-"""How many machines does a load need? A plan, and what the simulator says of it (chapter 14).
+"""How many machines does a load need? A plan, and what the simulator says about it (chapter 14).
 
 The simulator plays one machine of the plan: the real scheduler, with its share of the requests. Each request goes to a
-machine drawn by chance, so the requests of one machine come by chance, too.
+machine drawn at random, so the requests of one machine come at random, too.
 """
 
 import random
@@ -20,7 +20,7 @@ SIMULATED_S, FEWEST_REQUESTS, MOST_REQUESTS = 10.0, 60, 400
 
 
 class Machine(NamedTuple):
-    """per_hour: its price. kv_bytes: what its memory has left for K and V, beside the weights."""
+    """per_hour: its price. kv_bytes: what the weights leave free in its memory, for K and V."""
 
     per_hour: float
     kv_bytes: int
@@ -37,7 +37,7 @@ MACHINES = {
 
 
 class Load(NamedTuple):
-    """What comes. Lengths are means: they vary by half, up and down, but for the beginning that all prompts share."""
+    """What comes. Lengths are means: they vary by half, up and down, except for the beginning that is shared."""
 
     requests_per_s: float
     num_prompt_tokens: int
@@ -64,7 +64,7 @@ class Load(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Seconds that 99 of 100 requests keep: to the first token, and for each token behind it, in the request's mean."""
+    """Seconds that 99 of 100 requests keep: to the first token, and for each later token, on average over a request."""
 
     ttft_s: float
     token_s: float
@@ -85,9 +85,9 @@ class Plan(NamedTuple):
 class Report(NamedTuple):
     """Of one machine. The times are those of Limits.
 
-    mean_token_s      as token_s, of all requests in the mean
-    num_inside        requests that wait or run, in the mean
-    num_preemptions   for each request, in the mean
+    mean_token_s      like token_s, as the mean of all requests
+    num_inside        requests that wait or run, on average
+    num_preemptions   for each request, on average
     waits_for         what the first in the queue waited for most of the time: seats, tokens or blocks
     """
 
@@ -151,7 +151,7 @@ def what_is_wrong(load: Load, limits: Limits, plan: Plan) -> str:
         return ""
     broken = f"have their first token within {in_ms(report.ttft_s)}, and the limit is {in_ms(limits.ttft_s)}"
     if report.token_s > limits.token_s:
-        broken = f"have their tokens at a distance of {in_ms(report.token_s)}, and the limit is {in_ms(limits.token_s)}"
+        broken = f"wait {in_ms(report.token_s)} from one token to the next, and the limit is {in_ms(limits.token_s)}"
     return f"99 of 100 requests {broken}: {_why(load, limits, plan, report, machine)}"
 
 
@@ -162,7 +162,7 @@ def _why(load: Load, limits: Limits, plan: Plan, report: Report, machine: Machin
     busy = rate * load.num_own_tokens * token_s
     comes = f"{rate:.1f} requests a second come to a machine, each with {load.num_own_tokens:,} tokens of its own"
     if busy >= 1:
-        return f"{comes}; they alone take {busy:.2f} s of each second, and steps take {in_ms(step_s)} each besides"
+        return f"{comes}; they alone take {busy:.2f} s of each second, and each step takes {in_ms(step_s)} more"
     if alone_s > limits.ttft_s:
         return f"the longest prompts take {in_ms(alone_s)} on a {plan.machine} machine where nobody else is"
     room = f"a machine has {plan.max_num_seqs} seats, and {machine.num_blocks(load.kv_bytes_per_token)} blocks"

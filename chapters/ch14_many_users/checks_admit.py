@@ -1,4 +1,4 @@
-"""Grading of `admit`: on small examples, then on a server in virtual time to which more comes than it can answer."""
+"""Grading of `admit`: on small examples, then on a server in virtual time that gets more than it can answer."""
 
 from collections.abc import Callable
 from functools import cache
@@ -38,7 +38,7 @@ def check_blocks(function: Admit, bench: Bench) -> None:
     seat: dict[str, Any] = {"num_running": 2, "num_free_blocks": 10, "requests_per_s": 1.0}
     ask(function, False, 0.3, hint, num_blocks_needed=11, **seat)
     ask(function, True, 9.0, hint, num_blocks_needed=11, **seat)
-    hint = "a seat is free, but somebody waits already, for blocks: the newcomer stands behind"
+    hint = "a seat is free, but somebody is waiting already, for blocks: the newcomer stands behind them"
     ask(function, False, 0.3, hint, num_waiting=1, num_blocks_needed=1, **seat)
 
 
@@ -91,9 +91,9 @@ def compare_trace(function: Admit, name: str, other: str) -> None:
     deadline_s = TRACES[name][1]
     got = outcome(name, lambda state: function(state, deadline_s))
     ours, theirs = outcome_with("ours", name), outcome_with(other, name).in_time
-    hint = "who comes a little late is worth nothing, and holds a seat: its prompt comes after the wait, so aim lower"
+    hint = "a little late is worth nothing, and holds a seat: the prompt is computed after the wait, so aim lower"
     if got.sent_away > ours.sent_away:
-        hint = "some were sent away who would have been in time, and a seat was empty: they wait (n + 1) / rate"
+        hint = "some were sent away that would have been in time, and a seat was empty: a newcomer waits (n + 1) / rate"
     if got.in_time < 0.8 * ours.in_time or got.in_time <= theirs:
         expected = f"about {ours.in_time} requests answered in time, as with ours; {other} has {theirs}"
         found = f"{got.in_time}; {got.late} were late, {got.sent_away} sent away"

@@ -1,5 +1,4 @@
-"""Grading of `provision`: the simulator plays the plan. One that breaks a limit is refused, and one that costs far too
-much."""
+"""Grading of `provision`: the simulator plays the plan. One that breaks a limit or costs far too much is refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +27,7 @@ def expect_plan(got: Any) -> Plan:
     if not isinstance(got, Plan):
         raise Wrong("return a Plan, and ask for a Plan", expected="Plan(machine, num_machines, max_num_seqs)", got=got)
     if got.machine not in MACHINES:
-        raise Wrong("machine is the name of one that can be had", expected=" or ".join(MACHINES), got=got)
+        raise Wrong("machine must be the name of one of the kinds on offer", expected=" or ".join(MACHINES), got=got)
     if any(type(number) is not int or number < 1 for number in got[1:]):
         raise Wrong("num_machines and max_num_seqs are whole numbers, at least 1", got=got)
     return got

@@ -81,12 +81,12 @@ A, B, NOBODY = names_of("a", 16), names_of("b", 16), "nobody has any of its bloc
 EXAMPLES = cases(
     ask,
     {
-        "A prompt like no other goes where the least is to be done": [
+        "A prompt like no other goes where there is the least to do": [
             *(
                 ((loads.index(min(loads)), A[:5], loads, NOBODY),)
                 for loads in ([500, 100, 900], [0, 0], [7], [3, 2, 2])
             ),
-            ((1, [], [10, 9], "a prompt shorter than a block has no names"),),
+            ((1, [], [10, 9], "a prompt shorter than a block has no hashes"),),
         ],
         "A prompt goes to the replica that has announced its beginning": [
             (
@@ -100,10 +100,10 @@ EXAMPLES = cases(
                 (0, [*B[:10], b"x", b"y"], [0, 0, 0], "replica 0 has its first ten blocks"),
             )
         ],
-        "Not at any price: a replica with too much to do does not get it, and another one learns the prompt": [
+        "Not at any price: if that replica has too much to do, another one gets the prompt and learns it": [
             (
                 stored(0, A),
-                (1, A, [5000, 0, 0], "replica 0 would save 1,024 tokens, and has 5,000 to do first"),
+                (1, A, [5000, 0, 0], "replica 0 would save 1,024 tokens, but has 5,000 to do first"),
                 stored(1, A),
                 (1, A, [5000, 500, 0], "now replica 1 has the blocks, too"),
                 (2, A, [5000, 1100, 0], "1,100 tokens are more than 1,024"),
@@ -147,7 +147,7 @@ def count(thing: Any) -> int:
 
 
 def check_memory(function: Route, bench: Bench) -> None:
-    """Memory does not grow with what was and is no more"""
+    """Memory does not grow with blocks that no replica has any more"""
     router = Asked(function)
     for number in range(500):
         names = names_of(f"{number} ", 4)

@@ -40,7 +40,7 @@ class World:
 
     def reset(self) -> str:
         self.policy, self.num_replicas, self.skew, self.rate = "round robin", NUMS_REPLICAS[0], SKEWS[0], RATES[0]
-        return self.begin("n sends a request, e two hundred; p takes another router.")
+        return self.begin("n sends one request, e two hundred; p switches to another router.")
 
     def send(self, num_jobs: int = 1) -> str:
         for _ in range(num_jobs):

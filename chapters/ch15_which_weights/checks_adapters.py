@@ -116,7 +116,7 @@ def check_bfloat16(function: AddAdapters, bench: Bench) -> None:
     x, y = torch.zeros(1, 16).bfloat16(), torch.zeros(1, 1).bfloat16()
     x[0, 0], x[0, 1] = 256, 0.5
     function(y, x, torch.tensor([0]), weights)
-    hint = "A makes 256.5 and -256 of this row, and B adds them up: 256.5 is no number of bf16, so do not round between"
+    hint = "A makes 256.5 and -256 of this row, and B adds them up: bf16 has no 256.5, so do not round in between"
     expect(0.5, float(y), hint)
 
 
@@ -132,7 +132,7 @@ def check_work(function: AddAdapters, bench: Bench) -> None:
     num_meeting = sum(slot >= 0 for slot in slots)
     most = num_meeting * rank * (len(out_sizes) * in_size + sum(out_sizes))
     if products.num_multiplications > 1.01 * most:
-        hint = "first x with A, then the few numbers with B; and only the rows and the adapters that belong together"
+        hint = "multiply x by A first, then the few numbers by B; and only the rows and adapters that belong together"
         raise Wrong(hint, expected=f"{most} multiplications", got=products.num_multiplications, section=LOW_RANK)
 
 
@@ -201,7 +201,7 @@ def compare_answers(other: AdapterBench, order: tuple[int, ...]) -> None:
     text = other.llm.get_tokenizer().decode
     for number, (ours, theirs) in enumerate(zip(other.expected[order], other.answers(order), strict=True)):
         who = f"adapter {order[number]}" if order[number] else "no adapter"
-        expect(text(ours), text(theirs), f"requests name adapters {order}: number {number}, {who}, goes on otherwise")
+        expect(text(ours), text(theirs), f"requests name adapters {order}: number {number}, {who}, differs")
 
 
 def check_adapters_generate(function: AddAdapters, bench: Bench) -> None:
@@ -233,7 +233,7 @@ def ask_slot(
     got = function(slots, lora_id, wanted, num_slots)
     said = f"{num_slots} slots, {before} in memory, adapter {lora_id} of a step with {sorted(needed)}: {hint}"
     expect(expected[lora_id], got, f"{said} (the slot)")
-    expect(set(expected.items()), set(slots.items()), f"{said} (who is in memory afterwards)")
+    expect(set(expected.items()), set(slots.items()), f"{said} (what is in memory afterwards)")
     expect(list(expected), list(slots), f"{said} (the order, least recently used first)")
     expect(needed, wanted, "needed, which you were given, has been changed")
     return got
@@ -285,7 +285,7 @@ ADD_CHECKS = (
             ],
             "q, k and v in one: each part has an A of its own, and its own columns": [
                 ([0, 1, 0], (4, 4), [2, 3], "part p takes a[slot, p]"),
-                ([1, -1, 0, 1], (8, 3, 5), [2, 3], "columns begin where those before end"),
+                ([1, -1, 0, 1], (8, 3, 5), [2, 3], "columns begin where those of the part before end"),
             ],
         },
     ),
@@ -302,7 +302,7 @@ SLOT_CHECKS = (
                 ({5: 0}, 8, {8}, 3, "slot 0 is taken"),
                 ({5: 0, 8: 2}, 9, {9}, 3, "slot 1 is free"),
             ],
-            "Who is in memory keeps its slot, and is the most recently used": [
+            "An adapter in memory keeps its slot, and is then the most recently used": [
                 ({5: 0, 8: 1}, 8, {8}, 2, "it has a slot"),
                 ({5: 1, 8: 0}, 5, {5}, 3, "it has a slot, and was used just now"),
             ],
@@ -310,7 +310,7 @@ SLOT_CHECKS = (
                 ({5: 1, 8: 0}, 9, {9}, 2, "5 was used least recently"),
                 ({8: 0, 5: 1, 7: 2}, 9, {9}, 3, "8 was used least recently"),
             ],
-            "Never one that the same step needs": [
+            "Never an adapter that the same step needs": [
                 ({5: 1, 8: 0}, 9, {5, 9}, 2, "5 is needed in this step: 8 must go"),
                 ({5: 1, 8: 0, 7: 2}, 9, {5, 8, 9}, 3, "only 7 is not needed"),
             ],

@@ -48,7 +48,7 @@ def draw_entries(world: "World", entries: "list[Entry]") -> Table:
 
 def draw_rows(rows: "list[tuple[Entry, int]]") -> Text:
     """A cell for each row of a step, with the name of its request, in the colour of its adapter."""
-    drawn = Text("" if rows else "nobody computes")
+    drawn = Text("" if rows else "no rows yet")
     for entry, num_rows in rows:
         lora_id = entry.seq.lora_id
         style = "white on grey37" if lora_id is None else f"black on {color_of_adapter(lora_id)}"

@@ -42,9 +42,9 @@ def slot_for(slots: dict[int, int], lora_id: int, needed: set[int], num_slots: i
         needed     ids of all adapters of this step, this one among them: at most num_slots
         num_slots  there are slots 0 to num_slots - 1
 
-    If the adapter has a slot, it keeps it. Otherwise it gets a slot that nobody has, the one with the smallest number;
-    if there is none, that of the least recently used adapter which this step does not need. The adapter that
-    loses its slot leaves `slots`.
+    If the adapter has a slot, it keeps it. Otherwise it gets the free slot with the smallest number. If no slot is
+    free, it gets the slot of the least recently used adapter that this step does not need. The adapter that loses its
+    slot leaves `slots`.
 
     Afterwards this adapter is the most recently used: the last one in `slots`. (A dict keeps the order in which keys
     were put in; to put a key at the end, take it out first.) Return its slot. The engine reads the adapter's file into

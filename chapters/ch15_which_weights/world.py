@@ -59,7 +59,7 @@ class World:
         self.entries: list[Entry] = []
         self.rows: list[tuple[Entry, int]] = []  # of the last step
         self.adapter = next(iter(self.adapters))
-        return "Nobody is there. s sends a request, a chooses the adapter that it names, n makes a step."
+        return "There are no requests. s sends one, a chooses the adapter that it names, n makes a step."
 
     def send(self) -> str:
         return self.enter(BEGINNING, self.adapter)
@@ -77,7 +77,7 @@ class World:
 
     def step(self) -> str:
         if not self.llm.engine.has_unfinished_requests():
-            raise ValueError("nobody is there: s sends a request")
+            raise ValueError("there are no requests: s sends one")
         with chunks_watched(self.llm) as chunks:
             self.llm.engine.step()
         self.rows = rows_of(chunks, self.entries)

@@ -14,7 +14,7 @@ MATRIX, DECAY = "A state is a matrix", "Letting go, and what else a token says" 
 
 
 def slowly(state: Matrix, q: Numbers, k: Numbers, v: Numbers, decay: float, beta: float) -> tuple[Matrix, Numbers]:
-    """Another way to the same: decay * (I - beta k k^T) state + beta k v^T."""
+    """Another way to the same result: decay * (I - beta k k^T) state + beta k v^T."""
     rows, columns = range(len(k)), range(len(v))
     kept = [[decay * ((i == n) - beta * k[i] * k[n]) for n in rows] for i in rows]
     new = [[sum(kept[i][n] * state[n][j] for n in rows) + beta * k[i] * v[j] for j in columns] for i in rows]
@@ -51,7 +51,7 @@ def ask(
     ensure(is_state, f"the new state is a list of {len(k)} lists of {len(v)} numbers; {given}", got=new)
     ensure(is_numbers(output, len(v)), f"q reads a list of {len(v)} numbers; {given}", got=output)
     shared = any(a is b for a in new for b in state)
-    ensure(not shared, "the new state has a row of the given one in it: whoever writes into one writes into both")
+    ensure(not shared, "the new state shares a row with the given one: a change of one changes both")
     expected_state, expected_output = slowly(state, q, k, v, decay, beta)
     if not all(map(are_close, expected_state, new)):
         raise Wrong(f"the new state: {hint}; {given}", expected=shown(expected_state), got=shown(new))

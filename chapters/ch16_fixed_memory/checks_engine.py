@@ -92,7 +92,7 @@ expected_answers = cache(answers)
 
 def compare(hint: str) -> None:
     for prompt, expected, got in zip(PROMPTS, expected_answers(), answers(), strict=True):
-        expect(expected, got, f"the hybrid model answers a prompt of {len(prompt)} tokens with other tokens{hint}")
+        expect(expected, got, f"the hybrid model answers a prompt of {len(prompt)} tokens with different tokens{hint}")
 
 
 def answer_with_step(function: DeltaStep) -> None:
@@ -116,7 +116,7 @@ def answer_with_snapshots(policy: Policy) -> None:
     for number, (answer, output, least) in enumerate(zip(expected, outputs, STARTS, strict=True), 1):
         hint = f"the hybrid model computes prompt {number} of {len(FORKED)}, which share 30 tokens, blocks of 4, from"
         if output.num_cached_tokens < least:
-            raise Wrong(f"{hint} another token on", expected=f"{least} or later", got=output.num_cached_tokens)
+            raise Wrong(f"{hint} the wrong token on", expected=f"{least} or later", got=output.num_cached_tokens)
         expect(answer.token_ids, output.outputs[0].token_ids, f"{hint} token {output.num_cached_tokens} on: its answer")
 
 

@@ -33,7 +33,7 @@ class Layer:
     def step(self, state: Any, row: Any) -> tuple[State, str]:
         for thing, kind, what in ((state, State, "a state"), (row, Row, "a row")):
             if not isinstance(thing, kind):
-                raise Wrong(f"step(state, row) was called with something else than {what}", got=thing)
+                raise Wrong(f"step(state, row) was called with something other than {what}", got=thing)
         self.num_calls += 1
         text = state.text + row
         return State(text), text
@@ -84,7 +84,7 @@ def compare(
         found = getattr(state, "text", "")
         hint = "memory['state'] must be the state after the last known row"
         if found.startswith(text) and len(found) > len(text):
-            hint = "a guess of this call is in memory['state']: it may be refused, and nothing gets it out again"
+            hint = "a guess of this call is in memory['state']: it may be refused, and then nothing gets it out again"
         raise Wrong(f"{when}: {hint}", expected=State(text), got=state)
     check_memory(memory, guesses, when)
     expected_calls = f"{len(held + known + guesses)} calls of step: {len(held)} + {len(known)} + {len(guesses)}"
@@ -97,19 +97,19 @@ def why(got: Any, before: str, held: str, last: str) -> str:
     """What has gone wrong, as far as it can be seen."""
     found = got if isinstance(got, str) else ""
     if "?" in found:
-        return "a row that the engine has put into its list since: what you keep must be a list of your own"
+        return "a row that the engine has put into its list since then: what you keep must be a list of your own"
     if held and not found.startswith(before + held):
         return f"no {held!r}, which held: these rows do not come again, and the state has to take them in"
     if len(held) < len(last) and found.startswith(before + last[: len(held) + 1]):
         return f"a guess that was refused: of {last!r}, {held!r} held" if held else f"{last!r}, which was refused"
-    return "something else than the tokens before it"
+    return "something other than the tokens before it"
 
 
 def check_memory(memory: dict[str, Any], guesses: str, when: str) -> None:
     found = list({id(part): part for part in parts(memory)}.values())
     states, rows = ([part for part in found if isinstance(part, kind)] for kind in (State, Row))
     if len(states) > 1:
-        hint = "memory holds other states beside memory['state']: a state takes as much room as 85 rows"
+        hint = "memory holds other states besides memory['state']: a state takes as much room as 85 rows"
         raise Wrong(f"{when}: {hint}", expected="one state", got=states)
     if len(rows) > len(guesses):
         hint = "memory holds rows that are no guesses of this call: what the state has taken in is never needed again"

@@ -35,9 +35,9 @@ def checked(function: Choose) -> Policy:
         for position, is_wanted in found.items():
             is_number = isinstance(position, int) and not isinstance(position, bool) and position >= 0
             ensure(is_number, f"{when}: a position is a number of tokens", got=position)
-            hint = f"{when}: a snapshot belongs to the name of the block that ends there, so positions are multiples"
+            hint = f"{when}: a snapshot belongs to the hash of the block that ends there, so positions are multiples"
             ensure(position % block_size == 0, f"{hint} of {block_size}", got=position)
-            hint = f"{when}: of every prompt a token is left to be computed, so nobody can begin after {last}"
+            hint = f"{when}: of every prompt a token is left to be computed, so no prompt can begin after {last}"
             ensure(position <= last, hint, got=position)
             ensure(isinstance(is_wanted, bool), f"{when}: position {position} is wanted or not", got=is_wanted)
         return found
@@ -86,7 +86,7 @@ def check_others_between(function: Choose, bench: Bench) -> None:
     rng = random.Random(3)
     requests = [request for one in requests for request in (one, *((random_ids(rng, 2200), [7]) for _ in range(3)))]
     marks = checked(function)(2200, fork, BLOCK_SIZE)
-    hint = "a prompt that leaves the cached names has room for the fork, but others have pushed it out"
+    hint = "a snapshot was taken where the prompt leaves the cache, but others have pushed it out"
     if not marks.get(fork):
         hint = f"at {fork} two prompts have parted, so a third is expected there, too: this is no guess"
     elif sum(marks.values()) > 2:
@@ -118,13 +118,13 @@ def check_in_the_engine(function: Choose, bench: Bench) -> None:
     answer_with_snapshots(checked(function))
 
 
-END = "the prompt before this one ended near here: is there a snapshot at the last full block that leaves it a token?"
-FORK = "it shares 1,500 tokens with those before. The first two have parted at 1,488, which num_matched told the second"
+END = "the prompt before this one ended near here: is there a snapshot at the last full block that leaves a token?"
+FORK = "it shares 1,500 tokens with those before. The first two parted at 1,488, which num_matched told the second"
 CHECKS = (
     *cases(
         ask_form,
         {
-            ("Positions lie at the ends of blocks, and leave a token", WHY): [
+            ("Positions lie at the ends of blocks, and leave a token to compute", WHY): [
                 (n, matched, size)
                 for n in (600, 1024, 33, 17, 16, 15, 1, 5200)
                 for size in (16, 384, 1)
@@ -147,7 +147,7 @@ CHECKS = (
     ),
     *cases(
         ask_unforeseen,
-        {"The second of two prompts that share nobody knows how much": [(n,) for n in (550, 1000, 2400, 5100, 7000)]},
+        {"Two prompts that share an unknown number of tokens": [(n,) for n in (550, 1000, 2400, 5100, 7000)]},
     ),
     check_others_between,
     check_workloads,

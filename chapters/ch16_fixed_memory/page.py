@@ -16,36 +16,36 @@ SCENES = [
     Scene(
         "A notebook fills",
         "/w16",
-        "Sixteen people come into the house, one line each. The notebook has 8 x 8 numbers, whatever stands in it. The "
-        "first answers are right. Watch which ones go wrong, and how much of the right room is read.",
+        "Sixteen people come into the house, one line each. The notebook has 8 x 8 numbers, however much is written "
+        "into it. The first answers are right. Watch which ones go wrong, and how much of the right room is read.",
     ),
     Scene(
         "The same sixteen by the delta rule",
         "w16/d2",
-        "Nothing is written anew but the way it is written: first the delta rule, then half of its change. The last "
+        "The same lines are written in other ways: first by the delta rule, then with half of its change. The last "
         "answers get better, the first ones worse.",
     ),
     Scene(
         "People move",
         "w4/c12",
-        "Four people, and twelve moves, written by adding up. Where somebody was before is never taken off. Who is "
-        "asked for gives a mixture of all rooms so far.",
+        "Four people make twelve moves, written by adding up. The room that somebody has left is never taken off. If "
+        "you ask for anybody, you get a mixture of all their rooms so far.",
     ),
     Scene(
         "People move, and lines are corrected",
         "w4d/c12",
-        "The same moves by the delta rule: what a name gives already is taken off before its new room is added.",
+        "The same moves by the delta rule: what a name already gives is taken off before its new room is added.",
     ),
     Scene(
         "600 tokens are shared",
         "n/pnnn",
-        "The first request left no snapshot, so the second one finds its K/V and begins at its first token all the "
-        "same. It places one at its end, and from then on all of them begin there.",
+        "The first request left no snapshot, so the second one finds K/V in the cache and still begins at its first "
+        "token. A snapshot is placed at its end, and from then on all requests begin there.",
     ),
     Scene(
         "1,500 tokens are shared, at the end it is too late",
         "o/pnpnpn",
-        "Each prompt gets a snapshot at its end, and 700 of its tokens are its own: no other prompt ever comes there.",
+        "Each prompt gets a snapshot at its end, and 700 of its tokens are its own: no other prompt ever gets there.",
     ),
     Scene(
         "1,500 tokens are shared, at the fork",
@@ -56,8 +56,8 @@ SCENES = [
     Scene(
         "Shared lengths vary",
         "o3/t(4896)nnnnn",
-        "Prompts share 4,900 to 5,200 tokens of 6,000. One snapshot just before serves all of them. You can only place "
-        "it because you know the lengths; the policy does not, and does better after a few requests.",
+        "Prompts share 4,900 to 5,200 tokens of 6,000. One snapshot just before token 4,900 serves all of them. You "
+        "can place it only because you know the lengths; the policy does not, but does better after a few requests.",
     ),
 ]
 new_world = World
@@ -139,7 +139,7 @@ def draw_right(book: Notebook) -> str:
 def draw_next(shelf: Shelf) -> str:
     """The prompt as a bar: what the cache has of it, its snapshots below, yours above."""
     if shelf.is_over:
-        return '<p class="none">All were sent. Take another workload, or begin anew.</p>'
+        return '<p class="none">All requests were sent. Take another workload, or begin anew.</p>'
     length, marks = len(shelf.prompt), sorted(filter(None, shelf.marks))
 
     def x(position: int) -> float:

@@ -31,7 +31,7 @@ class Calls:
         def expert(rows: Tensor) -> Tensor:
             if not isinstance(rows, Tensor) or rows.dim() != 2:
                 got = list(rows.shape) if isinstance(rows, Tensor) else repr(rows)
-                raise Wrong(f"expert {e} is called with rows [n, hidden_size], also if it is one row", got=got)
+                raise Wrong(f"expert {e} is called with rows [n, hidden_size], even if there is only one row", got=got)
             if rows.dtype != self.dtype:
                 raise Wrong(f"expert {e} takes rows in the dtype of hidden", expected=self.dtype, got=rows.dtype)
             self.rows[e].append(rows.clone())
@@ -139,7 +139,7 @@ ONE, ONE_AND_THREE = torch.tensor([[1]]), torch.tensor([[1, 3]])
 ADD_UP_TO_1, AS_THEY_ARE = torch.tensor([[0.625, 0.375]]), torch.tensor([[0.5, 0.3]])
 BEST, BOTH = torch.tensor([[2], [0], [1], [1]]), torch.tensor([[2, 1], [0, 1], [1, 0], [1, 2]])
 OF_BEST, OF_BOTH = torch.ones(4, 1), torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.8, 0.2], [0.5, 0.3]])
-GIVEN = "(the row is [1, 2]; expert e makes 10^e times the row of it)"
+GIVEN = "(the row is [1, 2]; expert e returns 10^e times the row)"
 CHECKS = (
     *cases(
         ask,

@@ -35,4 +35,4 @@ def expected_answers() -> list[list[int]]:
 def check_generates(function: Any, bench: Bench) -> None:
     """The engine generates with a model of three layers of experts: the same tokens"""
     for prompt, expected, got in zip(PROMPTS, expected_answers(), answers(), strict=True):
-        expect(expected, got, f"the model with experts answers {prompt!r} with other tokens")
+        expect(expected, got, f"the model with experts answers {prompt!r} with different tokens")

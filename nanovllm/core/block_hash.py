@@ -57,10 +57,10 @@ def extra_keys(
         keys.append(("salt", cache_salt))
     if lora_id is not None:
         keys.append(("lora", lora_id))
-    first = block_index * block_size
+    block_start = block_index * block_size
     for start, length, content_hash in mm_spans:
-        if start < first + block_size and start + length > first:
-            keys.append(("mm", content_hash, start - first))
+        if start < block_start + block_size and start + length > block_start:
+            keys.append(("mm", content_hash, start - block_start))
     return tuple(keys)
 
 
@@ -94,6 +94,7 @@ class BlockHasher:
             return b"S" + _encode_text(key[1])
         if key[0] == "mm":
             return b"M" + _encode_text(key[1]) + struct.pack("<q", key[2])
+        # "lora"
         if self._adapter_digest is not None:
             return b"A" + _encode_text(self._adapter_digest(key[1]))
         return b"L" + struct.pack("<q", key[1])

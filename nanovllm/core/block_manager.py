@@ -6,9 +6,9 @@ The pool is a list of blocks, made once. A block is in one of three states:
     unreferenced    nobody holds it, but it is cached: its K/V can be found and reused until the block is taken
     free            nobody holds it, and it is not cached
 
-These are states, not queues. Unreferenced and free blocks are in one queue, and its head is taken next, so the order of
-the queue is the eviction policy. A sequence gives its blocks back last block first; an uncached block goes to the head,
-a cached one to the tail:
+These are states, not queues. `free_blocks`, the queue, holds unreferenced blocks as well as free ones. Its head is
+taken next, so the order of the queue is the eviction policy. A sequence gives its blocks back last block first; an
+uncached block goes to the head, a cached one to the tail:
 
     head: taken next                                                                       tail
     [ free: nothing is lost | unreferenced: released longest ago            ...  released last ]
@@ -46,9 +46,8 @@ from nanovllm.core.sequence import Sequence
 if TYPE_CHECKING:
     from nanovllm.core.snapshots.cache import SnapshotCache
 
-Content = tuple[
-    bytes | None, list[int], ExtraKeys
-]  # what a block hash stands for: parent's hash, token ids, extra keys
+# What a block hash stands for: parent's hash, token ids, extra keys.
+Content = tuple[bytes | None, list[int], ExtraKeys]
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +129,7 @@ class BlockEvent(NamedTuple):
 
     "hit"              a sequence reuses a cached block
     "allocate"         a sequence has taken a fresh block
-    "register"         the block is cached from now on; its K/V is there when the step has been computed
+    "register"         the block is cached from now on; its K/V can be read after the next "computed"
     "evict"            a cached block is about to lose its hash: its K/V and its hash are still there
     "free"             the last sequence that held the block has given it back
     "computed"         the step has been computed: K/V of all cached blocks, and all snapshots, can be read
@@ -179,7 +178,8 @@ class BlockManager:
     blocks          the pool; index == block_id
     free_blocks     the free queue
     hash_to_block   block hash -> {block_id: Block}, the blocks that hold it
-    free_order      "unnamed_first", or "release": every freed block goes to the tail (vLLM's order until 2026)
+    free_order      "unnamed_first": uncached blocks go to the head; "release": every freed block goes to the tail, as
+                    in vLLM until 2026
     snapshots       of a model that has states beside its K/V (core/snapshots); None for every other model
     on_event        called with every BlockEvent, in the middle of an operation: it must change nothing here.
                     broadcast() makes one listener of several
@@ -217,8 +217,9 @@ class BlockManager:
     def allocate_with_prefix(self, seq: Sequence) -> bool:
         """Reuse the longest cached prefix of seq.tokens and reserve fresh blocks for the rest.
 
-        Sets block_table, num_cached_tokens and num_computed_tokens. A fully cached sequence still computes its last
-        token, to have logits to sample from. Returns False, with nothing changed, when the pool cannot hold it.
+        For all its tokens, not only those of the first chunk: a prompt in chunks never waits for blocks. Sets
+        block_table, num_cached_tokens and num_computed_tokens. A fully cached sequence still computes its last token,
+        to have logits to sample from. Returns False, with nothing changed, when the pool cannot hold it.
         """
         assert seq.tokens and not seq.block_table, f"{seq} is empty or already holds blocks"
         found = self.get_computed_blocks(seq)
@@ -249,14 +250,13 @@ class BlockManager:
     def register_prefix(self, seq: Sequence) -> None:
         """Cache every full block of the first num_computed_tokens tokens, so that others find it.
 
-        Stops for good at a hash that already stands for other content: a block must not be found where its parent
-        cannot be.
+        After a hash that already stands for other content, none of the sequence's later blocks is cached either: their
+        parent could not be found.
         """
         if not self.enable_prefix_caching:
             return
-        for index in range(seq.num_registered_blocks, seq.num_computed_tokens // self.block_size):
-            if seq.hash_collision:
-                break
+        num_full_blocks = seq.num_computed_tokens // self.block_size
+        for index in range(seq.num_registered_blocks, 0 if seq.hash_collision else num_full_blocks):
             block = self.blocks[seq.block_table[index]]
             block_hash, content = self.hash_block(seq, index)
             copies = self.hash_to_block.setdefault(block_hash, {})
@@ -296,10 +296,10 @@ class BlockManager:
             self.snapshots.free(seq)
 
     def step_done(self) -> None:
-        """A step has been computed: from now on the K/V of every cached block can be read by others than its step."""
+        """Announce that a step has been computed: from now on the K/V of every cached block can be read outside it."""
         self._emit("computed")
 
-    # -- questions that change nothing ----------------------------------------------------------------------------
+    # -- questions: they change nothing, except that seq.block_hashes keeps what was hashed ------------------------
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -309,6 +309,7 @@ class BlockManager:
 
         seq.block_hashes keeps each hash, so a block is hashed once.
         """
+        assert index <= len(seq.block_hashes), f"block {index} is asked for before block {len(seq.block_hashes)}"
         start = index * self.block_size
         parent_hash = seq.block_hashes[index - 1] if index > 0 else None
         token_ids = seq.tokens[start : start + self.block_size]
@@ -336,7 +337,7 @@ class BlockManager:
         return ComputedBlocks(blocks, hash_collision=False)
 
     def can_allocate(self, seq: Sequence) -> bool:
-        """Exactly: would allocate_with_prefix succeed now?"""
+        """Would allocate_with_prefix succeed now? Exact, not an estimate."""
         return self._has_room(seq, self._reusable(seq, self.get_computed_blocks(seq).blocks))
 
     def is_cached(self, seq: Sequence, position: int) -> bool:
@@ -360,7 +361,7 @@ class BlockManager:
     def clear(self) -> None:
         """Make every block free and uncached, in whatever state the pool is.
 
-        This is for a step that has failed: the exception may have come between any two lines of this file, so nothing
+        Also after a step that has failed: the exception may have come between any two lines of this file, so nothing
         is undone, and everything is built anew. If clear() is interrupted too, it is called again. The sequences'
         own fields are the caller's to reset.
         """
@@ -378,7 +379,7 @@ class BlockManager:
         """Raise an AssertionError that names the broken invariant."""
         integrity.check_manager(self)
 
-    # -- helpers --------------------------------------------------------------------------------------------------
+    # -- parts of the above; core/tiers uses touch, take_fresh_blocks and uncache ----------------------------------
 
     def _reusable(self, seq: Sequence, blocks: list[Block]) -> list[Block]:
         """Those of the cached blocks with which the sequence can begin."""

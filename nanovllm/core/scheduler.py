@@ -7,10 +7,10 @@ only (chunked prefill: Sarathi-Serve, arXiv:2403.02310; continuous batching: Orc
 
 Invariants:
 - a sequence in `waiting` holds no blocks and has computed nothing;
-- both queues are sorted by priority, the lowest number first. Within one priority, `waiting` is in order of arrival and
-  `running` in order of admission. Without priorities every number is 0;
-- at most one running sequence has been cut by the budget inside its prompt: admission stops there. It is the last of
-  its priority. long_prefill_token_threshold may cut any number of others;
+- both queues are sorted by priority, the lowest number first. Within one priority, `waiting` has preempted sequences
+  first, then the others in order of arrival; `running` is in order of admission. Without priorities every number is 0;
+- admission stops when the budget cuts a prompt, so at most one running sequence is mid-prompt for that reason, and it
+  is the last of its priority. long_prefill_token_threshold may cut any number of others;
 - the pool can hold one sequence of max_model_len tokens, so the first running sequence always makes progress.
 """
 
@@ -40,8 +40,8 @@ class ScheduledChunk:
         K/V is written                             write_start ................ to end
         rows with logits                                         [x        x          x]
 
-    write_start      exceeds start only for the last token of a fully cached prompt: its K/V is in a shared block
-                     already, and the row is computed for its logits
+    write_start      the first position whose K/V is written: start, or end for the last token of a fully cached prompt,
+                     whose K/V is in a shared block already and which is computed for its logits only
     draft_token_ids  tokens that may follow the known ones (features/speculation); mostly none
     reaches_end      known_end is the end of the known tokens. So the row before it gives the next token, and the row
                      of each draft token the token after that. False for a chunk that ends inside a prompt.
@@ -55,7 +55,7 @@ class ScheduledChunk:
     reaches_end: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Fixed here, where seq.tokens still ends with the last known token. update() makes it longer.
+        # Computed now: update() appends to seq.tokens, and the comparison would have a different answer.
         object.__setattr__(self, "reaches_end", self.known_end == len(self.seq.tokens))
 
     @property
@@ -72,7 +72,10 @@ class ScheduledChunk:
         return 1 + len(self.draft_token_ids) if self.reaches_end else 0
 
     def sampled_seqs(self) -> list[Sequence]:
-        """What each of those rows samples for: the sequence, then copies of it, each with one draft token more."""
+        """One sequence for each row with logits: seq itself, then for each draft token a copy that ends with it.
+
+        The copies are for the sampler to read: they share all but their tokens with seq.
+        """
         seqs = [self.seq] if self.reaches_end else []
         for n in range(1, self.num_logits):
             seqs.append(copy(self.seq))
@@ -81,10 +84,11 @@ class ScheduledChunk:
 
 
 def next_chunk(seq: Sequence, num_tokens: int, block_manager: BlockManager) -> ScheduledChunk:
-    """The next num_tokens tokens of a sequence that has blocks for them. They count as computed from here on."""
+    """Advance a sequence by its next num_tokens tokens, which have blocks. They count as computed from here on."""
     start = seq.num_computed_tokens
     end = start + num_tokens
-    chunk = ScheduledChunk(seq, start, end, write_start=end if block_manager.is_cached(seq, start) else start)
+    is_cached = block_manager.is_cached(seq, start)  # only the last token of a fully cached prompt
+    chunk = ScheduledChunk(seq, start, end, write_start=end if is_cached else start)
     seq.num_computed_tokens = end
     if seq.state is not None:
         seq.state.advance(end)
@@ -104,7 +108,7 @@ class SchedulerOutput:
     num_tokens: int
 
     def per_chunk(self, rows: list[Row]) -> list[list[Row]]:
-        """Split a list that has an entry for each row with logits: those of each chunk."""
+        """Split a flat list, which has an entry for each row with logits, into one list for each chunk."""
         parts = []
         start = 0
         for chunk in self.chunks:
@@ -135,11 +139,13 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         may_run: Callable[[Sequence, list[Sequence]], bool] | None = None,
     ) -> None:
-        needed, found = block_manager.num_blocks_for(max_model_len), len(block_manager.blocks)
-        if needed > found:
-            blocks = f"{needed} blocks of {block_manager.block_size}, and the pool has {found}"
-            what = f"one sequence of max_model_len={max_model_len} tokens needs {blocks}"
-            raise ValueError(f"{what}; enlarge the pool or lower max_model_len")
+        num_needed = block_manager.num_blocks_for(max_model_len)
+        if num_needed > len(block_manager.blocks):
+            raise ValueError(
+                f"one sequence of max_model_len={max_model_len} tokens needs {num_needed} blocks of "
+                f"{block_manager.block_size}, and the pool has {len(block_manager.blocks)}; "
+                "enlarge the pool or lower max_model_len"
+            )
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -189,7 +195,10 @@ class Scheduler:
         self.waiting = deque(sorted(self.seqs.values(), key=by_priority))
 
     def can_admit(self) -> bool:
-        """Are there a place, an adapter and blocks for the first in the queue? The token budget is not asked."""
+        """Could the first sequence that awaits no blocks be admitted now, if the token budget allowed it?
+
+        Speculation asks this: beside a prompt, draft tokens gain little.
+        """
         if len(self.running) == self.max_num_seqs:
             return False
         seq = next((seq for seq in self.waiting if not seq.awaits_blocks), None)
@@ -220,13 +229,14 @@ class Scheduler:
             chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
-        # After a preemption nobody is admitted: the preempted sequence is the next one, and that room is for it.
-        for seq in () if preempted else tuple(self.waiting):
+        # After a preemption nobody is admitted: the preempted sequence comes next, and what is free is for it.
+        candidates = [] if preempted else list(self.waiting)
+        for seq in candidates:
             if budget == 0 or len(self.running) == self.max_num_seqs:
                 break
             if seq.awaits_blocks:
                 continue
-            if not self.admit(seq):
+            if not self.admit(seq):  # nobody passes a sequence that lacks blocks or an adapter
                 break
             num_tokens = self.num_new_tokens(seq, budget)
             chunks.append(self.make_chunk(seq, num_tokens))
@@ -239,7 +249,8 @@ class Scheduler:
     def update(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[Sequence]:
         """Take the step's result: sequences grow by the sampled tokens, and end. Returns those that have ended.
 
-        sampled_token_ids: of each chunk, a token for each row with logits: none for a chunk inside a prompt.
+        sampled_token_ids: of each chunk, a token for each row with logits: none for a chunk inside a prompt. Between
+        schedule() and update() no sequence may be aborted; an engine puts that off.
         """
         finished = []
         for chunk, token_ids in zip(output.chunks, sampled_token_ids, strict=True):
@@ -267,8 +278,8 @@ class Scheduler:
     def make_room(self, seq: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Get a running sequence slots for its next tokens. False if it had to be preempted itself.
 
-        While there is no block, the last of `running` loses its own. That one has no chunk in this step yet: chunks
-        are made in this order.
+        While there is no block, the last of `running` loses its own and is appended to `preempted`. Chunks are made
+        front to back and victims taken from the back, so a victim never has a chunk in this step.
         """
         while not self.block_manager.append_slots(seq, num_tokens):
             preempted.append(self.preempt_last())
@@ -301,14 +312,15 @@ class Scheduler:
         return chunk
 
     def add_drafts(self, chunks: list[ScheduledChunk], drafts: Mapping[int, list[int]], budget: int) -> int:
-        """Let chunks go beyond their known tokens, where slots are left. Returns the budget that is left."""
+        """Replace chunks by longer ones, with draft tokens, where slots are left. Returns the budget that is left."""
         for i, chunk in enumerate(chunks):
             draft = drafts.get(chunk.seq.seq_id)
             if draft and chunk.reaches_end:
                 draft = draft[: min(budget, self.num_tokens_left(chunk.seq) - 1)]
                 draft = draft[: self.num_draft_slots(chunk.seq, len(draft))]
                 # num_computed_tokens is the end of the known tokens by now (make_chunk): these slots come after it.
-                self.block_manager.append_slots(chunk.seq, len(draft))
+                has_slots = self.block_manager.append_slots(chunk.seq, len(draft))
+                assert has_slots, "num_draft_slots has counted them"
                 chunks[i] = replace(chunk, end=chunk.end + len(draft), draft_token_ids=draft)
                 budget -= len(draft)
         return budget
@@ -320,10 +332,10 @@ class Scheduler:
         """
         manager = self.block_manager
         num_slots = len(seq.block_table) * manager.block_size - seq.num_computed_tokens
+        if num_tokens <= num_slots:
+            return num_tokens
         num_spare_blocks = 0 if self.waiting else len(manager.free_blocks) - len(self.running)
-        if manager.num_blocks_for(num_tokens - num_slots) > max(num_spare_blocks, 0):
-            return num_slots
-        return num_tokens
+        return num_tokens if manager.num_blocks_for(num_tokens - num_slots) <= num_spare_blocks else num_slots
 
     def preempt_last(self) -> Sequence:
         """Preempt the last running sequence: of those of the lowest importance, the one admitted last. Returns it.
@@ -348,10 +360,11 @@ class Scheduler:
         """
         seq = chunk.seq
         seq.status = SequenceStatus.DECODE
-        for token_id, draft_token_id in zip(token_ids, [*chunk.draft_token_ids, None], strict=True):
+        drafts = [*chunk.draft_token_ids, None]  # the last row's token has no draft token to be compared with
+        for token_id, draft_token_id in zip(token_ids, drafts, strict=True):
             if token_id != NO_TOKEN:
                 seq.append(token_id)
-            reason, stop_reason = self.finish_reason_of(seq, token_id)
+            reason, stop_reason = self.check_stop(seq, token_id)
             if reason is not None or token_id != draft_token_id:
                 break
         if chunk.draft_token_ids:  # the K/V of the accepted ones was computed in this step, and may fill a block
@@ -360,10 +373,11 @@ class Scheduler:
         if reason is not None:
             self.finish(seq, reason, stop_reason)
 
-    def finish_reason_of(self, seq: Sequence, token_id: int) -> tuple[str | None, int | str | None]:
-        """(finish_reason, stop_reason) after token_id; (None, None): it goes on. Called once for each new token.
+    def check_stop(self, seq: Sequence, token_id: int) -> tuple[str | None, int | str | None]:
+        """(finish_reason, stop_reason) after token_id; (None, None): the sequence goes on.
 
-        The stop checker takes the token in, and the grammar moves on, unless EOS or a stop token has ended it before.
+        To be called once for each new token: the stop checker and the grammar take the token in, unless EOS or a stop
+        token has ended the sequence before.
         """
         params = seq.sampling_params
         if token_id == NO_TOKEN:

@@ -14,7 +14,7 @@ from nanovllm.sampling_params import SamplingParams
 class SequenceStatus(Enum):
     WAITING = auto()  # in the queue: holds no blocks
     PREFILL = auto()  # running: it has not sampled since its last admission
-    DECODE = auto()  # running: it has
+    DECODE = auto()  # running: it has sampled since its last admission
     FINISHED = auto()
 
 
@@ -26,13 +26,13 @@ class Sequence:
     """One sample of one request.
 
     tokens                  prompt and generated token ids
-    num_computed_tokens     tokens from the beginning whose K/V is in its blocks; the running step's count already
+    num_computed_tokens     tokens from the beginning whose K/V is in its blocks, or will be after the running step
     num_cached_tokens       how many of them the last admission found in the prefix cache
     block_table             ids of the blocks that hold its K/V, in the order of its tokens; append-only while it runs
     block_hashes            hashes of its full blocks, computed when they are needed and kept (see block_hash.py)
-    num_registered_blocks   blocks at its beginning that are registered
+    num_registered_blocks   blocks at its beginning that it has registered or found in the prefix cache
     hash_collision          another block's content has the hash of one of its blocks: no more of them are registered
-    was_admitted            it has had blocks; if it waits, it was preempted
+    was_admitted            it has had blocks; if it waits, it was preempted, or its step has failed
     awaits_blocks           it waits for K/V that is on its way into the pool (core/tiers); others may pass it
 
     With blocks of 4 tokens, a sequence of 10 whose table is [7, 2, 9]:
@@ -57,7 +57,7 @@ class Sequence:
         self.cache_salt = cache_salt
         self.lora_id = lora_id
         self.mm_spans = tuple(MMSpan(*span) for span in mm_spans)
-        self.has_extra_keys = bool(mm_spans) or (cache_salt, lora_id) != (None, None)
+        self.has_extra_keys = bool(mm_spans) or cache_salt is not None or lora_id is not None
 
         self.status = SequenceStatus.WAITING
         self.finish_reason: str | None = None  # "stop", "length", "abort" or "error"

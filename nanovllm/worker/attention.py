@@ -19,8 +19,9 @@ from torch import Tensor
 
 from nanovllm.worker.batch import Batch, cdiv, move_together
 
-# Decodes are grouped so that a group's gathered keys stay within this many rows, padding included.
-MAX_GATHERED_ROWS = 1 << 16
+# Decodes are grouped so that a group's gathered keys, padding included, are no more than this, unless a single sequence
+# has more.
+MAX_GATHERED_KEYS = 1 << 16
 TILE_ROWS = 128
 
 
@@ -32,7 +33,9 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
         out = windowed_attention(q, k_cache, v_cache, batch, window)
     else:
         out = _attention(q, k_cache, v_cache, batch)
-    # On a GPU each layer would wait for the answer. There, _decode replaces what is masked by zeros.
+    # A masked value that is NaN makes its row NaN (0 * NaN). On a GPU each layer would wait for the answer, so there
+    # only _decode replaces what is masked by zeros: a prompt whose K/V holds NaN may spoil earlier rows of its own
+    # blocks, and whoever reuses these blocks ends with an error, too.
     if out.device.type == "cpu" and not out.isfinite().all():
         from nanovllm.features.positions.windowed_attention import attention_row_by_row
 
@@ -62,7 +65,7 @@ def _decode_groups(batch: Batch, block_size: int) -> list[Group]:
     decodes = [b for b, num_rows in enumerate(batch.query_lens) if num_rows == 1]
     groups: list[list[int]] = []
     for b in sorted(decodes, key=batch.key_lens.__getitem__):
-        if not groups or (len(groups[-1]) + 1) * batch.key_lens[b] > MAX_GATHERED_ROWS:
+        if not groups or (len(groups[-1]) + 1) * batch.key_lens[b] > MAX_GATHERED_KEYS:
             groups.append([])
         groups[-1].append(b)
     widths = [cdiv(max(batch.key_lens[b] for b in group), block_size) for group in groups]

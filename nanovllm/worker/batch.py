@@ -41,7 +41,8 @@ class Batch:
                                      say which slots the host takes, and stay in its memory
     image_rows, images     where the step has placeholders of images, and the vectors that stand in for their embeddings,
                            once the tower has made them: features/images/rows.py
-    attn_metadata          what a backend works out in the first layer and uses in the others; a changed batch has none
+    attn_metadata          what a backend works out in the first layer and uses in the others: a cache of one step.
+                           replace() begins with an empty one
     """
 
     input_ids: Tensor
@@ -103,13 +104,15 @@ class Batch:
             max_key_len=max(seqlens_k),
             segments=segments,
         )
-        batch.attn_metadata.update(query_lens=query_lens, key_lens=seqlens_k)  # not to be read from the tensors
+        batch.attn_metadata.update(
+            query_lens=query_lens, key_lens=seqlens_k
+        )  # known here: reading a tensor waits for a GPU
         return batch
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch in a device's memory, by one copy that nothing waits for.
 
-        What the host is asked for during a step it knows before: the device is never asked for it.
+        Numbers that the host needs during the step are computed on the host first, so it never waits for the device.
         """
         if device.type == "cpu":
             return self

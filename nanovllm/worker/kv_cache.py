@@ -84,7 +84,7 @@ class KVCache:
     Sequences keep their blocks until they end, those too that lie in front of every layer's window: block tables are
     append-only, and the prefix cache finds a block only through the one before it. A window saves reading, not memory.
     Blocks start as zeros: padded reads reach slots that nothing has been written to, and a NaN there would survive
-    being masked (0 * NaN is NaN).
+    being masked (0 * NaN is NaN). What earlier sequences have left in a block is attention.py's concern.
     """
 
     def __init__(

@@ -13,12 +13,12 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels, Tensors
 
-CHUNK_ROWS = 1024  # of a weight that are float32 at a time
+FLOAT32_ROWS = 1024  # rows of a weight that are converted to float32 at a time
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """That of parameters which are made meanwhile and do not name their own: some are float32 in every model."""
+    """Within the block, parameters get this dtype unless they name one: some are float32 in every model."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -46,7 +46,10 @@ class RMSNorm(nn.Module):
         self.offset = offset
 
     def forward(self, hidden: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        """(normed sum, sum) of hidden and residual. The sum takes residual's memory; None: there is nothing to add."""
+        """(normed sum, sum) of hidden and residual. The sum is written into residual's memory.
+
+        residual: None if there is nothing to add; then the sum is hidden itself, which the next norm writes into.
+        """
         return context.kernels.add_rms_norm(hidden, residual, self.weight, self.eps, self.offset)
 
 
@@ -56,7 +59,7 @@ def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torc
         return F.linear(x, weight, bias)
     if x.is_cpu:  # PyTorch has no such product there: a part of the weight at a time, which stays in a core's cache
         wide = x.float()
-        y = torch.cat([wide @ part.float().T for part in weight.split(CHUNK_ROWS)], dim=1)
+        y = torch.cat([wide @ part.float().T for part in weight.split(FLOAT32_ROWS)], dim=1)
     else:
         y = torch.mm(x, weight.T, out_dtype=out_dtype)
     return y if bias is None else y + bias.float()
@@ -65,7 +68,7 @@ def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torc
 class Linear(nn.Module):
     """y = x W^T + b. out_sizes: of the projections that are merged into the weight, all of the same input.
 
-    parts: their names in a checkpoint, whose tensors lie one below the other. ()  for a layer that is there as it is.
+    parts: their names in a checkpoint, whose tensors lie one below the other. (): the checkpoint has the whole weight.
     out_dtype: of y; None: as x.
     """
 
@@ -110,7 +113,8 @@ class MLP(nn.Module):
 class RotaryEmbedding:
     """Rotary position embedding: pair i of a head of d numbers turns by theta^(-2i/d) a position (arXiv:2104.09864).
 
-    The table of cosines and sines is made once for all positions, in float64: all processors round it to the same bits.
+    The table is made once for all positions: angles in float32, as in transformers, and their cosines and sines in
+    float64, which all processors round to the same bits.
 
     axis_of_pair   [rotary_dim / 2], of a model whose images stand in a plane: does a pair turn by a token's time (0),
                    height (1) or width (2)? All three are one number in a text.
@@ -118,13 +122,15 @@ class RotaryEmbedding:
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
         exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64) / config.rotary_dim
-        inv_freq, factor = 1.0 / (config.rope_theta**exponents), 1.0  # radians a position: [rotary_dim / 2]
+        inv_freq = 1.0 / (config.rope_theta**exponents)  # radians a position: [rotary_dim / 2]
+        factor = 1.0
         if config.rope_scaling["rope_type"] != "default" or "divisors" in config.rope_scaling:
             from nanovllm.features.positions.rope_frequencies import scale_frequencies
 
             inv_freq, factor = scale_frequencies(inv_freq, config)
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq.float()  # [max_len, rotary_dim / 2]
-        self.table = torch.stack([(f(angles.double()) * factor).to(dtype) for f in (torch.cos, torch.sin)]).to(device)
+        cos_sin = torch.stack([angles.double().cos(), angles.double().sin()])
+        self.table = (cos_sin * factor).to(dtype).to(device)
         self.axis_of_pair: Tensor | None = None
         if config.images is not None and config.images.mrope_section:
             self.axis_of_pair = torch.tensor(config.images.axes(len(inv_freq)), device=device)

@@ -50,10 +50,11 @@ class Attention(nn.Module):
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [T, num_heads, head_dim]
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))  # [T, num_kv_heads, head_dim]
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:  # both or neither
             q, _ = self.q_norm(q, None, context)
             k, _ = self.k_norm(k, None, context)
         # First the K/V of all rows is written, then attention reads: a row may see blocks that another one fills now.
+        # q and k are rotated in place.
         cos_sin = context.cos_sin if self.has_rotary else None
         context.kernels.rotary_and_write(q, k, v, cos_sin, kv_layer, context.batch)
         k_cache, v_cache = kv_layer
@@ -100,7 +101,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens: Any = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding  # the one that reads embed_tokens
+        self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding  # reads embed_tokens; quantization replaces both
         self.layers: Any = nn.ModuleList(self.make_layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
         make_head = OutputHead if config.pooling is None else config.pooling.make_head

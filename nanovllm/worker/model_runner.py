@@ -38,7 +38,7 @@ Packed = tuple[Batch, SamplingBatch, "BatchAdapters | None"]
 class RowOutputs:
     """What execute() makes of a batch: an entry for each row of logits. pooled instead of tokens, if the model pools.
 
-    prompt_logprobs: (seq_id, position, of the token there), where a request asks for them.
+    prompt_logprobs: (seq_id, position, TokenLogprobs of the token there), where a request asks for them.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class ModelRunnerOutput:
     sampled_token_ids   a token for each row with logits (ScheduledChunk.num_logits): none for a chunk inside a prompt
     logprobs            of the same rows; None where the request asks for none
     pooled              the sequence's vector, float32 in the CPU's memory; None inside a prompt, or without pooling
-    prompt_logprobs     (position, of the prompt's token there) for each row whose next token is the prompt's
+    prompt_logprobs     (position, TokenLogprobs of the token there) for each row whose next token is the prompt's
     """
 
     sampled_token_ids: list[list[int]] = field(default_factory=list)
@@ -77,10 +77,14 @@ class ModelRunnerOutput:
 
 
 def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> Packed:
-    """A step as arrays: all that a rank is told of it. eos_token_ids: not to be sampled before min_tokens."""
+    """A step as tensors: all that a rank of a tensor-parallel group receives.
+
+    eos_token_ids: not to be sampled before min_tokens.
+    """
     batch = Batch.from_scheduler_output(output, block_size)
     sampling = SamplingBatch.from_scheduler_output(output, eos_token_ids)
     if sampling.prompt_rows is not None:
+        # First the rows that sample, then those of prompts.
         batch = replace(batch, logits_rows=torch.cat([batch.logits_rows, sampling.prompt_rows.rows]))
     if any(chunk.seq.images is not None for chunk in output.chunks):
         from nanovllm.features.images.rows import with_images
@@ -98,7 +102,7 @@ class ModelRunner:
     """All of the model, or one rank's share (features/parallel). load(), prepare(), then a run() for each step.
 
     recorded_steps    forward passes to replay; None: each one runs as it is
-    batch_invariant   where a row's logits do not depend on the rest of the step: see Platform.batch_invariant
+    batch_invariant   words for where a row's logits do not depend on the rest of the step: Platform.batch_invariant
     """
 
     def __init__(
@@ -119,7 +123,8 @@ class ModelRunner:
         self.group = group
         self.platform = platform_of_this_machine()
         self.device = self.platform.device
-        self.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
+        dtype = model_config.dtype if config.dtype == "auto" else config.dtype
+        self.dtype = getattr(torch, dtype)
         self.max_model_len = config.max_model_len or model_config.max_position_embeddings
         if self.max_model_len > model_config.max_position_embeddings:
             raise ValueError(
@@ -131,8 +136,8 @@ class ModelRunner:
         self.kv_config, self.kv_dtype = self.platform.kv_format(config, self.local_config, self.dtype, self.kernels)
         self.recorded_steps: RecordedSteps | None = None
         self.tower: Tower | None = None  # of a model that sees images, once there is one
-        self._logits = torch.empty(0)
-        self._free_bytes = self.platform.free_bytes(config)  # None: known when the weights are in
+        self._scratch = torch.empty(0)
+        self._free_bytes = self.platform.free_bytes(config)  # None, on a GPU: prepare() measures them
         if self._free_bytes is not None:
             self.allocate_kv_cache(self._free_bytes)
 
@@ -255,30 +260,29 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> RowOutputs:
-        """run() on what pack() has made of a step."""
+        """Compute a step that pack() has packed."""
         with self.step_context():
             if self.adapter_slots is not None:
-                self.adapter_slots.begin_step(adapters, batch)
-            logits = None
+                self.adapter_slots.begin_step(adapters, batch)  # without adapters, too: it drops the last step's rows
+            # Recorded steps know neither adapters nor rows of prompts, and no images.
             is_plain = adapters is None and sampling.prompt_rows is None and not batch.image_rows
             if self.recorded_steps is not None and is_plain:
                 logits = self.recorded_steps.run(batch, self.forward_pass)
-            if logits is not None:
-                return self._sample(logits, sampling)
+                if logits is not None:
+                    return self._sample(logits, sampling)
             batch = batch.to(self.device)
             if batch.image_rows and self.tower is not None:
                 batch = self.tower.batch_with_features(batch)
-            hidden = self.forward(batch)  # [num_sampled + prompt rows, hidden_size]
-            num_sampled = len(sampling.num_logprobs)
-            output = self._sample(self.model.logits(hidden[:num_sampled]), sampling)
+            hidden = self.forward(batch)  # [num_rows + prompt rows, hidden_size]
+            rows = self._sample(self.model.logits(hidden[: sampling.num_rows]), sampling)
             if sampling.prompt_rows is None:
-                return output
-            prompt_logprobs = sampling.prompt_rows.score(self.model.logits, hidden[num_sampled:])
-            return replace(output, prompt_logprobs=prompt_logprobs)
+                return rows
+            prompt_logprobs = sampling.prompt_rows.score(self.model.logits, hidden[sampling.num_rows :])
+            return replace(rows, prompt_logprobs=prompt_logprobs)
 
     @property
     def forward_pass(self) -> ForwardPass:
-        """What forward() computes with."""
+        """Everything that a forward pass reads, except for the batch."""
         return ForwardPass(model=self.model, rotary=self.rotary, kv_cache=self.kv_cache, kernels=self.kernels)
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -291,13 +295,15 @@ class ModelRunner:
         if num_rows == 0:  # a step of prompt chunks only, or a rank that gets no logits
             return RowOutputs()
         if self.model_config.pooling is not None:
+            # A view would keep the whole step's tensor alive.
             return RowOutputs(pooled=[vector.clone() for vector in logits.cpu()])
         if sampling.is_greedy:
             return RowOutputs(token_ids=self.kernels.most_likely(logits), logprobs=[None] * num_rows)
-        if self._logits.shape[0] < num_rows:
-            self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
-        # The sampler changes its logits. The buffer is kept from step to step: page faults of a new one take longer.
-        token_ids, logprobs = sample(self._logits[:num_rows].copy_(logits), sampling)
+        # The sampler changes its logits in place, and these may be a recorded step's buffer. The copy's memory is kept
+        # from step to step: on a CPU the page faults of a new one take longer than copying.
+        if self._scratch.shape[0] < num_rows:
+            self._scratch = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
+        token_ids, logprobs = sample(self._scratch[:num_rows].copy_(logits), sampling)
         return RowOutputs(token_ids=token_ids, logprobs=logprobs)
 
     def load_tower(self) -> None:

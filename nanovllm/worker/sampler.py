@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NUMBERS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")  # the fields that are tensors
 NOTHING = torch.empty(0)  # made once: the calls of a step for which nothing is drawn take time, too
-MIN_TEMPERATURE = 1e-5  # less counts as 0, as in vLLM: divided by it, logits leave the range of float32
+MIN_TEMPERATURE = 1e-5  # less counts as 0: divided by it, logits leave the range of float32
 
 
 def uniform_noise(seq: Sequence) -> float:
@@ -68,9 +68,14 @@ class SamplingBatch:
         return batch
 
     @property
+    def num_rows(self) -> int:
+        """Rows that sample."""
+        return len(self.num_logprobs)
+
+    @property
     def is_greedy(self) -> bool:
         """Is every row's most likely token wanted, of the model's own logits, and nothing else?"""
-        return not len(self.random_rows) and self.processors is None and all(k is None for k in self.num_logprobs)
+        return len(self.random_rows) == 0 and self.processors is None and all(k is None for k in self.num_logprobs)
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":

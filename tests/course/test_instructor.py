@@ -25,7 +25,7 @@ def numbers(text: str) -> set[int]:
 
 def needed(lesson: Lesson) -> set[int]:
     """The chapters that a text needs, as its top says; tables that show more are not needed."""
-    said = re.split(r"; one table|\. Details|\. You should", lesson.needs)[0].partition("eeds")[2]
+    said = re.split(r"; one table|\. (?:Some d|D)etails|\. You should", lesson.needs)[0].partition("eeds")[2]
     found: set[int] = set()
     for listed in re.findall(r"chapters? ((?:\d+(?: to \d+)?(?:, | and )?)+)", said):
         for first, last in re.findall(r"(\d+)(?: to (\d+))?", listed):

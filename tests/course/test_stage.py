@@ -57,10 +57,10 @@ def test_hogs_take_what_others_do_not_need():
 
 
 def test_comparison_notices_another_ending_and_our_engine_is_ours():
-    ours = Scheduler.finish_reason_of, BlockManager.free
-    with replaced(Scheduler, "finish_reason_of", lambda *args: (None, None)), replaced(BlockManager, "free", None):
+    ours = Scheduler.check_stop, BlockManager.free
+    with replaced(Scheduler, "check_stop", lambda *args: (None, None)), replaced(BlockManager, "free", None):
         with our_engine():
-            assert (Scheduler.finish_reason_of, BlockManager.free) == ours
+            assert (Scheduler.check_stop, BlockManager.free) == ours
         with pytest.raises(Wrong, match="others ended than with ours; workload 0"):
             compare_with_ours(Stage(8, max_model_len=20), Stage(8, max_model_len=20), seed=0)
     stages = Stage(8, max_model_len=20), Stage(8, max_model_len=20)

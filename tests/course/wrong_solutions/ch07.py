@@ -12,7 +12,7 @@ POP, REMOVE = "manager.free_blocks.popleft()", "manager.free_blocks.remove(block
 WRONG = {
     "hash_block": [
         Edit("low_bytes", IDS, "bytes(i & 255 for i in token_ids)", "token ids go up to 2**32 - 1"),
-        Edit("without_parent", 'b"1" + parent', 'b"1"', "the parent belongs into the name"),
+        Edit("without_parent", 'b"1" + parent', 'b"1"', "the parent belongs in the hash"),
         Edit("pythons_hash", "hash_bytes(data)", "hash_bytes(str(hash(data)).encode())", "another process gives"),
         Edit("true_salts_only", "cache_salt is not None and", "cache_salt and", "is not the same as no salt"),
         Edit("salt_in_every_block", " and parent is None", "", "the salt enters the first block only"),
@@ -21,14 +21,14 @@ WRONG = {
         Edit("without_lengths", 'struct.pack("<I", len(encoded)) + encoded', "encoded", "two contents give the same"),
     ],
     "allocate_with_prefix": [
-        Edit("registers_hits_again", "seq.num_registered_blocks = len(hits)", "pass", "they have names already"),
+        Edit("registers_hits_again", "seq.num_registered_blocks = len(hits)", "pass", "they have hashes already"),
         Edit("leaves_hits_in_the_queue", REMOVE, "pass", "hits must leave the free queue"),
         Edit("leaves_nothing_to_compute", CACHED, "len(hits) * manager.block_size", "nothing is left to compute"),
         Edit(
             "rounds_up",
             "len(seq.tokens) // manager.block_size",
             "manager.num_blocks_for(len(seq.tokens))",
-            "Only full blocks have names",
+            "Only full blocks have hashes",
         ),
         Edit("leaks", "return False", "hits[0].ref_count += 1\nreturn False", "reference counts changed. Count first"),
         Edit("counts_hits_as_free", " + len(unused_hits)", "", "of which 2 are the hits: don't count these twice"),
@@ -60,15 +60,15 @@ WRONG = {
         Edit("the_whole_prompt", COMPUTED, "len(seq.tokens) //", "The rest of the prompt is not in the cache"),
         Edit("from_the_start", "range(seq.num_registered_blocks", "range(0", "begin at seq.num_registered_blocks"),
         Edit("one_copy", "copies[block", "copies.clear()\ncopies[block", "the second joins the first"),
-        Edit("after_a_collision", " or seq.hash_collision", "", "nothing is named any more"),
+        Edit("after_a_collision", " or seq.hash_collision", "", "nothing is hashed any more"),
         Edit("verifies_nothing", "if copies and not", "if False and not", "register nothing from there on"),
     ],
     "take_fresh": [
-        Edit("up_to", "range(num_blocks)", "range(num_blocks - len(seq.block_table))", "new ones go behind those"),
+        Edit("up_to", "range(num_blocks)", "range(num_blocks - len(seq.block_table))", "new ones go after those"),
         Edit("from_the_tail", POP, f"manager.blocks[list(manager.free_blocks)[-1]]\n{REMOVE}", "its head is taken"),
         Edit("keeps_names", "if block.block_hash is not None:", "if False:", "is still in hash_to_block under its old"),
         Edit("counts_no_evictions", "manager.stats.evictions += 1", "pass", "that is one eviction"),
-        Edit("evicts_all_copies", "if not copies:", "if True:", "only 0 leaves the dict under that name"),
+        Edit("evicts_all_copies", "if not copies:", "if True:", "only 0 leaves the dict under that hash"),
         Edit("unnamed_first", POP, f"min({FREE}, key=lambda b: b.block_hash is not None)\n{REMOVE}", "worked example"),
     ],
     "next_run": [

@@ -54,7 +54,7 @@ draw
     sum_of_the_three: are the three told apart?
         - f"{seq.seed},{seq.sample_index},{seq.num_generated_tokens}"
         + str(seq.seed + seq.sample_index + seq.num_generated_tokens)
-    python_hash: Python's hash() of a text is another one in each process
+    python_hash: Python's hash() of a text is different in each process
         - (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) / 2**53
         + hash(key.decode()) % 2**53 / 2**53
     takes_the_sum_for_1: the sum may be below 1

@@ -19,7 +19,7 @@ embed
         ~ rows >= num_words => rows > num_words
     forgets_the_offset: nobody has put it in
         ~ rows = input_ids - decoder.group.rank * num_words => rows = input_ids
-    strangers_get_a_row: who does not hold a word must add zeros
+    strangers_get_a_row: a rank that does not hold a word must add zeros
         ~ x.masked_fill(elsewhere[:, None], 0) => x
     stays_away_without_words: every rank must call all_reduce
         = elsewhere = (rows < 0) | (rows >= num_words)
