@@ -33,6 +33,7 @@ CONFIGS = {  # option -> its class, imported when a value is given, and what a p
     ),
     "pooler_config": ("nanovllm.features.pooling.params", "PoolerConfig", "a dict or a PoolerConfig"),
 }
+# options about images, checked in features/images/options.py
 MEDIA = ("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path", "allowed_media_domains")
 PLACES = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")
 PLACES |= {"prefix_cache_dir": "a directory, of its own"}
@@ -146,10 +147,12 @@ def _checked(f: Field, value: Any) -> Any:
         return tuple(list_of(value, str, "names", name))
     if name == "hf_overrides" and not isinstance(value, dict | None):
         raise ValueError(f"hf_overrides must be a dict of config.json's fields, found {shorten(value)}")
-    if name in MEDIA and value not in (None, ()):
+    if name in MEDIA and value:
         from nanovllm.features.images.options import checked_option
 
         return checked_option(name, value)
+    if name in MEDIA:
+        return f.default
     if name in CONFIGS and value is not None:
         module, class_name, kinds = CONFIGS[name]
         config = getattr(import_module(module), class_name)

@@ -6,6 +6,7 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.exits import finish_at_exit
@@ -109,14 +110,32 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm, lora_request, priority)
 
     def chat_prompt(
-        self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None, **options: Any
+        self,
+        messages: list[Message],
+        add_generation_prompt: bool = True,
+        cache_salt: str | None = None,
+        *,
+        is_trusted: bool = True,
+        **options: Any,
     ) -> "ChatPrompt":
-        """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it."""
+        """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it.
+
+        is_trusted: the messages may name any image file of this machine; False: those below allowed_local_media_path.
+        """
         from nanovllm.features.chat_template.render import render_chat
 
         options = known_names(options, CHAT_OPTIONS, "chat")
-        check = self.engine.check_length
-        prompt = render_chat(self.get_tokenizer(), messages, add_generation_prompt, check=check, **options)
+        open_images = None
+        if self.engine.model_config.images is not None:
+            open_images = partial(self._open_images, is_trusted=is_trusted)
+        prompt = render_chat(
+            self.get_tokenizer(),
+            messages,
+            add_generation_prompt,
+            check=self.engine.check_length,
+            open_images=open_images,
+            **options,
+        )
         if cache_salt is not None:
             prompt["cache_salt"] = cache_salt
         return prompt
@@ -262,6 +281,9 @@ class LLM:
                 done.update((output.request_id, output) for output in self._shared.step(ours))
                 advance(len(done))
         return [done.get(request.request_id) or request.output() for request in requests]
+
+    def _open_images(self, sources: list[Any], is_trusted: bool) -> list[Any]:
+        return self.engine.image_processor.open_all(sources, is_trusted)
 
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
         return for_each("sampling_params", self.get_default_sampling_params() if params is None else params, num)

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
+from transformers import AutoModelForImageTextToText
 from transformers.models.idefics3 import Idefics3Config, Idefics3ForConditionalGeneration
 from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.smolvlm import SmolVLMConfig, SmolVLMForConditionalGeneration
 
-from tests.checkpoints import BOS, CHAT_TEMPLATE, EOS, HYBRID, SIZES, make_tokenizer
+from tests.checkpoints import HYBRID, SIZES, make_tokenizer
 
 GRID = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 IDEFICS_TOKENS = ["<fake_token_around_image>", "<image>", "<global-img>", *GRID]
@@ -30,7 +30,13 @@ SIGLIP = dict(
     hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
 )
 QWEN_VISION = dict(
-    depth=3, hidden_size=32, intermediate_size=48, num_heads=2, patch_size=8, num_position_embeddings=64, out_hidden_size=64
+    depth=3,
+    hidden_size=32,
+    intermediate_size=48,
+    num_heads=2,
+    patch_size=8,
+    num_position_embeddings=64,
+    out_hidden_size=64,
 )
 IDEFICS_PROCESSOR = dict(
     do_convert_rgb=True,
@@ -56,7 +62,9 @@ QWEN_PROCESSOR = dict(
     image_std=[0.5, 0.5, 0.5],
 )
 QWEN3_TEXT = dict(
-    TEXT, head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=10000.0, mrope_section=[4, 2, 2], mrope_interleaved=True)
+    TEXT,
+    head_dim=16,
+    rope_parameters=dict(rope_type="default", rope_theta=10000.0, mrope_section=[4, 2, 2], mrope_interleaved=True),
 )
 KINDS: dict[str, tuple[Any, Any, dict, dict, dict, str]] = {
     "idefics3": (

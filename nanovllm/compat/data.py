@@ -37,10 +37,8 @@ tokenizer_mode=auto|hf|slow -- another kind of tokenizer than transformers' own
 skip_tokenizer_init=False -- work without a tokenizer
 task=auto|generate -- embeddings or scores by an old name (`runner`, `convert`)
 override_pooler_config=None -- a pooler by its old name (`pooler_config`)
-limit_mm_per_prompt={} mm_processor_kwargs=None media_io_kwargs={} allowed_local_media_path=""
-    allowed_media_domains=None skip_mm_profiling=False enable_prompt_embeds=False enable_mm_embeds=False
-    mm_encoder_only=False default_mm_loras=None io_processor_plugin=None ec_transfer_config=None -- input that is not
-    text
+media_io_kwargs={} skip_mm_profiling=False enable_prompt_embeds=False enable_mm_embeds=False mm_encoder_only=False
+    default_mm_loras=None io_processor_plugin=None ec_transfer_config=None -- input that is neither text nor images
 max_num_partial_prefills=1 max_long_partial_prefills=1 -- a bound on cut prompts (ours: `long_prefill_token_threshold`)
 stream_interval=1 -- streaming in larger pieces
 pipeline_parallel_size=1 data_parallel_size=1 decode_context_parallel_size=1 prefill_context_parallel_size=1 nnodes=1
@@ -168,12 +166,13 @@ endpoint replay_endpoint buffer_steps hwm max_queue_size topic -- any value
 """
 # Options of a prompt that is a dict.
 PROMPT = """
-multi_modal_data={} mm_processor_kwargs={} multi_modal_uuids={} prompt_embeds=None -- input that is not text
+multi_modal_data={} mm_processor_kwargs={} -- images (LLM.generate() and chat() take them, with a model that sees them)
+multi_modal_uuids={} prompt_embeds=None -- input that is neither text nor images
 encoder_prompt=None decoder_prompt=None token_type_ids=None -- something that is not here
 """
 # Options of generate() and chat().
 CALL = """
-mm_processor_kwargs={} -- input that is not text
+mm_processor_kwargs={} -- options of images (in a prompt's dict, or in chat())
 tokenization_kwargs={} -- something that is not here
 """
 # Options of AsyncLLM.generate(), beside those.
@@ -199,8 +198,9 @@ logits_processors=[] -- code of yours on the logits
 stream=False stream_options={}|None -- streaming
 suffix="" -- text behind the completion
 reasoning_effort=none -- a limit on reasoning
-modalities=["text"] audio=None prediction=None prompt_embeds=[]|None media_io_kwargs={} mm_processor_kwargs={} -- input
-    or output that is not text
+modalities=["text"] audio=None prediction=None prompt_embeds=[]|None media_io_kwargs={} -- input or output that is
+    neither text nor images
+mm_processor_kwargs={} -- options of images (in a chat)
 guided_json=None guided_regex=None guided_choice=None guided_grammar=None guided_whitespace_pattern=None -- an answer
     that fits a form, in vLLM's old words (`structured_outputs` and `response_format` are the new ones)
 documents=[] -- documents for the template (ours: `chat_template_kwargs`)
@@ -219,7 +219,7 @@ n=1 -- several answers
 echo=False prompt_logprobs=None logprob_token_ids=[] return_token_ids=False return_tokens_as_token_ids=False -- what
     only the other endpoints show
 continue_final_message=False add_generation_prompt=True -- an open message (ours: status incomplete of the last item)
-image=None -- input or output that is not text
+image=None -- output that is not text
 context_management=[] previous_input_messages=[] previous_response=None access_programs=None background_options={} --
     something that is not here
 """
@@ -254,7 +254,7 @@ PATHS = """
 /sleep /wake_up /is_sleeping /release_kv_cache_memory -- memory is given back by ending the server
 /pause /resume /is_paused -- the page at / pauses an engine: --classroom
 /abort_requests /inference/v1/abort_requests -- a client that hangs up ends its request
-/reset_mm_cache /reset_encoder_cache -- input is text: nothing else is cached
+/reset_mm_cache /reset_encoder_cache -- what was made of images is dropped when newer ones need the room
 /server_info -- /v1/models and /metrics say what runs here, /version which version
 /collective_rpc /init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update
     /start_draft_weight_update /update_weights /finish_weight_update /update_weight_version /weight_info /weight_checker
@@ -271,8 +271,8 @@ MODULES = """
 assets multimodal connections entrypoints.speech_to_text inputs.EmbedsPrompt inputs.MultiModalDataDict
     inputs.MultiModalDataBuiltins inputs.MultiModalUUIDDict inputs.MultiModalInput inputs.mm_input
     inputs.ExplicitEncoderDecoderPrompt inputs.build_explicit_enc_dec_prompt inputs.zip_enc_dec_prompts
-    inputs.data.ExplicitEncoderDecoderPrompt inputs.StreamingInput engine.protocol.StreamingInput -- input is text:
-    there are no images, sounds, videos, embeddings or encoders
+    inputs.data.ExplicitEncoderDecoderPrompt inputs.StreamingInput engine.protocol.StreamingInput -- input is text and
+    PIL images: there are no sounds, videos, embeddings or encoders
 config.pooler entrypoints.pooling entrypoints.score_utils -- pooling is LLM.embed(), score(), classify() and encode(),
     and the server's --runner pooling
 config -- options are arguments of LLM or EngineArgs, and plain dicts where they have parts

@@ -1,5 +1,7 @@
 """`nanovllm chat` and `nanovllm generate`: text on the screen as it is generated, and what the cache did for it."""
 
+from typing import Any
+
 from rich.text import Text
 
 from nanovllm import LLM, RequestOutput, SamplingParams
@@ -14,10 +16,11 @@ def run_generate(llm: LLM, params: SamplingParams, prompt: str) -> int:
     return 0 if _stream(llm, prompt, params) else 130
 
 
-def run_chat(llm: LLM, params: SamplingParams, system: str | None) -> int:
+def run_chat(llm: LLM, params: SamplingParams, system: str | None, images: list[str]) -> int:
+    """images: files that the first question is about."""
     console = Screen()
     console.print("Say something.", HELP)
-    beginning = [{"role": "system", "content": system}] if system else []
+    beginning: list[Any] = [{"role": "system", "content": system}] if system else []
     messages = list(beginning)
     while True:
         try:
@@ -32,10 +35,14 @@ def run_chat(llm: LLM, params: SamplingParams, system: str | None) -> int:
         elif question.startswith("/"):
             console.print(HELP)
         elif question:
-            messages.append({"role": "user", "content": question})
+            content: Any = question
+            if images and len(messages) == len(beginning):
+                shown = [{"type": "image_url", "image_url": {"url": path}} for path in images]
+                content = [*shown, {"type": "text", "text": question}]
+            messages.append({"role": "user", "content": content})
             try:
                 output = _stream(llm, llm.chat_prompt(messages), params)
-            except ValueError as error:  # there is no room for it, most likely
+            except (ValueError, FileNotFoundError) as error:  # there is no room for it, most likely
                 messages.pop()
                 console.print(f"{error}", style="red")
                 console.print("/reset starts a new conversation", style="dim")

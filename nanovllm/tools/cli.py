@@ -138,7 +138,7 @@ def _chat(args: argparse.Namespace) -> int:
     from nanovllm.tools.chat import run_chat
 
     RENDERER.start()  # it needs half a second, while the model is loaded
-    return run_chat(*_load_and_sample(args), args.system)
+    return run_chat(*_load_and_sample(args), args.system, args.image)
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -213,6 +213,8 @@ def _parser() -> argparse.ArgumentParser:
 
     chat = commands.add_parser("chat", description="A streaming chat in the terminal.")
     chat.add_argument("--system", help="a system message: how the model should behave")
+    about = "a picture that the first question is about, for a model that sees images; may be given several times"
+    chat.add_argument("--image", action="append", default=[], metavar="FILE", help=about)
     generate = commands.add_parser("generate", description="Continues a text, word by word as it is generated.")
     generate.add_argument("prompt", nargs="?", help="the text (default: standard input)")
     batch = commands.add_parser("run-batch", description=RUN_BATCH, formatter_class=raw)

@@ -8,7 +8,7 @@ have the same words in them (NousResearch/Hermes-Function-Calling).
 import json
 from typing import Any
 
-from nanovllm.features.chat_template.messages import Message, arguments_as_object, text_of
+from nanovllm.features.chat_template.messages import Message, arguments_as_object, text_of, with_text_before
 
 ABOUT = (
     "You may call one or more functions to help with the user's request.\n\n"
@@ -55,7 +55,7 @@ def with_description(messages: list[Message], tools: list[dict[str, Any]], role:
     if first is None:
         return [{"role": "user", "content": about, "index": None}, *messages]
     question = messages[first]
-    with_tools = question | {"content": f"{about}\n\n{text_of(question['content'])}"}
+    with_tools = question | {"content": with_text_before(question["content"], about)}
     return [*messages[:first], with_tools, *messages[first + 1 :]]
 
 

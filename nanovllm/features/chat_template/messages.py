@@ -1,6 +1,7 @@
 """Messages as OpenAI's API allows them: checked, and then in the form that a chat template reads (reads.py).
 
-A checked message's content is None, a text or a list of parts of type text; a call's arguments are as they came.
+A checked message's content is None, a text or a list of parts of type text, and of type image in a user's message; a
+call's arguments are as they came.
 """
 
 import json
@@ -14,6 +15,13 @@ logger = logging.getLogger("nanovllm")
 
 Message = dict[str, Any]
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its key
+# type of a part -> the keys under which its image may be, as OpenAI's APIs, vLLM and transformers write them
+IMAGE_PARTS = {
+    "image_url": ("image_url",),
+    "input_image": ("image_url",),
+    "image": ("image", "image_url", "url", "path"),
+    "image_pil": ("image_pil",),
+}
 FORMATS_OF_CONTENT = ("auto", "string", "openai")  # vLLM's names for the forms of content
 STRING, PARTS, ONE_PART = "string", "parts", "one part"  # what a template may read as content
 OBJECT, TEXT = "object", "text"  # what it may read as the arguments of a call
@@ -33,7 +41,7 @@ def checked_messages(messages: Any) -> list[Message]:
             raise ValueError(f"message {index}: tool_calls must be a list, found {shorten(calls)}")
         read_here = ("role", "content", "tool_calls", "reasoning")
         kept = {name: value for name, value in message.items() if name not in read_here and _is_told(value)}
-        content = _checked_content(message.get("content"), index)
+        content = _checked_content(message.get("content"), index, message["role"])
         if not content and isinstance(kept.get("refusal"), str):  # OpenAI's field for an answer that is none
             content = kept["refusal"]
         if calls:
@@ -52,8 +60,26 @@ def plain_messages(messages: Any) -> list[Message]:
 def text_of(content: Any) -> str:
     """Of a checked message. Parts are joined as vLLM joins them for templates that read a text."""
     if isinstance(content, list):
-        return "\n".join(part["text"] for part in content)
+        return "\n".join(part["text"] for part in content if part["type"] == "text")
     return content or ""
+
+
+def has_images(content: Any) -> bool:
+    """Of a checked message."""
+    return isinstance(content, list) and any(part["type"] == "image" for part in content)
+
+
+def take_images(messages: list[Message]) -> list[Any]:
+    """What checked messages name as images, in order. The parts stay, as templates read them: {"type": "image"}."""
+    parts = [part for message in messages if has_images(message["content"]) for part in message["content"]]
+    return [part.pop("image") for part in parts if part["type"] == "image"]
+
+
+def with_text_before(content: Any, text: str) -> Any:
+    """A checked content that begins with this text."""
+    if has_images(content):
+        return [{"type": "text", "text": f"{text}\n\n"}, *content]
+    return f"{text}\n\n{text_of(content)}"
 
 
 def as_parts(content: Any) -> list[dict[str, Any]]:
@@ -61,7 +87,9 @@ def as_parts(content: Any) -> list[dict[str, Any]]:
 
 
 def fitting_content(content: Any, forms: Collection[str]) -> Any:
-    """A checked content in one of the forms that a template reads: as it came, if that is one."""
+    """A checked content in one of the forms that a template reads: as it came, if that is one, or if it has images."""
+    if has_images(content):
+        return content
     if not isinstance(content, list):
         return content or "" if STRING in forms or not forms else as_parts(content)
     if PARTS in forms or (ONE_PART in forms and len(content) == 1):
@@ -118,18 +146,34 @@ def one_call_at_a_time(messages: list[Message]) -> list[Message]:
     return shown
 
 
-def _checked_content(content: Any, index: int) -> Any:
+def _checked_content(content: Any, index: int, role: str) -> Any:
     if content is None or isinstance(content, str):
         return content
-    parts = []
+    parts: list[dict[str, Any]] = []
     for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
+            if role != "user":
+                raise ValueError(f"message {index}: images belong in messages of role user, found one of role {role}")
+            parts.append({"type": "image", "image": _image_of(part, index)})
+            continue
         if isinstance(part, dict) and isinstance(part.get("type", "text"), str):
             part = part.get(TEXT_PARTS.get(part.get("type", "text"), ""), part)
         if not isinstance(part, str):
-            known = "a string or a list of strings and of parts of type text (this engine reads no other)"
+            known = "a string or a list of strings and of parts of type text or image_url (this engine reads no other)"
             raise ValueError(f"message {index}: content must be {known}, found {shorten(content)}")
         parts.append({"type": "text", "text": part})
     return parts
+
+
+def _image_of(part: dict[str, Any], index: int) -> Any:
+    """A PIL image, a path or a URL."""
+    keys = IMAGE_PARTS[part["type"]]
+    value = next((part[key] for key in keys if part.get(key) is not None), None)
+    if isinstance(value, dict):  # OpenAI's form; its "detail" is the processor's choice here
+        value = value.get("url")
+    if value is None:
+        raise ValueError(f"message {index}: a part of type {part['type']} has its image under {keys[0]!r}")
+    return value
 
 
 def _checked_call(call: Any, index: int) -> Message:

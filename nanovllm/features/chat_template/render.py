@@ -23,6 +23,7 @@ from nanovllm.features.chat_template.messages import (
     fitting_call,
     fitting_content,
     one_call_at_a_time,
+    take_images,
 )
 from nanovllm.features.chat_template.reads import Reads, reads_of
 from nanovllm.features.chat_template.renderer import RENDERER
@@ -65,6 +66,7 @@ def render_chat(
     chat_template_content_format: str = "auto",
     tools: list[dict[str, Any]] | None = None,
     check: Callable[[str], None] = lambda text: None,
+    open_images: Callable[[list[Any]], list[Any]] | None = None,
 ) -> ChatPrompt:
     """One conversation as a prompt, by a chat template.
 
@@ -72,7 +74,8 @@ def render_chat(
     chat_template: instead of the checkpoint's. chat_template_kwargs: what the template asks for by name, such as
     enable_thinking of Qwen3's. chat_template_content_format: "string" hands all contents over as texts, "openai" as
     lists of parts; "auto": as the template reads them. tools: functions that the model may call, as OpenAI's API
-    describes them. check: of the text before it is tokenized.
+    describes them. check: of the text before it is tokenized. open_images: makes pictures of what the messages name as
+    images, for a model that sees them; they become the prompt's multi_modal_data.
 
     Raises ValueError if the template does not take the messages, or leaves something of them out of the prompt.
     """
@@ -89,6 +92,11 @@ def render_chat(
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"tools must be a list of dicts, found {shorten(tools)}")
     checked = checked_messages(messages)
+    pictures: list[Any] = []
+    if sources := take_images(checked):
+        if open_images is None:
+            raise ValueError("this model sees no images, and the messages have some")
+        pictures = open_images(sources)
     if continue_final_message and checked[-1]["content"] is None:
         checked[-1]["content"] = ""  # transformers goes on with no other
     template = tokenizer.get_chat_template(chat_template, tools)
@@ -105,6 +113,8 @@ def render_chat(
     # The template has written the special tokens already.
     prompt = ChatPrompt(prompt=text, prompt_token_ids=tokenize(tokenizer, text, add_special_tokens=False))
     prompt.begun = begun
+    if pictures:
+        prompt["multi_modal_data"] = {"image": pictures}
     return prompt
 
 

@@ -43,7 +43,9 @@ class Twin:
                 yield MESSAGE, next(i for i, given in enumerate(conversation) if isinstance(given["content"], list))
         for index, message in enumerate(conversation):
             content = message["content"]
-            texts = [part["text"] for part in content] if isinstance(content, list) else [content or ""]
+            texts = [content or ""]
+            if isinstance(content, list):
+                texts = [part["text"] for part in content if part["type"] == "text"]
             if not all(_is_shown(told(text, message["role"]), prompt) for text in texts):
                 yield kind_of(message), index
 
@@ -66,7 +68,9 @@ def twin_of(conversation: list[Message], tools: list[dict[str, Any]] | None) -> 
     for index, message in enumerate(conversation):
         content = message["content"]
         if isinstance(content, list):
-            content = [part | {"text": _marked(part["text"], message, twin, index), WHOLE: ""} for part in content]
+            content = [
+                part if part["type"] == "image" else _marked_part(part, message, twin, index) for part in content
+            ]
         elif content:
             content = _marked(content, message, twin, index)
         calls = [_marked_call(call, twin, index) for call in message.get("tool_calls", ())]
@@ -85,6 +89,10 @@ def told(text: str, role: str) -> str:
 def kind_of(message: Message) -> str:
     """Some templates, Llama 3's for one, show only the calls of a message with calls. Its words are the model's own."""
     return WORDS if message.get("tool_calls") else MESSAGE
+
+
+def _marked_part(part: dict[str, Any], message: Message, twin: Twin, index: int) -> dict[str, Any]:
+    return part | {"text": _marked(part["text"], message, twin, index), WHOLE: ""}
 
 
 def _marked(text: str, message: Message, twin: Twin, index: int) -> str:

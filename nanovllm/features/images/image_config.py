@@ -51,7 +51,9 @@ def language_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     if architecture not in (QWEN3_VL, *IDEFICS3, *QWEN3_5):
         return config
     inner = {name: value for name, value in typed(config, "text_config", {}, path).items() if value is not None}
-    outer = {name: value for name, value in config.items() if name not in ("text_config", "vision_config", "model_type")}
+    outer = {
+        name: value for name, value in config.items() if name not in ("text_config", "vision_config", "model_type")
+    }
     if architecture not in QWEN3_5:
         kind = inner.get("model_type", "llama" if architecture in IDEFICS3 else "qwen3_vl_text")
         check_choice(f"{path}: model_type of text_config", kind, LANGUAGE_MODELS)

@@ -20,7 +20,7 @@ def checked_option(name: str, value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a dict, found {shorten(value)}")
     if name == "limit_mm_per_prompt":
-        if other := value.keys() - {"image"}:
-            raise ValueError(f"limit_mm_per_prompt: only 'image' is known, found {shorten(sorted(other))}")
+        if other := [kind for kind, most in value.items() if kind != "image" and most]:
+            raise ValueError(f"limit_mm_per_prompt: prompts have images, and no {shorten(other)}")
         return {"image": check_number(f"{name}: image", value.get("image", MOST_IMAGES), Integral, 0, 1000)}
     return value

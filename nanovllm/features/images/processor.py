@@ -73,7 +73,9 @@ class ImageProcessor:
         """RGB pictures of one source or a list of them. is_trusted: the caller may name any file of this machine."""
         several = list(sources) if isinstance(sources, list | tuple) else [sources]
         if len(several) > self.max_images:
-            raise ValueError(f"a prompt may have {self.max_images} images, found {len(several)}; see limit_mm_per_prompt")
+            raise ValueError(
+                f"a prompt may have {self.max_images} images, found {len(several)}; see limit_mm_per_prompt"
+            )
         opener = Sources(True, None, self.sources.domains) if is_trusted else self.sources
         return [opener.open(source) for source in several]
 

@@ -41,6 +41,12 @@ def split_prompt(engine: "LLMEngine", prompt: dict[str, Any]) -> tuple[dict[str,
     return text, RequestImages(processor, pictures, prompt.get("mm_processor_kwargs"))
 
 
+def with_placeholders(engine: "LLMEngine", prompt: dict[str, Any], token_ids: list[int]) -> list[int]:
+    """The tokens that a prompt with images has. token_ids: with one image token for each image."""
+    _, images = split_prompt(engine, prompt)
+    return token_ids if images is None else images.expand(token_ids).token_ids
+
+
 def make_processor(engine: "LLMEngine") -> ImageProcessor:
     """Of an engine whose model sees images; the tower's weights are read. Raises ValueError."""
     images = engine.model_config.images

@@ -11,7 +11,6 @@ from starlette.routing import Route
 
 from nanovllm import __version__
 from nanovllm.checks.values import check_range, list_of, shorten
-from nanovllm.features.chat_template.render import render_chat
 from nanovllm.files.tokenizer import tokenize
 from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.serving.async_llm import AsyncLLM
@@ -87,13 +86,19 @@ class Operation:
             if "chat_template" in body:
                 raise ValueError("chat_template is a program, and a request may not bring one; leave it out")
             chat = chat_options(body, self.options.parsers)
-            prompt = render_chat(tokenizer, body["messages"], body.get("add_generation_prompt", True), **chat)
+            add_generation_prompt = body.get("add_generation_prompt", True)
+            prompt = self.llm.llm.chat_prompt(body["messages"], add_generation_prompt, is_trusted=False, **chat)
             text, is_special = prompt["prompt"], body.get("add_special_tokens", False)
         else:
+            prompt = None
             text, is_special = body.get("prompt"), body.get("add_special_tokens", True)
         if not isinstance(text, str):
             raise ValueError(f"a body has a prompt, which is a text, or messages; found {shorten(given)}")
         tokens = tokenize(tokenizer, text, add_special_tokens=is_special)
+        if prompt is not None and "multi_modal_data" in prompt:
+            from nanovllm.features.images.requests import with_placeholders
+
+            tokens = with_placeholders(self.llm.engine, prompt, tokens)
         answer = {"count": len(tokens), "max_model_len": self.llm.engine.scheduler.max_model_len, "tokens": tokens}
         strings = tokenizer.convert_ids_to_tokens(tokens) if body.get("return_token_strs") else None
         return json_response(answer | {"token_strs": strings}, headers=warning_headers(warning_of(left_out)))

@@ -107,7 +107,7 @@ def _chat(
     if tools.choice == "none" and parsers.exclude_tools_when_none:
         options.pop("tools", None)
     messages: Any = body.get("messages")
-    prompt = llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)
+    prompt = llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), is_trusted=False, **options)
     tokenizer = llm.get_tokenizer()
     template = tokenizer.get_chat_template(body.get("chat_template"), tools.given or None)
     format_name = parsers.tool_call or "hermes"

@@ -87,8 +87,24 @@ def text_of(content: Any) -> str:
     return "\n".join(texts)
 
 
+def content_of(content: Any) -> Any:
+    """A text, or the parts of a chat's message if there are images among them. Raises ValueError."""
+    parts = content if isinstance(content, list) else [content]
+    if not any(isinstance(part, dict) and part.get("type") == "input_image" for part in parts):
+        return text_of(content)
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if not (isinstance(part, dict) and part.get("type") == "input_image"):
+            found.append({"type": "text", "text": text_of([part])})
+        elif isinstance(part.get("image_url"), str):
+            found.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
+        else:
+            raise ValueError("an input_image needs an image_url; this server keeps no files that a file_id could name")
+    return found
+
+
 def _found(part: Any) -> str:
-    is_other = isinstance(part, dict) and part.get("type") in ("input_image", "input_file", "input_audio")
+    is_other = isinstance(part, dict) and part.get("type") in ("input_file", "input_audio")
     return f"this engine reads no {part['type'][6:]}s" if is_other else f"found {shorten(part)}"
 
 
@@ -100,7 +116,7 @@ def _add_message(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     if (role := item.get("role")) not in ROLES:
         raise ValueError(f"role must be one of {', '.join(ROLES)}, found {shorten(role)}")
     is_empty = role == "assistant" and item.get("content") is None
-    content = "" if is_empty else text_of(item.get("content"))
+    content = "" if is_empty else content_of(item.get("content"))
     if role == "assistant" and messages and messages[-1].keys() == {"role", "reasoning"}:
         messages[-1]["content"] = content
     else:
