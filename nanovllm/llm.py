@@ -115,12 +115,13 @@ class LLM:
         add_generation_prompt: bool = True,
         cache_salt: str | None = None,
         *,
+        mm_processor_kwargs: dict[str, Any] | None = None,
         is_trusted: bool = True,
         **options: Any,
     ) -> "ChatPrompt":
         """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it.
 
-        is_trusted: the messages may name any image file of this machine; False: those below allowed_local_media_path.
+        mm_processor_kwargs: options of the model's image processor. is_trusted: the messages may name any image file of this machine; False: those below allowed_local_media_path.
         """
         from nanovllm.features.chat_template.render import render_chat
 
@@ -138,6 +139,8 @@ class LLM:
         )
         if cache_salt is not None:
             prompt["cache_salt"] = cache_salt
+        if mm_processor_kwargs:
+            prompt["mm_processor_kwargs"] = mm_processor_kwargs
         return prompt
 
     def stream(

@@ -50,14 +50,15 @@ def check_request(
     if not isinstance(request_id, str | None):
         raise ValueError(f"request_id must be a string, found {shorten(request_id)}")
     check_generates(engine)
-    images = None
+    pictures = None
     if isinstance(prompt, dict) and not IMAGE_KEYS.isdisjoint(prompt):
         from nanovllm.features.images.requests import split_prompt
 
-        prompt, images = split_prompt(engine, prompt)
+        prompt, pictures = split_prompt(engine, prompt)
     text, token_ids, cache_salt = parse_prompt(engine.tokenizer, prompt, engine.check_length)
-    if images is not None:
-        token_ids, images = images.expand(token_ids)
+    images = None
+    if pictures is not None:
+        token_ids, images = pictures.expand(token_ids)
     check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
     params = check_params(params, engine.model_config)
     if (params.logits_processors or engine.config.logits_processors) and engine.config.tensor_parallel_size > 1:

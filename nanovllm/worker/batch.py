@@ -39,8 +39,8 @@ class Batch:
     max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without waiting for a device
     segments               [S, 8]    of a hybrid model's states: core/snapshots/segments.py; None for other models. They
                                      say which slots the host takes, and stay in its memory
-    image_rows, images     where the step has placeholders of images, and the vectors that stand in for their embeddings,
-                           once the tower has made them: features/images/rows.py
+    image_rows, images     where the step has placeholders of images, and the vectors that stand in for their
+                           embeddings, once the tower has made them: features/images/rows.py
     attn_metadata          what a backend works out in the first layer and uses in the others: a cache of one step.
                            replace() begins with an empty one
     """
