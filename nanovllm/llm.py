@@ -121,7 +121,8 @@ class LLM:
     ) -> "ChatPrompt":
         """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it.
 
-        mm_processor_kwargs: options of the model's image processor. is_trusted: the messages may name any image file of this machine; False: those below allowed_local_media_path.
+        mm_processor_kwargs: options of the model's image processor. is_trusted: the messages may name any image file of
+        this machine; False: those below allowed_local_media_path.
         """
         from nanovllm.features.chat_template.render import render_chat
 

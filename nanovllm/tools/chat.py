@@ -42,7 +42,7 @@ def run_chat(llm: LLM, params: SamplingParams, system: str | None, images: list[
             messages.append({"role": "user", "content": content})
             try:
                 output = _stream(llm, llm.chat_prompt(messages), params)
-            except (ValueError, FileNotFoundError) as error:  # there is no room for it, most likely
+            except ValueError as error:  # there is no room for it, most likely
                 messages.pop()
                 console.print(f"{error}", style="red")
                 console.print("/reset starts a new conversation", style="dim")

@@ -320,6 +320,6 @@ class ModelRunner:
             )
 
     def usage(self) -> dict[str, int]:
-        """Bytes of the weights and of the KV pool; of a model that sees images, how often its tower has run."""
+        """Bytes of the weights, of the KV pool and, once a picture has come, of the tower that looks at them."""
         usage = {"weights": self.weight_bytes, "kv_cache": self.kv_cache.num_bytes}
-        return usage if self.tower is None else usage | {"tower_runs": self.tower.num_runs}
+        return usage if self.tower is None else usage | {"tower": self.tower.num_bytes}

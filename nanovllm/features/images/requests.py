@@ -51,7 +51,9 @@ def make_processor(engine: "LLMEngine") -> ImageProcessor:
     """Of an engine whose model sees images; the tower's weights are read. Raises ValueError."""
     images = engine.model_config.images
     if images is None:
-        raise ValueError(f"{engine.config.model}: this model sees no images")
+        is_gguf = engine.directory.is_file()
+        more = " (the tower of a GGUF file, mmproj, is not read: images need the safetensors files)" if is_gguf else ""
+        raise ValueError(f"{engine.config.model}: this model sees no images{more}")
     config = engine.config
     folder = config.allowed_local_media_path
     processor = ImageProcessor(

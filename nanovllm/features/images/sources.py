@@ -39,7 +39,7 @@ class Sources:
     domains: tuple[str, ...] = ()
 
     def open(self, source: Any) -> "Image":
-        """An RGB picture of a PIL image, a path, bytes or a URL. Raises ValueError or FileNotFoundError."""
+        """An RGB picture of a PIL image, a path, bytes or a URL. Raises ValueError."""
         image_class = pil().Image
         if isinstance(source, image_class):
             return checked(source, "the image")
@@ -72,7 +72,7 @@ class Sources:
             if not path.resolve().is_relative_to(folder):
                 raise ValueError("this file is outside the folder whose images a client may name")
         if not path.is_file():
-            raise FileNotFoundError(f"there is no image file {path}")
+            raise ValueError(f"there is no image file {path}")
         if (size := path.stat().st_size) > MAX_BYTES:
             raise ValueError(f"{path} has {size:,} bytes, an image may have {MAX_BYTES:,}")
         return decoded(path.read_bytes(), str(path))
@@ -95,6 +95,8 @@ def decoded(data: bytes, name: str) -> "Image":
         with warnings.catch_warnings():  # checked() is stricter than what PIL warns of
             warnings.simplefilter("ignore")
             image = pil().open(io.BytesIO(data), formats=FORMATS)
+    except pil().DecompressionBombError:
+        raise ValueError(f"{name} has more than {MAX_PIXELS:,} pixels; make it smaller") from None
     except Exception as error:
         known = ", ".join(FORMATS)
         raise ValueError(f"{name} is no image of a known kind ({known}): {type(error).__name__}") from None

@@ -27,7 +27,8 @@ KEPT_BYTES = 256 << 20  # of vectors: the same picture in another place, or in t
 class Tower:
     """The part of the checkpoint that looks at pictures.
 
-    num_runs   forward passes so far: one for each image that was not among those kept
+    num_runs    forward passes so far: one for each image that was not among those kept
+    num_bytes   of its weights
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Tower:
         self.device = device
         self.num_runs = 0
         self._model = _load(directory, config.images, dtype, dummy).to(device)
+        self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
         self._kept: OrderedDict[str, Tensor] = OrderedDict()
 
     def batch_with_features(self, batch: Batch) -> Batch:
@@ -74,16 +76,14 @@ def _load(directory: Path, config: ImageConfig, dtype: torch.dtype, dummy: bool)
     """The checkpoint's model in transformers' form, without its language model."""
     model = build_tower(config, dtype)
     places = dict(model.named_parameters(prefix="model"))
-    files = {} if dummy else language_tensors(tensor_files(directory))[1]
-    if not dummy:
-        _check(files, places, directory)
+    files = {} if dummy else check_tower(directory, places)
     with torch.no_grad():
         for name, place in places.items():
             if dummy:
                 place.normal_(0, 0.02)
             else:
                 place.copy_(files[name].get_tensor(name))
-    logger.info("Vision tower: %.1f MB", sum(place.nbytes for place in places.values()) / 1e6)
+    logger.info("Vision tower of %s: %.1f MB", directory, sum(place.nbytes for place in places.values()) / 1e6)
     return model.eval().requires_grad_(False)
 
 
@@ -111,8 +111,12 @@ def build_tower(config: ImageConfig, dtype: torch.dtype) -> Any:
     return model
 
 
-def _check(files: dict[str, Any], places: dict[str, Tensor], directory: Path) -> None:
-    """Raise one ValueError that lists missing, extra and wrongly shaped tensors."""
+def check_tower(directory: Path, places: dict[str, Tensor]) -> dict[str, Any]:
+    """{name of a tensor: the file that holds it}. Raises one ValueError that lists what is missing or does not fit.
+
+    places: what the tower needs.
+    """
+    _, files = language_tensors(tensor_files(directory))
     problems = [f"missing: {name}" for name in places if name not in files]
     problems += [f"not part of its tower: {name}" for name in files if name not in places]
     for name in places.keys() & files.keys():
@@ -122,3 +126,4 @@ def _check(files: dict[str, Any], places: dict[str, Tensor], directory: Path) ->
     if problems:
         shown = "\n  ".join(problems[:20])
         raise ValueError(f"the vision tower in {directory} does not fit its configuration:\n  {shown}")
+    return files

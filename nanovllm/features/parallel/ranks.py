@@ -85,6 +85,7 @@ class ParallelRunner:
             self._connections.append(ours)
             theirs.close()
         self._ask(self._store.port, self.config, self.model_config)
+        self._directory = directory
         self._ask("load", directory)
 
     def prepare(self) -> "KVPool":
@@ -96,6 +97,17 @@ class ParallelRunner:
         if states is not None:
             states = states._replace(num_bytes=sum(pool.states.num_bytes for pool in pools))
         return replace(pools[0], num_bytes=sum(pool.num_bytes for pool in pools), states=states)
+
+    def load_tower(self) -> None:
+        """See ModelRunner.load_tower. Each rank has the whole tower."""
+        import torch
+
+        from nanovllm.features.images.tower import build_tower, check_tower
+
+        if self.config.load_format != "dummy":  # before the ranks: whatever one of them raises ends the engine
+            places = build_tower(self.model_config.images, torch.float32).named_parameters(prefix="model")
+            check_tower(self._directory, dict(places))
+        self._ask("load_tower")
 
     def run(self, output: SchedulerOutput) -> "ModelRunnerOutput":
         """See ModelRunner.run. Rank 0 answers."""

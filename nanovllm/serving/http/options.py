@@ -52,7 +52,7 @@ class ServeOptions:
     shutdown_timeout: float = option(
         30.0, "seconds that running requests get to finish after SIGTERM or Ctrl-C", low=0, high=1e6
     )
-    max_body_bytes: int = option(2_000_000, "of a request", low=1)
+    max_body_bytes: int = option(0, "of a request; 0: 2,000,000, or 50,000,000 if the model sees images", low=0)
     allowed_origins: tuple[str, ...] = option(
         (), "web pages elsewhere that may use this server, such as http://localhost:3000, or *"
     )

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,9 @@ def make_app(
     closing: is that server about to end? is_full: has it no connection left for what may take long?
     """
     metrics = Metrics(llm.engine, names[0])
+    if options.max_body_bytes == 0:
+        sees_images = llm.engine.model_config.images is not None
+        options = replace(options, max_body_bytes=50_000_000 if sees_images else 2_000_000)
     inside = Inside(llm, options.classroom, closing)
     api, operation = Api(llm, names, options), Operation(llm, names, options, metrics)
     updates = AdapterUpdates(llm, names, options)

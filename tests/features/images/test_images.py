@@ -1,0 +1,266 @@
+"""Images in prompts, against transformers on the same checkpoint, and what the prefix cache makes of them."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.features.images.prompt_images import Image, PromptImages
+from tests.image_checkpoints import IDEFICS_PROCESSOR, KINDS, make_image_checkpoint, picture, reference
+
+MARKS = {"idefics3": "<image>", "smolvlm": "<image>"}
+QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
+OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=400, max_model_len=400)
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=5)
+A, B, C = picture(60, 40), picture(30, 70, 1), picture(32, 32, 2)
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory):
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = make_image_checkpoint(tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def llm_of(folder_of):
+    made: dict[str, LLM] = {}
+
+    def make(kind: str) -> LLM:
+        if kind not in made:
+            made[kind] = LLM(str(folder_of(kind)), **OPTIONS)
+        made[kind].reset_prefix_cache()
+        return made[kind]
+
+    return make
+
+
+def prompt_of(kind: str, *parts: object) -> dict:
+    """Texts and pictures."""
+    mark = MARKS.get(kind, QWEN_MARK)
+    pictures = [part for part in parts if not isinstance(part, str)]
+    text = "".join(part if isinstance(part, str) else mark for part in parts)
+    return {"prompt": text, "multi_modal_data": {"image": pictures}}
+
+
+CASES = [
+    ("the quick brown ", A, " fox"),
+    (A, "the lazy dog"),
+    ("what is in ", B),
+    ("two gulls ", A, " circled above ", B, " a red boat"),
+    (C, B, A, "jumps"),
+]
+
+
+def reference_logits(llm: LLM, folder: Path, token_ids: list[int], pictures: list) -> torch.Tensor:
+    """transformers' at every position: [len(token_ids), vocab_size]. Each picture as our processor has prepared it."""
+    processor = llm.engine.image_processor
+    images = [processor._processed(picture, {}) for picture in pictures]
+    model, ids = reference(folder), torch.tensor([token_ids])
+    inner = model.model
+    with torch.no_grad():
+        embeddings = model.get_input_embeddings()(ids)
+        is_image = ids[0] == llm.engine.model_config.images.image_token_id
+        is_image[len(token_ids) - NUM_GENERATED :] = False  # a generated token is no placeholder
+        outputs = [inner.get_image_features(**image.inputs, return_dict=True) for image in images]
+        embeddings[0, is_image] = torch.cat([torch.cat(list(output.pooler_output)) for output in outputs])
+        if images[0].grid is None:
+            hidden = inner.text_model(inputs_embeds=embeddings).last_hidden_state
+        else:
+            grids = torch.cat([image.inputs["image_grid_thw"] for image in images])
+            positions, _ = inner.get_rope_index(ids, is_image[None].int(), image_grid_thw=grids)
+            more = {}
+            if deepstack := getattr(outputs[0], "deepstack_features", None):
+                levels = range(len(deepstack))
+                found = [torch.cat([torch.cat(list(o.deepstack_features[i])) for o in outputs]) for i in levels]
+                more = {"visual_pos_masks": is_image[None], "deepstack_visual_embeds": found}
+            hidden = inner.language_model(inputs_embeds=embeddings, position_ids=positions, **more).last_hidden_state
+        return model.lm_head(hidden)[0]
+
+
+NUM_GENERATED = GREEDY.max_tokens
+
+
+def assert_as_transformers(llm, folder, output, pictures) -> None:
+    token_ids = output.prompt_token_ids + output.outputs[0].token_ids
+    logprobs = reference_logits(llm, folder, token_ids, pictures).log_softmax(-1)
+    first = len(output.prompt_token_ids) - 1
+    tolerance = 1e-4 if llm.engine.model_config.hybrid is None else 3e-4  # transformers sums up a state in chunks
+    for i, (token_id, entries) in enumerate(zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)):
+        row = logprobs[first + i]
+        best = row.topk(2).values
+        assert token_id == int(row.argmax()) or best[0] - best[1] < 1e-4
+        for other, entry in entries.items():
+            assert entry.logprob == pytest.approx(float(row[other]), abs=tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_transformers(kind, llm_of, folder_of):
+    llm = llm_of(kind)
+    outputs = llm.generate([prompt_of(kind, *case) for case in CASES], GREEDY, use_tqdm=False)  # in one batch
+    for case, output in zip(CASES, outputs, strict=True):
+        assert_as_transformers(llm, folder_of(kind), output, [part for part in case if not isinstance(part, str)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_that_end_inside_an_image(kind, folder_of):
+    """Every chunk size up to the prompt's length gives the same bits."""
+    prompt = prompt_of(kind, "two gulls ", A, " circled above ", C)
+    expected = None
+    for size in (400, 1, 2, 3, 5, 7, 11, 16, 23):
+        llm = LLM(str(folder_of(kind)), **OPTIONS | {"max_num_batched_tokens": size, "num_gpu_blocks_override": 100})
+        [output] = llm.generate(prompt, GREEDY, use_tqdm=False)
+        found = output.prompt_token_ids, output.outputs[0].token_ids, output.outputs[0].logprobs
+        expected = expected or found
+        assert found == expected, f"chunks of {size}"
+        assert llm.stats()["images"]["tower_runs"] == 2, "each image once, however many chunks it is in"
+
+
+def test_the_prompt_of_transformers_processor(folder_of, llm_of):
+    """Placeholders, rows and columns of a picture that is cut into parts, as Idefics3Processor writes them."""
+    llm = llm_of("idefics3")
+    pil = Idefics3ImageProcessorPil(**IDEFICS_PROCESSOR)
+    theirs = Idefics3Processor(pil, llm.get_tokenizer(), image_seq_len=4)
+    for case in CASES:
+        prompt = prompt_of("idefics3", *case)
+        expected = theirs(text=[prompt["prompt"]], images=[prompt["multi_modal_data"]["image"]])
+        [output] = llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)
+        assert output.prompt_token_ids == expected["input_ids"][0]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen3_5"])
+def test_positions_of_transformers(kind, folder_of):
+    """Of random images in random places, and of tokens beyond the prompt."""
+    rng, model = random.Random(0), reference(folder_of(kind)).model
+    for _ in range(50):
+        types, places, grids = [], [], []
+        for _ in range(rng.randint(1, 3)):
+            types += [0] * rng.randint(0 if not types else 1, 5)
+            height, width = rng.randint(1, 5), rng.randint(1, 5)
+            places.append(tuple(range(len(types), len(types) + height * width)))
+            types += [1] * (height * width)
+            grids.append([1, 2 * height, 2 * width])
+        types += [0] * rng.randint(1, 4)
+        ids = torch.zeros(1, len(types), dtype=torch.long)
+        expected, delta = model.get_rope_index(ids, torch.tensor([types]), image_grid_thw=torch.tensor(grids))
+        images = tuple(Image("", {}, grid=(grid[1] // 2, grid[2] // 2)) for grid in grids)
+        ours = PromptImages(images, tuple(places))
+        start = rng.randrange(len(types))
+        assert ours.positions(0, len(types)) == list(map(tuple, expected[:, 0].T.tolist()))
+        assert ours.positions(start, len(types)) == ours.positions(0, len(types))[start:]
+        after = len(types) + int(delta)
+        assert ours.positions(len(types), len(types) + 2) == [(after,) * 3, (after + 1,) * 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_picture_again(kind, llm_of):
+    """Its K/V is reused and the tower does not run; in another place of a prompt the tower's vectors are."""
+    llm = llm_of(kind)
+    prompt = prompt_of(kind, "what is in ", A, " the quick brown fox")
+    [cold] = llm.generate(prompt, GREEDY, use_tqdm=False)
+    runs = llm.stats()["images"]["tower_runs"]
+    [warm] = llm.generate(prompt_of(kind, "what is in ", A.copy(), " the quick brown fox"), GREEDY, use_tqdm=False)
+    assert warm.outputs == cold.outputs
+    assert warm.num_cached_tokens >= len(cold.prompt_token_ids) - 8
+    llm.generate(prompt_of(kind, "the lazy dog and ", A), GREEDY, use_tqdm=False)
+    assert llm.stats()["images"]["tower_runs"] == runs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pixel(kind, llm_of, folder_of):
+    """Everything before the first block that overlaps the picture is shared, and nothing after it."""
+    llm = llm_of(kind)
+    other = A.copy()
+    other.putpixel((0, 0), tuple(255 - value for value in A.getpixel((0, 0))))
+    text = "the quick brown fox jumps over the lazy dog "
+    [first] = llm.generate(prompt_of(kind, text, A, " two gulls"), GREEDY, use_tqdm=False)
+    [second] = llm.generate(prompt_of(kind, text, other, " two gulls"), GREEDY, use_tqdm=False)
+    start = llm.engine.make_request(prompt_of(kind, text, A), GREEDY).samples[0].seq.mm_spans[0].start
+    assert first.prompt_token_ids == second.prompt_token_ids
+    if kind != "qwen3_5":  # a hybrid model begins where a snapshot is
+        assert second.num_cached_tokens == start // 4 * 4
+    assert second.num_cached_tokens <= start
+    assert_as_transformers(llm, folder_of(kind), second, [other])
+
+
+@pytest.mark.parametrize("kind", ["smolvlm", "qwen3_5"])
+@pytest.mark.parametrize("options", [{}, {"cpu_cache_bytes": 1 << 24}, {"prefix_cache_dir": True}])
+def test_whatever_runs_beside_it(kind, options, folder_of, tmp_path):
+    """Random prompts with images, in a pool that is too small for all, chunked, cached and aborted: as each one alone."""
+    check_random_prompts(folder_of(kind), kind, 25, options, tmp_path)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_runs_beside_it_at_length(kind, folder_of, tmp_path):
+    check_random_prompts(folder_of(kind), kind, 130, {"cpu_cache_bytes": 1 << 24}, tmp_path)
+
+
+def check_random_prompts(folder, kind, number, options, tmp_path) -> None:
+    rng = random.Random(number)
+    texts = ["the quick ", "brown fox ", "jumps over the lazy dog ", "two gulls circled "]
+    pictures = [A, B, C, picture(50, 50, 3)]
+    prompts = []
+    for _ in range(number):
+        parts = [rng.choice(texts)]
+        for _ in range(rng.randint(0, 2)):
+            parts += [rng.choice(pictures), rng.choice(texts)]
+        prompts.append(prompt_of(kind, *parts))
+        if rng.random() < 0.3:
+            prompts[-1]["cache_salt"] = rng.choice(["x", "y"])
+    params = [
+        SamplingParams(temperature=0.9, max_tokens=rng.randint(1, 8), ignore_eos=True, seed=i) for i in range(number)
+    ]
+    alone = LLM(str(folder), **OPTIONS | {"enable_prefix_caching": False})
+    expected = [alone.generate(*pair, use_tqdm=False)[0].outputs for pair in zip(prompts, params, strict=True)]
+    if "prefix_cache_dir" in options:
+        options = {"prefix_cache_dir": str(tmp_path / "cache")}
+    small = OPTIONS | {"num_gpu_blocks_override": 100, "max_num_batched_tokens": 19} | options
+    for _ in range(2):  # the second one finds what the first has left on the disk
+        llm = LLM(str(folder), **small)
+        engine = llm.engine
+        requests = [engine.make_request(*pair) for pair in zip(prompts, params, strict=True)]
+        engine.enqueue(requests)
+        aborted = set(rng.sample(range(number), number // 8))
+        for step in range(10_000):
+            if not engine.has_unfinished_requests():
+                break
+            engine.step()
+            if step == 3:
+                engine.abort_requests([requests[i] for i in aborted])
+            engine.scheduler.check_integrity()
+        for i, request in enumerate(requests):
+            if i not in aborted:
+                assert request.output().outputs == expected[i], f"prompt {i}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fewer_bits_and_samples(kind, folder_of):
+    """int8 of the language model, draft tokens and n > 1 work with images."""
+    options = dict(quantization="int8", speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    llm = LLM(str(folder_of(kind)), **OPTIONS | options)
+    params = SamplingParams(n=2, max_tokens=6, seed=1, ignore_eos=True)
+    prompts = [prompt_of(kind, "the quick ", A, "the quick"), prompt_of(kind, "the quick ", B, "the quick")]
+    together = llm.generate(prompts, params, use_tqdm=False)
+    plain = LLM(str(folder_of(kind)), **OPTIONS | {"quantization": "int8"})
+    for prompt, output in zip(prompts, together, strict=True):
+        assert plain.generate(prompt, params, use_tqdm=False)[0].outputs == output.outputs
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", ["smolvlm", "qwen3_vl"])
+def test_ranks(kind, folder_of):
+    options = OPTIONS | {"tensor_parallel_size": 2}
+    [output] = LLM(str(folder_of(kind)), **options).generate(prompt_of(kind, "in ", A, " fox"), GREEDY, use_tqdm=False)
+    one = LLM(str(folder_of(kind)), **OPTIONS)
+    [expected] = one.generate(prompt_of(kind, "in ", A, " fox"), GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids

@@ -1,0 +1,276 @@
+"""Where pictures come from: everything that is no picture, or may not be looked at, is refused before it is decoded."""
+
+import base64
+import io
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy
+import pytest
+from PIL import Image
+
+from nanovllm import LLM
+from nanovllm.features.images import fetching, sources
+from nanovllm.features.images.sources import MAX_PIXELS, Sources
+from tests.checkpoints import make_checkpoint
+from tests.image_checkpoints import make_image_checkpoint, picture
+
+TRUSTED = Sources(any_file=True)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+def as_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    """A PNG whose header promises that many pixels, with nothing behind it."""
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(b"")) + part(b"IEND", b"")
+
+
+RED = Image.new("RGB", (8, 6), (200, 30, 10))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF"])
+def test_files_urls_bytes_and_images_are_one(kind, tmp_path):
+    data = encoded(RED, kind)
+    path = tmp_path / "a picture.x"
+    path.write_bytes(data)
+    found = [TRUSTED.open(each) for each in (data, path, str(path), path.as_uri(), as_url(data))]
+    assert {image.tobytes() for image in found} == {Image.open(io.BytesIO(data)).convert("RGB").tobytes()}
+
+
+def test_forms_of_colour():
+    """Palettes, CMYK, grey, one bit and transparency become RGB as transformers' load_image has it."""
+    for image in (RED.convert("P"), RED.convert("CMYK"), RED.convert("L"), RED.convert("1"), RED.convert("RGBA")):
+        assert TRUSTED.open(image).tobytes() == image.convert("RGB").tobytes()
+
+
+def test_a_picture_is_upright():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    turned = TRUSTED.open(encoded(RED, "JPEG", exif=exif))
+    assert turned.size == (6, 8)
+
+
+DEEP = Image.fromarray(numpy.zeros((4, 4), dtype=numpy.uint16))
+REFUSED = {
+    "no image": (b"hello", "no image of a known kind"),
+    "nothing": (b"", "no image of a known kind"),
+    "PostScript, which PIL gives to another program": (b"%!PS-Adobe-3.0 EPSF-3.0\n", "no image of a known kind"),
+    "cut off": (encoded(picture(60, 60))[:-200], "is damaged"),
+    "a bomb": (png_of_size(100_000, 100_000), f"more than {MAX_PIXELS:,}"),
+    "a thread": (png_of_size(50_000, 10), "no side may be"),
+    "more than 8 bits": (encoded(DEEP), "more than 8 bits"),
+    "frames": (encoded(RED, "GIF", save_all=True, append_images=[RED.rotate(90), RED]), "frames"),
+    "neither": (7, "an image is a PIL image"),
+    "an unknown scheme": ("ftp://example.com/a.png", "URL must be"),
+    "no base64": ("data:image/png;base64,???", "no base64"),
+    "a data: URL in other letters": ("data:image/png,abc", "looks like data:"),
+    "no file": ("/nowhere/a.png", "there is no image file"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    source, said = REFUSED[name]
+    with pytest.raises(ValueError, match=said):
+        TRUSTED.open(source)
+
+
+def test_every_cut_of_a_file():
+    """A damaged file is an error, whatever byte is missing or wrong; never a crash."""
+    whole = encoded(picture(20, 20), "JPEG")
+    for end in range(0, len(whole), 7):
+        for data in (whole[:end], whole[:end] + bytes([whole[end] ^ 0xFF]) + whole[end + 1 :]):
+            try:
+                assert TRUSTED.open(data).mode == "RGB"
+            except ValueError as error:
+                assert str(error)
+
+
+def test_large_files_are_not_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(sources, "MAX_BYTES", 100)
+    path = tmp_path / "large.png"
+    path.write_bytes(bytes(101))
+    for source in (bytes(101), path, as_url(bytes(140))):
+        with pytest.raises(ValueError, match="may have|more than"):
+            TRUSTED.open(source)
+
+
+# -- what a client may name -------------------------------------------------------------------------------------------
+
+
+def test_a_clients_files(tmp_path):
+    inside, outside = tmp_path / "open" / "a.png", tmp_path / "secret.png"
+    inside.parent.mkdir()
+    inside.write_bytes(encoded(RED))
+    outside.write_bytes(encoded(RED))
+    (inside.parent / "link.png").symlink_to(outside)
+    client = Sources(folder=inside.parent)
+    assert client.open(inside.as_uri()).size == RED.size
+    for path in (outside, inside.parent / ".." / "secret.png", inside.parent / "link.png"):
+        for source in (str(path), f"file://{path}"):
+            with pytest.raises(ValueError, match="outside the folder"):
+                client.open(source)
+            with pytest.raises(ValueError, match="not read for a client"):
+                Sources().open(source)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = encoded(RED)
+        if self.path == "/elsewhere.png":
+            self.send_response(302)
+            self.send_header("Location", "/red.png")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/endless.png":
+            body = bytes(1 << 20)
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def host():
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://localhost:{server.server_port}"
+    server.shutdown()
+
+
+def test_nothing_is_fetched_unless_it_is_allowed(host, monkeypatch):
+    with pytest.raises(ValueError, match="not fetched from the network"):
+        TRUSTED.open(f"{host}/red.png")
+    with pytest.raises(ValueError, match="fetched from example.com"):
+        Sources(domains=("example.com",)).open(f"{host}/red.png")
+    asked = []
+    monkeypatch.setattr(socket, "create_connection", lambda *args, **more: asked.append(args))
+    for address in (
+        "127.0.0.1",
+        "10.0.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "[::1]",
+        "[::ffff:10.0.0.1]",
+        "localhost",
+    ):
+        name = address.strip("[]")
+        with pytest.raises(ValueError, match="private network"):
+            Sources(domains=(name,)).open(f"http://{address}:80/red.png")
+    assert not asked, "a connection was made"
+
+
+def test_fetching(host, monkeypatch):
+    """From an address that counts as public here."""
+    monkeypatch.setattr(fetching, "_public_address", lambda host, port: "127.0.0.1")
+    allowed = Sources(domains=("localhost",))
+    assert allowed.open(f"{host}/red.png").tobytes() == RED.tobytes()
+    with pytest.raises(ValueError, match="the host answers 302"):
+        allowed.open(f"{host}/elsewhere.png")
+    monkeypatch.setattr(fetching, "MAX_BYTES", 1000)
+    with pytest.raises(ValueError, match="more than 1,000 bytes"):
+        allowed.open(f"{host}/endless.png")
+
+
+# -- from the front door ----------------------------------------------------------------------------------------------
+
+WITHOUT_PILLOW = """
+import sys
+sys.modules["PIL"] = None
+from nanovllm import LLM, SamplingParams
+llm = LLM(sys.argv[1], dtype="float32", block_size=4, num_gpu_blocks_override=50, max_model_len=100)
+print(len(llm.generate("the quick", SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs))
+wing = [name for name in sys.modules if name.startswith("nanovllm.features.images.")]
+print(wing)
+try:
+    llm.chat([{"role": "user", "content": [{"type": "image", "image": "x.png"}]}], use_tqdm=False)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_without_pillow(tmp_path):
+    folder = make_image_checkpoint(tmp_path, "smolvlm")
+    command = [sys.executable, "-c", WITHOUT_PILLOW, str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    number, wing, error = result.stdout.splitlines()
+    assert number == "1" and wing == "['nanovllm.features.images.image_config']"
+    assert "images need Pillow: pip install 'nanovllm[images]'" in error
+
+
+def test_a_model_that_sees_none(tmp_path):
+    llm = LLM(str(make_checkpoint(tmp_path, "llama")), block_size=4, num_gpu_blocks_override=50, max_model_len=100)
+    with pytest.raises(ValueError, match="sees no images"):
+        llm.generate({"prompt": "a", "multi_modal_data": {"image": RED}})
+    with pytest.raises(ValueError, match="sees no images"):
+        llm.chat([{"role": "user", "content": [{"type": "image_pil", "image_pil": RED}]}])
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    folder = make_image_checkpoint(tmp_path_factory.mktemp("qwen"), "qwen3_vl")
+    options = dict(limit_mm_per_prompt={"image": 2, "video": 0}, mm_processor_kwargs={"do_resize": True})
+    return LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks_override=80, max_model_len=200, **options)
+
+
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+BAD = {
+    "too many": ({"prompt": IMAGE * 3, "multi_modal_data": {"image": [RED] * 3}}, "2 images"),
+    "none in the prompt": ({"prompt": "a", "multi_modal_data": {"image": RED}}, "found 0 for 1"),
+    "one too many in the prompt": ({"prompt": IMAGE * 2, "multi_modal_data": {"image": RED}}, "found 2 for 1"),
+    "a video": ({"prompt": IMAGE, "multi_modal_data": {"video": RED}}, "multi_modal_data must be"),
+    "an unknown option": (
+        {"prompt": IMAGE, "multi_modal_data": {"image": RED}, "mm_processor_kwargs": {"colour": 1}},
+        "no 'colour'",
+    ),
+    "too long": (
+        {
+            "prompt": IMAGE,
+            "multi_modal_data": {"image": picture(200, 200)},
+            "mm_processor_kwargs": {"do_resize": False},
+        },
+        "max_model_len|does not take this image",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_prompts(name, llm):
+    """Each is an error that says what is wrong, beside a good one, and nothing is computed."""
+    prompt, said = BAD[name]
+    good = {"prompt": f"{IMAGE} fox", "multi_modal_data": {"image": RED}}
+    with pytest.raises(ValueError, match=said) as error:
+        llm.generate([good, prompt], use_tqdm=False)
+    assert "prompts[1]" in str(error.value) and not llm.engine.has_unfinished_requests()
+
+
+def test_options_of_images():
+    for options, said in (
+        ({"limit_mm_per_prompt": {"audio": 1}}, "no \\['audio'\\]"),
+        ({"limit_mm_per_prompt": 3}, "must be a dict"),
+        ({"mm_processor_kwargs": 3}, "must be a dict"),
+        ({"allowed_local_media_path": "/nowhere"}, "no folder"),
+        ({"allowed_media_domains": 3}, "allowed_media_domains"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
+            LLM("x", **options)

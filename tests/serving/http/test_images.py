@@ -1,0 +1,116 @@
+"""Pictures over HTTP: chats and responses, asked by OpenAI's own client."""
+
+import base64
+import io
+import json
+
+import openai
+import pytest
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.serving.http.options import ServeOptions
+from tests.image_checkpoints import make_image_checkpoint, picture
+from tests.servers import serving
+
+A, B = picture(40, 40), picture(40, 40, 1)
+SHORT = dict(model="tiny", temperature=0, max_tokens=6, extra_body={"ignore_eos": True})
+
+
+def url_of(image) -> str:
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def question(url: str, text: str = "what is the quick fox") -> list[dict]:
+    part = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+    return [{"role": "user", "content": [{"type": "text", "text": "look: "}, part, {"type": "text", "text": text}]}]
+
+
+@pytest.fixture(scope="module", params=["smolvlm", "qwen3_5"])
+def folder(request, tmp_path_factory):
+    return make_image_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with serving(folder, ServeOptions(), dtype="float32", cpu_cache_bytes=1 << 22) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks_override=160, max_model_len=256)
+
+
+def test_a_chat(server, llm):
+    client, params = server.client(), SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    for image in (A, B, A):
+        whole = client.chat.completions.create(messages=question(url_of(image)), **SHORT)
+        local = question("")
+        local[0]["content"][1] = {"type": "image_pil", "image_pil": image}
+        [expected] = llm.chat(local, params, use_tqdm=False)
+        assert whole.choices[0].message.content == expected.outputs[0].text
+        assert whole.usage.prompt_tokens == len(expected.prompt_token_ids)
+        parts = client.chat.completions.create(messages=question(url_of(image)), stream=True, **SHORT)
+        assert "".join(part.choices[0].delta.content or "" for part in parts) == expected.outputs[0].text
+
+
+def test_responses(server):
+    client = server.client()
+    parts = [{"type": "input_text", "text": "look: "}, {"type": "input_image", "image_url": url_of(A)}]
+    options = dict(model="tiny", temperature=0, max_output_tokens=6, extra_body={"ignore_eos": True})
+    first = client.responses.create(input=[{"role": "user", "content": parts}], **options)
+    again = client.responses.create(input=[{"role": "user", "content": parts}], **options)
+    assert first.output_text == again.output_text
+    assert again.usage.input_tokens_details.cached_tokens > 0
+    more = client.responses.create(input="and now?", previous_response_id=first.id, **options)
+    assert more.usage.input_tokens > first.usage.input_tokens
+    with pytest.raises(openai.BadRequestError, match="image_url"):
+        parts = [{"type": "input_image", "file_id": "file-1"}]
+        client.responses.create(input=[{"role": "user", "content": parts}], **options)
+
+
+def test_one_pixel_shares_nothing_after_it(server):
+    client, other = server.client(), A.copy()
+    other.putpixel((39, 39), (1, 2, 3))
+    client.chat.completions.create(messages=question(url_of(A)), **SHORT)
+    again = client.chat.completions.create(messages=question(url_of(A)), **SHORT)
+    changed = client.chat.completions.create(messages=question(url_of(other)), **SHORT)
+    assert changed.usage.prompt_tokens == again.usage.prompt_tokens
+    body = json.dumps({"messages": question(url_of(other))}).encode()
+    status, raw = server.send("/tokenize", body)
+    tokens = json.loads(raw)["tokens"]
+    assert status == 200 and len(tokens) == again.usage.prompt_tokens
+    first = tokens.index(server.engine.model_config.images.image_token_id)
+    found = changed.usage.prompt_tokens_details.cached_tokens
+    assert found <= first < again.usage.prompt_tokens_details.cached_tokens
+
+
+@pytest.mark.parametrize(
+    "url, said",
+    [
+        ("data:image/png;base64,AAAA", "no image of a known kind"),
+        ("http://127.0.0.1/a.png", "not fetched from the network"),
+        ("file:///etc/passwd", "not read for a client"),
+        ("/etc/passwd", "not read for a client"),
+    ],
+)
+def test_what_a_client_may_not_name(url, said, server):
+    with pytest.raises(openai.BadRequestError, match=said):
+        server.client().chat.completions.create(messages=question(url), **SHORT)
+    answer = server.client().chat.completions.create(messages=question(url_of(A)), **SHORT)
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_users_words_are_no_images(server):
+    """Who writes the image token as text gets an error, not the room of a picture."""
+    token = server.llm.llm.get_tokenizer().convert_ids_to_tokens(server.engine.model_config.images.image_token_id)
+    with pytest.raises(openai.BadRequestError, match="found 2 for 1"):
+        server.client().chat.completions.create(messages=question(url_of(A), f"what is {token}"), **SHORT)
+
+
+def test_images_belong_to_users(server):
+    messages = question(url_of(A))
+    with pytest.raises(openai.BadRequestError, match="messages of role user"):
+        server.client().chat.completions.create(messages=[messages[0] | {"role": "system"}, *messages], **SHORT)
