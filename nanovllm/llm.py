@@ -40,6 +40,7 @@ CHAT_OPTIONS = (
     "chat_template_kwargs",
     "chat_template_content_format",
     "tools",
+    "mm_processor_kwargs",
 )
 
 

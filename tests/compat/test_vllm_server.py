@@ -113,7 +113,7 @@ def test_every_flag_works_or_is_neutral_or_says_why_not(capsys, tmp_path):
         assert "no model" in capsys.readouterr().err, "all were taken, and then the model was looked for"
     for words, reason in (
         (["--skip_tokenizer_init"], "skip_tokenizer_init=True asks for work without a tokenizer"),
-        (["--no-enable-mm-embeds", "--mm-encoder-only"], "mm_encoder_only=True asks for input that is not text"),
+        (["--no-enable-mm-embeds", "--mm-encoder-only"], "mm_encoder_only=True asks for input that is neither"),
         (["--ssl-keyfile", "key.pem"], "ssl_keyfile='key.pem' asks for TLS (put a proxy before the server)"),
         (["--middleware", "a.b", "c.d"], "middleware=['a.b', 'c.d'] asks for code of yours"),
         (["--max-num-queued-reqs=5"], "asks for limits of the queue (ours: `--max-waiting`"),

@@ -220,7 +220,7 @@ def test_prompts_as_dicts(llm):
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
     assert llm.generate(TextPrompt(prompt="the quick", cache_salt="s"), params)[0].prompt == "the quick"
     expect(
-        "prompts[0]: a prompt: multi_modal_data={'image': 1} asks for input that is not text",
+        "this model sees no images",
         llm.generate,
         [{"prompt": "x", "multi_modal_data": {"image": 1}}],
     )

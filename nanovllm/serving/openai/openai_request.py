@@ -27,14 +27,7 @@ READ_HERE = {"logprobs", "prompt_logprobs", "structured_outputs"}
 NOT_OVER_HTTP = {"detokenize", "logits_processors", "extra_args", "output_kind"}
 PASSED_ON = {f.name for f in fields(SamplingParams)} - READ_HERE - NOT_OVER_HTTP
 KNOWN = {*PASSED_ON, *READ_HERE, *SWITCHES, "model", "cache_salt", "response_format", "priority"}
-OF_CHATS = {
-    "messages",
-    "mm_processor_kwargs",
-    "top_logprobs",
-    "max_completion_tokens",
-    "add_generation_prompt",
-    "tool_choice",
-}
+OF_CHATS = {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt", "tool_choice"}
 OF_CHATS |= {"parallel_tool_calls", "reasoning_effort", "include_reasoning"}
 OPTIONS_OF_BODY = [name for name in CHAT_OPTIONS if name != "chat_template_content_format"]  # which is the server's
 KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(OPTIONS_OF_BODY), COMPLETIONS: KNOWN | {"prompt"}}
@@ -114,14 +107,7 @@ def _chat(
     if tools.choice == "none" and parsers.exclude_tools_when_none:
         options.pop("tools", None)
     messages: Any = body.get("messages")
-    prompt = llm.chat_prompt(
-        messages,
-        add_generation_prompt,
-        body.get("cache_salt"),
-        mm_processor_kwargs=body.get("mm_processor_kwargs"),
-        is_trusted=False,
-        **options,
-    )
+    prompt = llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), is_trusted=False, **options)
     tokenizer = llm.get_tokenizer()
     template = tokenizer.get_chat_template(body.get("chat_template"), tools.given or None)
     format_name = parsers.tool_call or "hermes"

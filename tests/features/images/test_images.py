@@ -195,7 +195,7 @@ def test_one_pixel(kind, llm_of, folder_of):
 @pytest.mark.parametrize("kind", ["smolvlm", "qwen3_5"])
 @pytest.mark.parametrize("options", [{}, {"cpu_cache_bytes": 1 << 24}, {"prefix_cache_dir": True}])
 def test_whatever_runs_beside_it(kind, options, folder_of, tmp_path):
-    """Random prompts with images, in a pool that is too small for all, chunked, cached and aborted: as each one alone."""
+    """Random prompts, in a pool too small for all, chunked, preempted, cached and aborted: each as it is alone."""
     check_random_prompts(folder_of(kind), kind, 25, options, tmp_path)
 
 

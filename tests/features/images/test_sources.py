@@ -109,7 +109,7 @@ def test_large_files_are_not_read(monkeypatch, tmp_path):
     path = tmp_path / "large.png"
     path.write_bytes(bytes(101))
     for source in (bytes(101), path, as_url(bytes(140))):
-        with pytest.raises(ValueError, match="may have|more than"):
+        with pytest.raises(ValueError, match=r"may have|more than"):
             TRUSTED.open(source)
 
 
@@ -161,7 +161,7 @@ def host():
 def test_nothing_is_fetched_unless_it_is_allowed(host, monkeypatch):
     with pytest.raises(ValueError, match="not fetched from the network"):
         TRUSTED.open(f"{host}/red.png")
-    with pytest.raises(ValueError, match="fetched from example.com"):
+    with pytest.raises(ValueError, match=r"fetched from example\.com"):
         Sources(domains=("example.com",)).open(f"{host}/red.png")
     asked = []
     monkeypatch.setattr(socket, "create_connection", lambda *args, **more: asked.append(args))

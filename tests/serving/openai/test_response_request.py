@@ -216,7 +216,7 @@ REFUSED = [
     ({"input": [5]}, "input item 0 must be an object"),
     ({"input": [USER, {"role": "tool", "content": "x"}]}, "input item 1: role must be one of user, assistant"),
     ({"input": [{"role": "user"}]}, "input item 0: content must be a text or parts"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "this engine reads no images"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "an input_image needs an image_url"),
     ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "this engine reads no files"),
     ({"input": [{"type": "web_search_call"}]}, "this server reads messages, function_call"),
     ({"input": [{"type": ["message"]}]}, "found type"),
