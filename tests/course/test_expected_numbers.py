@@ -6,6 +6,7 @@ from chapters.ch06_prefill_decode import checks as checks_6
 from chapters.ch06_prefill_decode.meter import PaperModel
 from chapters.ch06_prefill_decode.pictures import demo_config
 from chapters.ch06_prefill_decode.roofline import ONE_DECODE, decode_chunks, demo_decodes
+from chapters.ch11_benchmarks import checks as checks_11
 from chapters.course import find_chapter
 from chapters.grading import Bench
 from chapters.patching import replaced
@@ -14,6 +15,19 @@ from nanovllm.core.scheduler import Scheduler
 
 def solution_of(number: int):
     return find_chapter(number).module("solution")
+
+
+def test_what_is_found_in_reports():
+    """The digests are of our numbers, and of those within half a percent."""
+    faults = solution_of(11).audit()
+    assert {report: set(found) for report, found in faults.items()} == {
+        report: set(found) for report, found in checks_11.FOUND.items()
+    }
+    for report, found in faults.items():
+        for key, number in found.items():
+            assert checks_11.digest(report, key, checks_11.step_of(number)) == checks_11.FOUND[report][key]
+            assert all(checks_11.is_found(report, key, number * factor) for factor in (0.9955, 1, 1.0045))
+            assert not any(checks_11.is_found(report, key, number * factor) for factor in (-1, 0, 0.994, 1.006))
 
 
 def test_costs_of_steps():
