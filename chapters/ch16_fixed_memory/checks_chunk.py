@@ -16,7 +16,9 @@ Read = Callable[[list[Vector]], list[Vector]]
 DeltaChunk = Callable[
     [Read, list[Vector], list[Vector], list[Vector], list[float], list[float]], tuple[list[Vector], float, list[Vector]]
 ]
-MATRIX, DELTA, DECAY = "A state is a matrix", "The delta rule", "Letting go, and what else a token says"  # headings
+# Headings.
+MATRIX, DELTA, DECAY = "A state is a matrix", "The delta rule", "Letting go, and what else a token says"
+BY_TOKEN = "Token by token"
 
 
 class Source:
@@ -27,11 +29,14 @@ class Source:
 
     def read(self, vectors: Any) -> list[Vector]:
         self.num_calls += 1
-        ensure(self.num_calls == 1, "read is called a second time: the state may be gone through only once for a chunk")
+        if self.num_calls > 1:
+            hint = "read is called a second time: the state may be gone through only once for a chunk"
+            raise Wrong(hint, section=BY_TOKEN)
         are_vectors = isinstance(vectors, list) and all(is_numbers(x, len(self.state)) for x in vectors)
         ensure(are_vectors, f"read takes a list of vectors of {len(self.state)} numbers", got=vectors)
-        hint = "read gets too many vectors: whoever asks for so many gets the state itself, and a large one takes long"
-        ensure(len(vectors) <= self.most, hint, expected=f"at most {self.most}", got=len(vectors))
+        if len(vectors) > self.most:
+            hint = "read gets too many vectors: with so many you could ask for the state itself, which is large"
+            raise Wrong(hint, expected=f"at most {self.most}", got=len(vectors), section=BY_TOKEN)
         return [look_up(self.state, x) for x in vectors]
 
 
@@ -230,7 +235,7 @@ CHECKS = (
     *cases(
         ask_random,
         {
-            ("Random chunks agree with the slow way, and the state stays where it is", "Token by token"): [
+            ("Random chunks agree with the slow way, and the state stays where it is", BY_TOKEN): [
                 (num_tokens, key_dim, value_dim, (0.5, 1.0), "with nothing but the dot products of keys and queries")
                 for num_tokens, key_dim, value_dim in ((1, 4, 1), (2, 12, 3), (3, 16, 4), (20, 5, 3), (40, 6, 8))
             ],

@@ -39,7 +39,7 @@ def delta_chunk(
         lines    [num_tokens][value_dim]  what is left of each token's line, so that the state after the chunk is
                  left * S + outer(k[0], lines[0]) + outer(k[1], lines[1]) + ...
 
-    A chunk has at least one token, and perhaps thousands. Do not change the lists that you are given.
+    A chunk has at least one token, and perhaps hundreds. Do not change the lists that you are given.
 
     Example: two tokens with q = k = [1, 0], v = [6, 8], beta 0.5 and decay 0.5, and a state of zeros, in which every
     vector reads [0, 0]. The first one writes half of what is missing and reads [3, 4]. Before the second one this fades

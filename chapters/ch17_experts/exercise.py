@@ -11,13 +11,12 @@ from torch import Tensor
 
 
 def assign_experts(scores: Tensor, num_chosen: int, normalize: bool, capacity: int) -> tuple[Tensor, Tensor]:
-    """Which experts the rows of a step meet, and how much each of them counts, if no expert takes more than `capacity`
-    rows.
+    """Which experts the rows of a step meet, and how much each counts, if an expert takes at most `capacity` rows.
 
         scores      [T, num_experts]  the router's scores for each row
         num_chosen  experts that each row wants to meet
         normalize   scale the weights of a row's experts so that they add up to 1?
-        capacity    at least 1
+        capacity    rows that an expert takes at most; 1 or more
 
     The probabilities of a row are the softmax of its scores, over all experts, in float32. The probabilities of the
     experts that a row meets are its weights (scaled, if normalize says so). Where no expert is too popular, a row meets

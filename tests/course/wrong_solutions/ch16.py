@@ -61,10 +61,11 @@ delta_chunk
         - return outputs, left, lines
         + return outputs, left, written
     asks_for_every_token: read is called a second time
-        @ A state is a matrix
+        @ Token by token
         - in_state = read([*k, *q])
         + in_state = [read([x])[0] for x in [*k, *q]]
-    asks_for_the_state: gets the state itself
+    asks_for_the_state: ask for the state itself
+        @ Token by token
         - in_state = read([*k, *q])
         + size = len(k[0])
         + rows = read([[float(i == j) for j in range(size)] for i in range(size)])
