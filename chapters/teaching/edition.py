@@ -42,7 +42,7 @@ LEFT_OUT = (  # patterns, as Path.match() has them
 )
 # Tests that name one of these are about what is left out.
 TEACHERS_TESTS = re.compile(
-    r"chapters\.teaching|solution\.py|\"solution\"|import .*\bsolution$|--solution|wrong_solutions|quiz\.toml"
+    r"chapters\.teaching|solution\.py|\"solution\"|import .*\bsolution$|\bsolution import|--solution|wrong_solutions|quiz\.toml"
     r"|INSTRUCTOR|capstone\W+(import )?(reference|faults)",
     re.MULTILINE,
 )
