@@ -50,8 +50,8 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     13: "guess accept_tokens share_guesses resume".split(),
     14: "abort admit route provision".split(),
     15: "add_adapters slot_for".split(),
-    16: "delta_step choose_snapshots read_guesses".split(),
-    17: "choose_experts meet_experts".split(),
+    16: "delta_chunk plan_snapshots read_guesses".split(),
+    17: "assign_experts meet_experts".split(),
 }
 
 

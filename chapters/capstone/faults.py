@@ -15,7 +15,7 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    1: Fault("(cache_salt, lora_id) != (None, None)", "lora_id is not None"),
+    1: Fault("cache_salt is not None or lora_id is not None", "lora_id is not None"),
     2: Fault("            block.ref_count += 1\n", "            block.ref_count = 1\n"),
     3: Fault(
         "            if budget == 0:\n                break\n            if seq in preempted:",
@@ -30,7 +30,7 @@ FAULTS = {
 }
 
 DECOYS = {
-    1: Fault("(cache_salt, lora_id) != (None, None)", "cache_salt is not None"),
+    1: Fault("cache_salt is not None or lora_id is not None", "cache_salt is not None"),
     2: Fault("min(len(hits) * self.block_size, len(seq.tokens) - 1)", "len(hits) * self.block_size"),
     3: Fault(
         "if budget == 0 or len(self.running) == self.max_num_seqs",

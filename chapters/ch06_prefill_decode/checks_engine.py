@@ -2,20 +2,17 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from chapters.ch06_prefill_decode.checks import Cost, Pack, ask_cost, expect_cost, show
-from chapters.ch06_prefill_decode.roofline import StepCost
+from chapters.ch06_prefill_decode.meter import Meter
 from chapters.expect import ensure, expect
 from chapters.grading import Bench
 from chapters.patching import replaced
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.layers import Linear
-from nanovllm.worker.model import Attention
 from nanovllm.worker.model_runner import ModelRunner, ModelRunnerOutput
 
 OUR_RUN = ModelRunner.run
@@ -40,30 +37,6 @@ def generate_with_step_cost(function: Cost, bench: Bench) -> None:
 
     with replaced(ModelRunner, "run", run):
         compare_tokens(bench, replaced(ModelRunner, "run", OUR_RUN))
-
-
-class Meter:
-    """Called by PyTorch after each module of the model. Adds up what the matrix products and the attention did."""
-
-    def __init__(self) -> None:
-        self.linear_flops = self.attention_flops = self.weight_bytes = self.kv_bytes = 0
-
-    def __call__(self, module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        if isinstance(module, Linear):
-            num_rows, in_size = inputs[0].shape
-            self.linear_flops += 2 * num_rows * in_size * output.shape[1]
-            if num_rows:
-                self.weight_bytes += in_size * output.shape[1] * output.element_size()
-        elif isinstance(module, Attention):
-            _, (k_cache, _), context = inputs
-            for num_rows, num_keys in zip(context.batch.query_lens, context.batch.key_lens, strict=True):
-                # The last row attends to all keys, each row before it to one fewer than the next.
-                pairs = num_rows * num_keys - num_rows * (num_rows - 1) // 2
-                self.attention_flops += 4 * pairs * module.num_heads * module.head_dim
-                self.kv_bytes += num_keys * 2 * module.num_kv_heads * module.head_dim * k_cache.element_size()
-
-    def cost(self) -> StepCost:
-        return StepCost(**vars(self))
 
 
 def generate_with_pack(function: Pack, bench: Bench) -> None:

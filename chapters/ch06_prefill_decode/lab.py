@@ -1,6 +1,7 @@
 """Lab 6: steps counted on paper; a packed batch; prefill and decode timed on this machine; the chunk size moved.
 
-Every step is one of the engine's. Costs are counted from the checkpoint's ModelConfig and a step's ScheduledChunks.
+Every step is one of the engine's. Costs are counted from the checkpoint's ModelConfig and a step's ScheduledChunks: the
+engine's decoder does the step without memory, and a meter adds up what it does (meter.py).
 """
 
 import random
@@ -16,17 +17,15 @@ import torch.nn.functional as F
 from rich.text import Text
 
 from chapters import draw
+from chapters.ch06_prefill_decode.meter import PaperModel
 from chapters.ch06_prefill_decode.roofline import decode_chunks, prompt_chunk
 from chapters.draw import COLORS
-from chapters.sealed import solution_of
 from chapters.stage import Stage
 from chapters.story import Story, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.outputs import RequestMetrics
 from nanovllm.worker.batch import Batch
-
-step_cost = solution_of("ch06_prefill_decode").step_cost
 
 PROMPT_LENS = (16, 64, 256, 1024)
 BATCH_SIZES = (1, 2, 4, 8, 16)
@@ -76,6 +75,7 @@ class World:
         self.llm: LLM = story.load(**sizes, num_gpu_blocks_override=256, block_size=16)
         self.engine, self.rng = self.llm.engine, random.Random(6)
         self.config, self.itemsize = self.engine.model_config, self.engine.model_runner.dtype.itemsize
+        self.on_paper = PaperModel(self.config, self.engine.model_runner.dtype)
 
     def add(self, num_prompt: int, num_output: int) -> str:
         prompt = [self.rng.randrange(self.config.vocab_size) for _ in range(num_prompt)]
@@ -201,8 +201,8 @@ def tell(story: Story) -> None:
 def tell_paper(story: Story, world: World) -> None:
     story.part("What a step costs on paper")
     config, itemsize = world.config, world.itemsize
-    whole = step_cost(config, itemsize, decode_chunks(1, CONTEXT)).weight_bytes
-    layers = step_cost(config, itemsize, [prompt_chunk(0, 1, 2)]).weight_bytes  # nobody samples: no output matrix
+    whole = world.on_paper.cost(decode_chunks(1, CONTEXT)).weight_bytes
+    layers = world.on_paper.cost([prompt_chunk(0, 1, 2)]).weight_bytes  # nobody samples: no output matrix
     theirs = world.engine.model_runner.weight_bytes
     story.say(
         f"The weight matrices of all layers hold {layers // itemsize:,} numbers, the output matrix "
@@ -216,7 +216,7 @@ def tell_paper(story: Story, world: World) -> None:
     rows += [(f"16 x decode, context {n:,}", decode_chunks(16, n)) for n in (1024, 8192)]
     rows += [(f"prompt of {n:,}", [prompt_chunk(0, n, n)]) for n in PROMPT_LENS]
     for name, chunks in rows:
-        cost, num_tokens = step_cost(config, itemsize, chunks), sum(chunk.end - chunk.start for chunk in chunks)
+        cost, num_tokens = world.on_paper.cost(chunks), sum(chunk.end - chunk.start for chunk in chunks)
         bytes_mb = f"{cost.weight_bytes / 1e6:.1f}", f"{cost.kv_bytes / 1e6:.1f}"
         table.add_row(name, f"{num_tokens:,}", f"{cost.flops / 1e9:.2f}", *bytes_mb, f"{cost.intensity:.1f}")
     story.show(table)
@@ -307,7 +307,7 @@ def tell_roofline(story: Story, world: World, seconds: dict[tuple[str, int], flo
     table = make_table("step", "FLOPs a byte", "bytes, ms", "FLOPs, ms", "took, ms", width=11)
     for (kind, n), step_s in sorted(seconds.items(), key=lambda item: item[0]):
         chunks = decode_chunks(n, CONTEXT) if kind == "decode" else [prompt_chunk(0, n, n)]
-        cost = step_cost(world.config, world.itemsize, chunks)
+        cost = world.on_paper.cost(chunks)
         memory_s, compute_s = cost.read_bytes / bytes_per_s, cost.flops / flops_per_s
         name = f"{n} x decode" if kind == "decode" else f"prompt of {n}"
         times = (f"{value * 1e3:.1f}" for value in (memory_s, compute_s, step_s))

@@ -4,14 +4,11 @@ import re
 import tempfile
 from pathlib import Path
 
-from chapters.ch06_prefill_decode.roofline import StepCost, decode_chunks
+from chapters.ch06_prefill_decode.roofline import StepCost, demo_decodes
 from chapters.course import Progress, find_chapter
 from chapters.recording import quoted_sheet, quotes
-from chapters.sealed import solution_of
 from chapters.svg import Axis, Chart, Frame, Moved
 from nanovllm.checkpoint import ModelConfig
-
-step_cost = solution_of("ch06_prefill_decode").step_cost
 
 HERE = Path(__file__).parent
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 128)
@@ -84,10 +81,10 @@ def readers_machine() -> tuple[float, float] | None:
 
 def roofline() -> Moved:
     """A step of n decodes on the roof of the text's machine, and on that of the reader's where it is known."""
-    config, (gigabytes, gflops, corner), theirs = demo_config(), rates(), readers_machine()
+    (gigabytes, gflops, corner), theirs = rates(), readers_machine()
     frames = []
     for n in SEQUENCES:
-        cost = step_cost(config, 2, decode_chunks(n, CONTEXT))
+        cost = demo_decodes(n, CONTEXT)
         text = (
             f"{cost.flops / 1e9:.2f} GFLOP and {cost.read_bytes / 1e6:.0f} MB, {cost.intensity:.1f} FLOPs a byte. "
             f"{floors(cost, n, gigabytes, gflops)}"

@@ -18,7 +18,6 @@ from chapters.ch08_sampling.choices import ChoiceGrammar
 from chapters.ch08_sampling.company import generate_in_order
 from chapters.ch08_sampling.sliders import NUM_DRAWS, World, draw
 from chapters.patching import replaced
-from chapters.sealed import solution_of
 from chapters.story import Story
 from nanovllm import SamplingParams
 from nanovllm.core.sequence import Sequence
@@ -27,8 +26,6 @@ from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.logits_processors.bad_words import BadWords
 from nanovllm.worker import model_runner
 from nanovllm.worker.sampler import SamplingBatch, sample
-
-allowed_tokens = solution_of("ch08_sampling").allowed_tokens
 
 CAPITAL = "The capital of France is"
 CITIES = (" London", " Le Havre", " Berlin")
@@ -88,7 +85,8 @@ def tell_masks(story: Story, world: World) -> None:
     logits, vocab_size, choices = world.logits, len(world.logits), world.choices(CITIES)
     firsts = [choice[0] for choice in choices]
     eos_token_ids = sorted(world.llm.engine.model_config.eos_token_ids)
-    grammar = ChoiceGrammar(allowed_tokens, choices, vocab_size, eos_token_ids)
+    # The grammar is asked once, before anything is generated: then the choices' first tokens may come.
+    grammar = ChoiceGrammar(lambda *asked: firsts, choices, vocab_size, eos_token_ids)
     greedy = SamplingParams(temperature=0)
     left, _ = masked(logits, greedy, grammar=grammar)
     before, after = logits.softmax(-1).tolist(), left.softmax(-1).tolist()

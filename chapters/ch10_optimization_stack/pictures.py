@@ -3,13 +3,10 @@
 import re
 from pathlib import Path
 
-from chapters.ch06_prefill_decode.pictures import demo_config, readers_machine
-from chapters.ch06_prefill_decode.roofline import decode_chunks
+from chapters.ch06_prefill_decode.pictures import readers_machine
+from chapters.ch06_prefill_decode.roofline import demo_decodes
 from chapters.recording import quoted_sheet, quotes
-from chapters.sealed import solution_of
 from chapters.svg import Axis, Chart, Frame, Moved, box, svg, words
-
-step_cost = solution_of("ch06_prefill_decode").step_cost
 
 HERE = Path(__file__).parent
 CONTEXT = 256  # tokens of a sequence, as in the lab
@@ -62,7 +59,7 @@ def memory_rate() -> float:
 def roofline() -> Moved:
     """GFLOP/s that a step of 1 and of 16 decodes comes to, one optimization after another."""
     gigabytes, theirs, frames = memory_rate(), readers_machine(), list[Frame]()
-    costs = {kind: step_cost(demo_config(), 2, decode_chunks(n, CONTEXT)) for kind, (_, n, *_) in KINDS.items()}
+    costs = {kind: demo_decodes(n, CONTEXT) for kind, (_, n, *_) in KINDS.items()}
     times = {kind: best_ms(f"{kind}, ms") for kind in KINDS}
     for place, setup in enumerate(times["1 decode"]):
         x = Axis("FLOPs a byte of the step", (1, 2, 4, 8, 16), 0.7, 20, is_log=True)

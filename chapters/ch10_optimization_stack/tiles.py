@@ -130,7 +130,7 @@ def one_pass(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out
 
 
-def tiles_of_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def tiles_of_queries(q: Tensor, k: "Tensor | Paged", v: "Tensor | Paged") -> Tensor:
     out = torch.empty_like(q)
     for start in range(0, len(q), TILE_ROWS):
         rows = q[start : start + TILE_ROWS] * q.shape[1] ** -0.5
@@ -147,6 +147,35 @@ def tiles_of_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             acc = acc * rescale + weights @ v[keys]
             running_max = new_max
         out[start : start + len(rows)] = acc / running_sum
+    return out
+
+
+class Paged:
+    """K or V of one head of a sequence, as tiles_of_queries() reads them: slice by slice, through the block table."""
+
+    def __init__(self, reader: KeyReader, which: int, head: int, block_table: list[int]) -> None:
+        """which: 0 for K, 1 for V."""
+        self._reader, self._which, self._head, self._block_table = reader, which, head, block_table
+
+    def __getitem__(self, keys: slice) -> Tensor:
+        """[len(keys), head_dim]"""
+        size = self._reader.block_size
+        slots = [self._block_table[i // size] * size + i % size for i in range(keys.start, keys.stop)]
+        return self._reader.read(slots)[self._which][:, self._head]
+
+
+def tiles_of_paged_keys(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
+    """(f): paged_attention() of the engine, head by head, by (e). For models whose rows see all keys before them."""
+    out = torch.empty_like(q)
+    reader, group = KeyReader(k_cache, v_cache), q.shape[1] // k_cache.shape[2]
+    for b, rows in enumerate(q.split(batch.query_lens)):
+        table, first = batch.block_tables[b].tolist(), int(batch.cu_seqlens_q[b])
+        # (e) has a row for every key. Those that earlier steps have computed are made up, and dropped again.
+        earlier = rows.new_zeros(batch.key_lens[b] - len(rows), q.shape[2])
+        for head in range(q.shape[1]):
+            k, v = (Paged(reader, which, head // group, table) for which in (0, 1))
+            all_rows = torch.cat([earlier, rows[:, head]]).float().cpu()
+            out[first : first + len(rows), head] = tiles_of_queries(all_rows, k, v)[len(earlier) :].to(out)
     return out
 
 

@@ -1,39 +1,34 @@
 """Lab 11: the engine's own benchmark, throughput against latency, requests that arrive over time, and six lies.
 
 Every number is measured here and now: by nanovllm.tools.bench, by the metrics of the engine's requests, and by a second
-engine (transformers) in a process of its own. summarize and serve are our solutions of the exercises.
+engine (transformers) in a process of its own.
 """
 
 import gc
 import json
-import math
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
-from statistics import mean, median
+from statistics import mean, median, median_low
 from time import perf_counter
 
 from rich.text import Text
 
 import nanovllm.engine
 from chapters import draw
-from chapters.ch11_benchmarks.timing import Arrival, SkippingClock, Summary, Timing, timing_of
+from chapters.ch11_benchmarks.timing import Arrival, SkippingClock
 from chapters.course import ROOT
 from chapters.patching import replaced
-from chapters.sealed import solution_of
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
-from nanovllm.outputs import RequestOutput
+from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.tools.bench import Measurement, measure
-
-serve = solution_of("ch11_benchmarks").serve
-summarize = solution_of("ch11_benchmarks").summarize
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 INPUT_LEN, OUTPUT_LEN = 32, 20  # of the sweep over batch sizes
@@ -63,20 +58,39 @@ PEERS = ("nanovllm", "transformers, padded batch")
 class Served:
     """What came of requests that arrived over time."""
 
-    timings: list[Timing]
-    timings_handed: list[Timing]  # the same, if a request's clock started when it was handed in
+    metrics: list[RequestMetrics]
+    metrics_handed: list[RequestMetrics]  # the same, if a request's clock started when it was handed in
+    seconds: float  # from the first arrival to the last token
     num_counted: float  # requests in the engine, averaged over time, counted before each step
-
-    def summary(self, ttft_limit_s: float = math.inf, tpot_limit_s: float = math.inf) -> Summary:
-        return summarize(self.timings, ttft_limit_s, tpot_limit_s)
 
     @property
     def requests_per_s(self) -> float:
-        return self.summary().goodput  # all are good: there is no limit
+        return len(self.metrics) / self.seconds
 
     @property
     def mean_latency_s(self) -> float:
-        return mean(t.token_times_s[-1] - t.arrival_s for t in self.timings)
+        return mean((each.last_token_time or 0.0) - each.arrival_time for each in self.metrics)
+
+    @property
+    def mean_tpot_s(self) -> float:
+        return mean(each.tpot_s or 0.0 for each in self.metrics)
+
+    @property
+    def ttft_p50_s(self) -> float:
+        return median_low(ttfts_s(self.metrics))
+
+    @property
+    def ttft_p99_s(self) -> float:
+        """With fewer than 100 requests the slowest is the p99."""
+        return max(ttfts_s(self.metrics))
+
+    def goodput(self, ttft_limit_s: float, tpot_limit_s: float) -> float:
+        kept = [each for each in self.metrics if (each.ttft_s or 0.0) <= ttft_limit_s]
+        return sum((each.tpot_s or 0.0) <= tpot_limit_s for each in kept) / self.seconds
+
+
+def ttfts_s(metrics: list[RequestMetrics]) -> list[float]:
+    return [each.ttft_s or 0.0 for each in metrics]
 
 
 class World:
@@ -117,8 +131,12 @@ class World:
 
     def serve(self, arrivals: list[Arrival]) -> Served:
         """Open loop: each request comes at its moment."""
+        engine, outputs = self.llm.engine, list[RequestOutput]()
         with self.watched() as watch:
-            outputs = serve(self.llm.engine, arrivals, watch.clock.perf_counter, watch.clock.sleep)
+            watch.expect(arrivals)
+            while watch.to_come or engine.has_unfinished_requests():
+                watch.let_in()
+                outputs += engine.step()
         return watch.served(outputs)
 
     def serve_closed(self, arrivals: list[Arrival], num_clients: int) -> Served:
@@ -152,6 +170,23 @@ class Watch:
         self.engine, self.clock = llm.engine, SkippingClock()
         self.our_step, self.our_enqueue = llm.engine.step, llm.engine.enqueue
         self.request_seconds, self.handed_s = 0.0, dict[str, float]()
+        self.to_come: list[tuple[float, Arrival]] = []  # (its moment on the clock, who comes then)
+        self.due_s: dict[str, float] = {}
+
+    def expect(self, arrivals: list[Arrival]) -> None:
+        now_s = self.clock.perf_counter()
+        self.to_come = [(now_s + arrival.due_s, arrival) for arrival in arrivals]
+
+    def let_in(self) -> None:
+        """Everybody whose moment has come. Where nobody is there, the clock is put forward to the next one's."""
+        if not self.engine.has_unfinished_requests():
+            self.clock.sleep(max(self.to_come[0][0] - self.clock.perf_counter(), 0.0))
+        now_s = self.clock.perf_counter()
+        num_due = sum(due_s <= now_s for due_s, _ in self.to_come)
+        for due_s, arrival in self.to_come[:num_due]:
+            request_id = self.engine.add_request(None, arrival.prompt_token_ids, arrival.params, stream=False)
+            self.due_s[request_id] = due_s
+        del self.to_come[:num_due]
 
     def step(self) -> list[RequestOutput]:
         num_there = len(self.engine.scheduler.running) + len(self.engine.scheduler.waiting)
@@ -166,13 +201,12 @@ class Watch:
         return ids
 
     def served(self, outputs: list[RequestOutput]) -> Served:
-        timings = [timing_of(output) for output in outputs]
-        handed = [
-            Timing(self.handed_s[output.request_id], timing.token_times_s)
-            for output, timing in zip(outputs, timings, strict=True)
-        ]
-        seconds = max(t.token_times_s[-1] for t in timings) - min(t.arrival_s for t in timings)
-        return Served(timings, handed, self.request_seconds / seconds)
+        handed = [replace(output.metrics, arrival_time=self.handed_s[output.request_id]) for output in outputs]
+        # In the closed loop nobody is due before they are there.
+        due_s = {output.request_id: output.metrics.arrival_time for output in outputs} | self.due_s
+        due = [replace(output.metrics, arrival_time=due_s[output.request_id]) for output in outputs]
+        seconds = max(each.last_token_time or 0.0 for each in due) - min(each.arrival_time for each in due)
+        return Served(due, handed, seconds, self.request_seconds / seconds)
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
@@ -290,16 +324,15 @@ def tell_arrivals(story: Story, world: World) -> Served:
     )
     rows = {f"{load:.0%}": world.serve(world.arrivals(load * at_once.requests_per_s)) for load in LOADS}
     rows["closed"] = world.serve_closed(world.arrivals(-1.0), NUM_SEATS)
-    light = rows[f"{LOADS[0]:.0%}"].summary()
-    limits = 2 * light.ttft_p50_s, 2 * light.tpot_s
-    worst_s = max(served.summary().ttft_p99_s for served in rows.values())
+    light = rows[f"{LOADS[0]:.0%}"]
+    limits = 2 * light.ttft_p50_s, 2 * light.mean_tpot_s
+    worst_s = max(served.ttft_p99_s for served in rows.values())
     table = make_table("load", "requests/s", "TTFT p50", "TTFT p99", "latency, s", "goodput", width=8)
     table.add_column("TTFT p99", width=14)
     for name, served in rows.items():
-        s = served.summary(*limits)
-        bar = "█" * max(1, round(s.ttft_p99_s / worst_s * 14))
-        ttfts = f"{s.ttft_p50_s * 1e3:.0f}", f"{s.ttft_p99_s * 1e3:.0f}"
-        rest = f"{served.mean_latency_s:.2f}", f"{s.goodput:.1f}", bar, "(measured)"
+        bar = "█" * max(1, round(served.ttft_p99_s / worst_s * 14))
+        ttfts = f"{served.ttft_p50_s * 1e3:.0f}", f"{served.ttft_p99_s * 1e3:.0f}"
+        rest = f"{served.mean_latency_s:.2f}", f"{served.goodput(*limits):.1f}", bar, "(measured)"
         table.add_row(name, f"{served.requests_per_s:.1f}", *ttfts, *rest)
     story.show(table)
     story.say(
@@ -343,8 +376,7 @@ def tell_lies(story: Story, world: World, first: list[Measurement], loaded: Serv
     with_loading = BATCH * OUTPUT_LEN / (world.start_s + first[0].latency_s)
     warm = mean(run.output_tokens_per_s for run in first[1:])
     with_prompts = honest * (LONG_INPUT + OUTPUT_LEN) / OUTPUT_LEN
-    handed = summarize(loaded.timings_handed, math.inf, math.inf)
-    ttft_ms = handed.ttft_p50_s * 1e3, loaded.summary().ttft_p50_s * 1e3
+    ttft_ms = median_low(ttfts_s(loaded.metrics_handed)) * 1e3, loaded.ttft_p50_s * 1e3
     for name, unit, says, is_so in (
         ("starts its clock before loading", "output tokens/s", with_loading, warm),
         ("sends the same prompts twice", "output tokens/s", again.output_tokens_per_s, rates[-1]),

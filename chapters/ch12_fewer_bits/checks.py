@@ -3,14 +3,11 @@
 import random
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from chapters.ch12_fewer_bits.groups import GROUP_SIZE, Row, to_float16
 from chapters.expect import cases, expect, is_list_of, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
-from chapters.sealed import solution_of
-
-solution = solution_of("ch12_fewer_bits")
 
 Quantize = Callable[[list[float], int, int, bool], tuple[list[int], float, float]]
 Restore = Callable[[Row], list[float]]
@@ -47,8 +44,10 @@ def compare_quantize(function: Quantize, group: list[float], name: str, hint: st
     codes, scale, minimum = got
     if not is_list_of(int, codes, len(group)):
         raise Wrong(f"codes must be a list of {len(group)} ints ({name}; {hint})", got=repr(codes)[:200])
-    expected = solution.quantize(group, bits, zero, has_minimum)
-    for what, ours, theirs in (("minimum", expected[2], minimum), ("scale", expected[1], scale)):
+    smallest = min(group) if has_minimum else 0.0
+    reach = max(group) - to_float16(smallest) if has_minimum else max(map(abs, group))
+    num_steps = 15 if has_minimum else TOP[name]
+    for what, ours, theirs in (("minimum", smallest, minimum), ("scale", reach / num_steps, scale)):
         said = f"the {what} of the group {show(group)} in {name}"
         if not isinstance(theirs, int | float) or not close(ours, theirs, 2e-3, 1e-7):
             raise Wrong(f"{said} is wrong: {hint}", expected=f"{ours:.5g}", got=repr(theirs))
@@ -59,10 +58,16 @@ def compare_quantize(function: Quantize, group: list[float], name: str, hint: st
     first, last = (0, 15) if has_minimum else (zero - TOP[name], zero + TOP[name])
     if any(abs(code - min(max(x, first), last)) > 0.5 + 1e-4 for code, x in zip(codes, exact, strict=True)):
         say = f"the codes of the group {show(group, 5)} in {name} are off: {hint}"
-        raise Wrong(say, expected=show(expected[0], 12), got=show(codes, 12))
+        nearest = [nearest_code(x, scale, minimum, zero, range(first, last + 1)) for x in group]
+        raise Wrong(say, expected=show(nearest, 12), got=show(codes, 12))
 
 
 TOP = {"Q8_0": 127, "Q4_0": 7}
+
+
+def nearest_code(x: float, scale: float, minimum: float, zero: int, codes: range) -> int:
+    """The one that comes back nearest to x, and of equals the one nearest to zero, found by trying all."""
+    return min(codes, key=lambda code: (abs(scale * (code - zero) + minimum - x), abs(code - zero)))
 
 
 def is_float16(x: float) -> bool:
@@ -122,25 +127,32 @@ QUANTIZE_CHECKS = (
 # -- restore ----------------------------------------------------------------------------------------------------------
 
 
-def make_row(numbers: list[float], name: str) -> Row:
-    """A row of a weight in this format. The last group is filled up with zeros."""
-    bits, zero, has_minimum = FORMATS[name]
-    padded = numbers + [0.0] * (-len(numbers) % GROUP_SIZE)
-    starts = range(0, len(padded), GROUP_SIZE)
-    found = [solution.quantize(padded[i : i + GROUP_SIZE], bits, zero, has_minimum) for i in starts]
-    codes = [
-        codes if bits == 8 else [a | b << 4 for a, b in zip(codes, codes[16:], strict=False)] for codes, _, _ in found
-    ]
-    return Row(bits, zero, codes, [scale for _, scale, _ in found], [least for _, _, least in found], len(numbers))
+class Known(NamedTuple):
+    """A row of a quantized weight, and the numbers that it stands for: known, because it was made of its codes."""
+
+    row: Row
+    numbers: list[float]
 
 
-def compare_restore(function: Restore, row: Row, hint: str) -> None:
+def make_known(name: str, codes: list[int], scales: list[float], minimums: list[float], k: int) -> Known:
+    """codes: one for each place of the groups, those after k included."""
+    bits, zero, _ = FORMATS[name]
+    numbers = []
+    for i, code in enumerate(codes):
+        numbers.append(scales[i // GROUP_SIZE] * (code - zero) + minimums[i // GROUP_SIZE])
+    groups = [codes[i : i + GROUP_SIZE] for i in range(0, len(codes), GROUP_SIZE)]
+    if bits == 4:
+        groups = [[a | b << 4 for a, b in zip(group, group[16:], strict=False)] for group in groups]
+    return Known(Row(bits, zero, groups, scales, minimums, k), numbers[:k])
+
+
+def compare_restore(function: Restore, known: Known, hint: str) -> None:
+    row, expected = known
     with unchanged("the row, which you were given, has been changed", row):
         got: Any = function(row)
     if not is_list_of((int, float), got, row.k):
         hint = "return a list of row.k numbers: the groups one after another, without the places after k"
         raise Wrong(hint, expected=f"{row.k} numbers", got=repr(got)[:80] if not isinstance(got, list) else len(got))
-    expected = solution.restore(row)
     largest = max(map(abs, expected))
     wrong = [i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if not close(a, b, 1e-6, 1e-9 * largest)]
     if wrong:
@@ -158,26 +170,34 @@ def check_restore_generates(function: Restore, bench: Bench) -> None:
     generate_with_restore(function, bench)
 
 
-def random_rows(name: str, num: int, k: int, seed: int = 0) -> list[Row]:
+def random_rows(name: str, num: int, k: int, seed: int = 0) -> list[Known]:
     rng = random.Random(f"{name} {seed}")
-    return [make_row(gauss(k, rng), name) for _ in range(num)]
+    bits, _, has_minimum = FORMATS[name]
+    num_groups = -(-k // GROUP_SIZE)
+    found = []
+    for _ in range(num):
+        codes = rng.choices(range(1, 2**bits), k=num_groups * GROUP_SIZE)
+        scales = [to_float16(rng.uniform(1, 3) / 2 ** (bits - 1)) for _ in range(num_groups)]
+        minimums = [to_float16(rng.uniform(-3, -1)) if has_minimum else 0.0 for _ in range(num_groups)]
+        found.append(make_known(name, codes, scales, minimums, k))
+    return found
 
 
-NIBBLES = [i | 15 - i << 4 for i in range(16)]
+FIVE, EACH_TWICE = [128, 129, 127, 255, 1], [*range(16), *reversed(range(16))]
 HALVES = "byte i holds code i in its low half and code i + 16 in its high half"
 RESTORE_CHECKS = (
     *cases(
         compare_restore,
         {
             ("8 bits: code 128 stands for 0", SCALE): [
-                (Row(8, 128, [[128, 129, 127, 255, 1] + [128] * 27], [0.5], [0.0], 32), "subtract zero from the code")
+                (make_known("Q8_0", FIVE + [128] * 27, [0.5], [0.0], 32), "subtract zero from the code")
             ],
-            "4 bits: two codes in a byte": [(Row(4, 8, [NIBBLES], [1.0], [0.0], 32), HALVES)],
+            "4 bits: two codes in a byte": [(make_known("Q4_0", EACH_TWICE, [1.0], [0.0], 32), HALVES)],
             "4 bits with a minimum, several groups in a row": [
-                (row, "each group has its own scale and its own minimum") for row in random_rows("Q4_1", 5, 96)
+                (known, "each group has its own scale and its own minimum") for known in random_rows("Q4_1", 5, 96)
             ],
             "Rows whose last group is not full": [
-                (row, "leave out the places after k") for name in FORMATS for row in random_rows(name, 5, 72)
+                (known, "leave out the places after k") for name in FORMATS for known in random_rows(name, 5, 72)
             ],
         },
     ),
@@ -262,19 +282,32 @@ Matrix = list[list[float]]
 
 
 def compare_linear(
-    function: QuantizedLinear, x: Matrix, weight: list[Row], hint: str, bias: list[float] | None = None
+    function: QuantizedLinear,
+    x: Matrix,
+    rounded: Matrix,
+    weight: list[Known],
+    hint: str,
+    bias: list[float] | None = None,
 ) -> Matrix:
+    """rounded: what x becomes when its groups are rounded to 8 bits."""
+    rows = [known.row for known in weight]
     with unchanged("x or bias, which you were given, has been changed", x, bias):
-        got: Any = function(x, weight, bias)
+        got: Any = function(x, rows, bias)
     if not (isinstance(got, list) and len(got) == len(x) and all(is_numbers(row, len(weight)) for row in got)):
         raise Wrong(f"return {len(x)} lists of {len(weight)} numbers: a list for each row of x", got=repr(got)[:200])
-    expected = solution.quantized_linear(x, weight, bias)
-    for row, (ours, theirs) in enumerate(zip(expected, got, strict=True)):
-        if not off_by(ours, theirs) < 1e-3:
-            why = _why_linear(function, x, weight, bias, got, row)
+    for row, theirs in enumerate(got):
+        expected = products(rounded[row], weight, bias)
+        if not off_by(expected, theirs) < 1e-3:
+            why = _why_linear(function, x, rounded, weight, bias, got, row)
             section = "Activations are harder" if why else None
-            raise Wrong(f"{why or hint} (row {row})", expected=show(ours), got=show(theirs), section=section)
+            raise Wrong(f"{why or hint} (row {row})", expected=show(expected), got=show(theirs), section=section)
     return got
+
+
+def products(numbers: list[float], weight: list[Known], bias: list[float] | None) -> list[float]:
+    """Of one row with each row of a weight."""
+    found = [sum(a * w for a, w in zip(numbers, known.numbers, strict=True)) for known in weight]
+    return [value + b for value, b in zip(found, bias or [0.0] * len(weight), strict=True)]
 
 
 def is_numbers(row: Any, size: int) -> bool:
@@ -288,18 +321,23 @@ def off_by(expected: list[float], got: list[float]) -> float:
 
 
 def _why_linear(
-    function: QuantizedLinear, x: Matrix, weight: list[Row], bias: list[float] | None, got: Matrix, row: int
+    function: QuantizedLinear,
+    x: Matrix,
+    rounded: Matrix,
+    weight: list[Known],
+    bias: list[float] | None,
+    got: Matrix,
+    row: int,
 ) -> str:
     """The likely mistake; empty where no known one explains it."""
-    zeros = [0.0] * len(weight)
-    plain = [sum(a * w for a, w in zip(x[row], solution.restore(each), strict=True)) for each in weight]
-    if off_by([a + b for a, b in zip(plain, bias or zeros, strict=True)], got[row]) < 1e-4:
+    zeros, rows = [0.0] * len(weight), [known.row for known in weight]
+    if off_by(products(x[row], weight, bias), got[row]) < 1e-4:
         return "that is the product with x as it came: round each row of x to whole numbers first"
-    [expected] = solution.quantized_linear([x[row]], weight, None)
+    expected = products(rounded[row], weight, None)
 
     def is_right(parts: Matrix) -> bool:
         """These parts of the row, each alone, add up to the row's product."""
-        found = [function([list(part)], weight, bias)[0] for part in parts]
+        found = [function([list(part)], rows, bias)[0] for part in parts]
         total = [sum(column) - len(parts) * b for *column, b in zip(*found, bias or zeros, strict=True)]
         return off_by(expected, total) < 1e-3
 
@@ -313,15 +351,34 @@ def _why_linear(
     return ""
 
 
-def random_x(num_rows: int, k: int, seed: int) -> Matrix:
+def random_x(num_rows: int, k: int, seed: int, outlier: float = 0.0) -> tuple[Matrix, Matrix]:
+    """Rows, made of the codes to which they are rounded, and the numbers that these codes stand for.
+
+    outlier: the size of one number of the first row, so large that the others of its group are rounded to 0.
+    """
     rng = random.Random(seed)
-    return [gauss(k, rng) for _ in range(num_rows)]
+    x: Matrix = [[] for _ in range(num_rows)]
+    rounded: Matrix = [[] for _ in range(num_rows)]
+    for row in range(num_rows):
+        for start in range(0, k, GROUP_SIZE):
+            size = min(GROUP_SIZE, k - start)
+            largest, at, spread = rng.uniform(1.5, 3.0), rng.randrange(size), 45.0
+            if outlier and row == start == 0:
+                largest, spread = outlier, 0.0
+            scale = largest / 127
+            codes = [min(max(round(rng.gauss(0, spread)), -126), 126) for _ in range(size)]
+            codes[at] = rng.choice((-127, 127))
+            besides = [rng.uniform(-0.45, 0.45) for _ in range(size)]  # of a step: less than half of it
+            besides[at] = 0.0
+            rounded[row] += [scale * code for code in codes]
+            x[row] += [scale * (code + by) for code, by in zip(codes, besides, strict=True)]
+    return x, rounded
 
 
 def check_one_row(function: QuantizedLinear, bench: Bench) -> None:
     """One row, a weight of 8 bits"""
     hint = "round each group of 32 with its own scale, largest / 127, then multiply"
-    compare_linear(function, random_x(1, 64, 1), random_rows("Q8_0", 40, 64), hint)
+    compare_linear(function, *random_x(1, 64, 1), random_rows("Q8_0", 40, 64), hint)
 
 
 @read_again("Whole numbers times whole numbers")
@@ -329,30 +386,35 @@ def check_formats(function: QuantizedLinear, bench: Bench) -> None:
     """Weights of 4 bits, without a minimum and with one"""
     for name in ("Q4_0", "Q4_1"):
         hint = f"zero and the minimum are multiplied by the sum of the group's activations ({name})"
-        compare_linear(function, random_x(3, 96, 2), random_rows(name, 40, 96), hint)
+        compare_linear(function, *random_x(3, 96, 2), random_rows(name, 40, 96), hint)
 
 
 def check_bias(function: QuantizedLinear, bench: Bench) -> None:
     """A bias, and a row length that is no multiple of 32"""
     bias = gauss(7, random.Random(3))
-    compare_linear(function, random_x(2, 72, 3), random_rows("Q8_0", 7, 72), "the bias is added once to each row", bias)
+    weight = random_rows("Q8_0", 7, 72)
+    compare_linear(function, *random_x(2, 72, 3), weight, "the bias is added once to each row", bias)
 
 
 def check_groups(function: QuantizedLinear, bench: Bench) -> None:
     """An outlier in one group of a row leaves the other groups alone"""
-    x, weight = random_x(2, 128, 4), random_rows("Q8_0", 16, 128)
-    x[0][5] = 2000.0
-    for row in weight:
-        row.scales[0] = 2**-13  # small weights where the outlier is
-    compare_linear(function, x, weight, "a scale for each group of 32 activations, not one for the row")
+    weight = random_rows("Q8_0", 16, 128)
+    for row, numbers in weight:  # small weights where the outlier is
+        numbers[:GROUP_SIZE] = [number * 2**-13 / row.scales[0] for number in numbers[:GROUP_SIZE]]
+        row.scales[0] = 2**-13
+    hint = "a scale for each group of 32 activations, not one for the row"
+    compare_linear(function, *random_x(2, 128, 4, outlier=2000.0), weight, hint)
 
 
 def check_neighbours(function: QuantizedLinear, bench: Bench) -> None:
     """A row gets the same result alone and beside a row of large numbers"""
-    weight, x = random_rows("Q8_0", 16, 64), random_x(3, 64, 5)
-    x[1], x[2] = [1000 * number for number in x[1]], [0.0] * 64
-    together = compare_linear(function, x, weight, "each row has scales of its own, and a group of zeros stays zero")
-    expect(show(function([list(x[0])], weight, None)[0]), show(together[0]), "a row's result depends on its neighbours")
+    weight, (x, rounded) = random_rows("Q8_0", 16, 64), random_x(3, 64, 5)
+    for rows in (x, rounded):
+        rows[1], rows[2] = [1000 * number for number in rows[1]], [0.0] * 64
+    hint = "each row has scales of its own, and a group of zeros stays zero"
+    together = compare_linear(function, x, rounded, weight, hint)
+    alone = function([list(x[0])], [known.row for known in weight], None)[0]
+    expect(show(alone), show(together[0]), "a row's result depends on its neighbours")
 
 
 @read_again("Where it sits in the engine")

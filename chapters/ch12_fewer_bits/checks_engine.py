@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chapters.ch12_fewer_bits.checks import GroupDot, Quantize, QuantizedLinear, Restore, compare_dot, compare_linear
+from chapters.ch12_fewer_bits.checks import (
+    GroupDot,
+    Known,
+    Quantize,
+    QuantizedLinear,
+    Restore,
+    compare_dot,
+    compare_linear,
+)
 from chapters.ch12_fewer_bits.groups import Row
 from chapters.ch12_fewer_bits.rounding import in_groups_of, quantize
 from chapters.grading import Bench
@@ -25,6 +33,7 @@ from nanovllm.features.quantization.formats import (
     Format,
     MergedWeight,
     QuantizedRows,
+    in_groups,
     merge,
     quantize_rows,
     unpack_nibbles,
@@ -150,6 +159,19 @@ def generate_with_dot(function: GroupDot, bench: Bench) -> None:
     check_tokens(bench, product=product)
 
 
+def as_rounded(x: Tensor) -> tuple[list[list[float]], list[list[float]]]:
+    """x [T, k], and what the engine rounds it to.
+
+    Numbers halfway between two codes are moved away from there: float32 and float64 may round them differently.
+    """
+    codes, scales = quantize_rows(x)
+    steps = scales.double()[..., None]
+    rounded = codes.double() * steps
+    besides = (in_groups(x).double() - rounded).clamp(-0.49 * steps, 0.49 * steps)
+    moved = rounded + besides
+    return moved.flatten(1)[:, : x.shape[1]].tolist(), rounded.flatten(1)[:, : x.shape[1]].tolist()
+
+
 def generate_with_linear(function: QuantizedLinear, bench: Bench) -> None:
     rng = random.Random(3)
 
@@ -157,8 +179,9 @@ def generate_with_linear(function: QuantizedLinear, bench: Bench) -> None:
         y, [part] = our_linear(x, weight, bias), weight.parts
         columns = rng.sample(range(part.shape[0]), 2)
         rows = part.rows(torch.tensor(columns))
-        given = [row_of(rows, index) for index in range(2)], f"in the engine, outputs {columns}"
-        got = compare_linear(function, x.tolist(), *given, None if bias is None else bias[columns].tolist())
+        known = [Known(row_of(rows, index), numbers) for index, numbers in enumerate(rows.dequantize().tolist())]
+        biases = None if bias is None else bias[columns].tolist()
+        got = compare_linear(function, *as_rounded(x), known, f"in the engine, outputs {columns}", biases)
         y[:, columns] = torch.tensor(got, dtype=y.dtype)
         return y
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from chapters.ch13_guess_and_check.checks import Proposes
 from chapters.ch13_guess_and_check.world import drafting, steps_watched
-from chapters.ch16_fixed_memory.checks_delta import DeltaStep
+from chapters.ch16_fixed_memory.checks_chunk import DeltaChunk, Vector
 from chapters.ch16_fixed_memory.checks_guesses import ReadGuesses
+from chapters.ch16_fixed_memory.checks_plan import Plan
 from chapters.ch17_experts.sparse import make_tokenizer
 from chapters.expect import Wrong, expect
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.policy import Policy
 from nanovllm.features.hybrid import delta_rule, hybrid_layers
 from nanovllm.features.hybrid.hybrid_kernels import HybridKernels
 from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
@@ -43,7 +43,7 @@ OPTIONS: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 3, "num_gpu_bloc
 OPTIONS |= {"max_num_batched_tokens": 12, "enable_prefix_caching": False, "enforce_eager": True, "dtype": "float32"}
 CACHED: dict[str, Any] = OPTIONS | {"enable_prefix_caching": True, "state_cache_bytes": 200_000}
 PROMPTS = [random.Random(n).choices(range(256), k=n) for n in (3, 17, 9, 1)]
-SHARED, STARTS = random.Random(0).choices(range(256), k=30), [0, 0, 28, 28, 36]  # where the prompts below begin
+SHARED, STARTS = random.Random(0).choices(range(256), k=30), [0, 28, 28, 28, 36]  # where the prompts below begin
 FORKED = [SHARED + [100 + n] * 7 for n in range(4)]
 FORKED.append([*FORKED[3], 1, 2, 3])
 NUM_TOKENS, NUM_DRAFT_TOKENS = 16, 3
@@ -95,26 +95,51 @@ def compare(hint: str) -> None:
         expect(expected, got, f"the hybrid model answers a prompt of {len(prompt)} tokens with different tokens{hint}")
 
 
-def answer_with_step(function: DeltaStep) -> None:
-    """Head by head, in the place of the recurrence."""
+def answer_with_chunks(function: DeltaChunk) -> None:
+    """Head by head, in the place of the loop over the rows."""
+    our_rows = delta_rule.read_rows
 
-    def write_and_read(*of_heads: Tensor) -> tuple[Tensor, Tensor]:
-        found = [function(*args) for args in zip(*(part.tolist() for part in of_heads), strict=True)]
-        return torch.tensor([state for state, _ in found]), torch.tensor([output for _, output in found])
+    def read_rows(window: Tensor, gates: Tensor, state: Tensor | None, net: Any) -> tuple[Tensor, Tensor]:
+        rows: list[tuple[Tensor, ...]] = []  # q, k, v, decay and beta of all heads
+
+        def note(state: Tensor, *row: Tensor) -> tuple[Tensor, Tensor]:
+            rows.append(row)
+            return state, torch.zeros_like(row[2])
+
+        with replaced(delta_rule, "write_and_read", note):
+            outputs, state = our_rows(window, gates, state, net)
+        of_heads = [torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]  # [value_heads, R, ...]
+        found = [answer_one_head(function, *parts) for parts in zip(state, *of_heads, strict=True)]
+        new_outputs, new_states = zip(*found, strict=True)
+        return torch.stack(new_outputs, dim=1).to(outputs.dtype), torch.stack(new_states)
 
     expected_answers()
-    with replaced(delta_rule, "write_and_read", write_and_read):
+    with replaced(delta_rule, "read_rows", read_rows):
         compare("")
 
 
-def answer_with_snapshots(policy: Policy) -> None:
+def answer_one_head(function: DeltaChunk, state: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What the rows read [R, value_dim], and the state after them. rows: q, k, v, decay, beta."""
+
+    def read(vectors: list[Vector]) -> list[Vector]:
+        return (torch.tensor(vectors) @ state).tolist()
+
+    outputs, left, lines = function(read, *(part.tolist() for part in rows))
+    keys = rows[1]
+    return torch.tensor(outputs), left * state + keys.T @ torch.tensor(lines)
+
+
+def answer_with_plan(plan: Plan) -> None:
     """Prompts that part after their first 30 tokens, one after another; the last one continues another."""
     expected = [output.outputs[0] for output in hybrid_engine().generate(FORKED, PARAMS, use_tqdm=False)]
     llm = LLM(hybrid_checkpoint().name, **CACHED)
-    with replaced(llm.engine.block_manager.snapshots, "policy", policy):
-        outputs = [llm.generate([prompt], PARAMS, use_tqdm=False)[0] for prompt in FORKED]
-    for number, (answer, output, least) in enumerate(zip(expected, outputs, STARTS, strict=True), 1):
-        hint = f"the hybrid model computes prompt {number} of {len(FORKED)}, which share 30 tokens, blocks of 4, from"
+    for number, (prompt, answer, least) in enumerate(zip(FORKED, expected, STARTS, strict=True)):
+        positions = dict.fromkeys(plan[number], True)
+        with replaced(llm.engine.block_manager.snapshots, "policy", lambda *_, positions=positions: positions):
+            [output] = llm.generate([prompt], PARAMS, use_tqdm=False)
+        hint = (
+            f"the hybrid model computes prompt {number + 1} of {len(FORKED)}, which share 30 tokens, blocks of 4, from"
+        )
         if output.num_cached_tokens < least:
             raise Wrong(f"{hint} the wrong token on", expected=f"{least} or later", got=output.num_cached_tokens)
         expect(answer.token_ids, output.outputs[0].token_ids, f"{hint} token {output.num_cached_tokens} on: its answer")

@@ -1,67 +1,76 @@
 """Exercises of chapter 16. Edit this file, then:  python -m chapters check 16
 
-Three functions around a state of fixed size: what a token does to it, where copies of it are kept for other requests,
-and what guesses (draft tokens) must not do to it. Tasks are independent of each other, and need no torch.
+Three functions around a state of fixed size: what the tokens of a chunk do to it, where copies of it are kept for other
+requests, and what guesses (draft tokens) must not do to it. Tasks are independent of each other, and need no torch.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-Matrix = list[list[float]]
+Vector = list[float]
 
 
-def delta_step(
-    state: Matrix, q: list[float], k: list[float], v: list[float], decay: float, beta: float
-) -> tuple[Matrix, list[float]]:
-    """One token meets the state of one head: it writes by the gated delta rule, then it reads.
+def delta_chunk(
+    read: Callable[[list[Vector]], list[Vector]],
+    q: list[Vector],
+    k: list[Vector],
+    v: list[Vector],
+    decay: list[float],
+    beta: list[float],
+) -> tuple[list[Vector], float, list[Vector]]:
+    """The tokens of a chunk meet the state of one head. They write and read by the gated delta rule, one after another.
 
-        state  [key_dim][value_dim]: a row for each number of a key. All zeros before the first token
-        q      [key_dim]    the token's query
-        k      [key_dim]    its key, of length 1 or 0
-        v      [value_dim]  its value
-        decay  between 0 and 1: what stays of all that was written before
-        beta   between 0 and 1: how far what the key gives is moved toward v. 0: nothing is written
+        read   read([x, y, ...]) returns what each of these vectors reads in S, the state before the chunk: [S^T x,
+               S^T y, ...]
+        q, k   [num_tokens][key_dim]    the tokens' queries, and their keys, of length 1 or 0
+        v      [num_tokens][value_dim]  their values
+        decay  [num_tokens]             each between 0 and 1; it may be 0
+        beta   [num_tokens]             each between 0 and 1
 
-    A key x reads  state^T x : number j of the result is the sum of x[i] * state[i][j] over all i. The token
+    Token t multiplies the whole state by decay[t], looks up what k[t] reads then, writes what is missing with beta[t],
+    and reads with q[t]. But S is large, and to go through it once for every token takes long. So you do not get S. You
+    may call read once, with at most two vectors for each token, and you must work out from its answer what every token
+    would have found in a state that earlier tokens of the chunk have changed.
 
-    1. multiplies the whole state by decay,
-    2. reads what the state gives for k now, after the decay,
-    3. adds what is missing:  state[i][j] += k[i] * beta * (v[j] - what was read[j]),
-    4. reads with q. So it sees what it has written itself.
+    Return three things:
 
-    Return (the new state, what q reads). The new state is a new list of new lists: the given one stays as it is. It may
-    be a snapshot from which other requests begin.
+        outputs  [num_tokens][value_dim]  what each token reads with q
+        left     a number: how much of S is left after the chunk
+        lines    [num_tokens][value_dim]  what is left of each token's line, so that the state after the chunk is
+                 left * S + outer(k[0], lines[0]) + outer(k[1], lines[1]) + ...
 
-    Example: in [[0, 0], [0, 0]] the key [1, 0] writes the value [6, 8] with beta 0.5, decay 1: the state is [[3, 4],
-    [0, 0]], and the query [1, 0] reads [3, 4]. After the same token once more, the state is [[4.5, 6], [0, 0]].
+    A chunk has at least one token, and perhaps hundreds. Do not change the lists that you are given.
+
+    Example: two tokens with q = k = [1, 0], v = [6, 8], beta 0.5 and decay 0.5, and a state of zeros, in which every
+    vector reads [0, 0]. The first one writes half of what is missing and reads [3, 4]. Before the second one this fades
+    to [1.5, 2]. Then [4.5, 6] is missing, and half of it is written, so the second one reads [3.75, 5]. left is 0.25,
+    and lines are [[1.5, 2], [2.25, 3]].
     """
     raise NotImplementedError
 
 
-def choose_snapshots(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
-    """A request is admitted. At which positions of its tokens should snapshots of the state be taken?
+def plan_snapshots(prompts: list[list[int]], block_size: int, room: int) -> list[list[int]]:
+    """All prompts of a batch job are known before the first one runs. Which prompt takes a snapshot of the state where?
 
-        num_tokens   the request's tokens
-        num_matched  how many of them, counted from the first, were found in the cache block by block: somebody has sent
-                     them before. 0: nobody has. A multiple of block_size; all of a prompt may be found. The request
-                     cannot begin there unless there is a snapshot
-        block_size   tokens of a block
+        prompts     the tokens of each, in the order in which they run, one after another
+        block_size  tokens of a block
+        room        how many snapshots may be taken, by all prompts together. Whatever is taken stays until the end
 
-    Return {position: is it wanted?}. A position is a number of tokens, counted from the first: a snapshot there is the
-    state after that many. It belongs to the hash of the block that ends there, so it must be a multiple of block_size;
-    and it must be at most (num_tokens - 1) // block_size * block_size, since one token of every prompt must be left to
-    compute. 0 is allowed, and has no effect.
+    Return a list of positions for each prompt. A position is a number of tokens, counted from the first. It must be a
+    multiple of block_size, at least block_size, and at most (num_tokens - 1) // block_size * block_size: a snapshot
+    belongs to the hash of a block, and one token of every prompt is left to compute.
 
-    True says that you know somebody will want it; False, that you are guessing. There is room for few snapshots: think
-    of a dozen. When all places are taken, the oldest guess from which nobody has begun yet is evicted. If there is
-    none, a new guess is not taken, and a new wanted one gets the place of the snapshot that was used longest ago.
+    A prompt begins at the deepest snapshot that an earlier prompt has taken after the same tokens, and computes all
+    tokens that follow. (K and V of all earlier prompts are still in the cache.) So a prompt gains nothing from its own
+    snapshots.
 
-    The next request begins at the deepest snapshot in what it shares with earlier ones, and computes everything after
-    it. You are graded by the number of tokens that need not be computed. Some prompts continue an earlier one. Others
-    share their beginning with earlier ones and then differ: the shared length is the same each time, or different each
-    time, and nobody can know it in advance.
+    Plan so that as few tokens as possible are computed. Small jobs must be planned as well as possible. Large ones, of
+    a hundred prompts of a few thousand tokens each, must be planned at least as well as by the engine, which does not
+    know what comes; and there is no time to try everything.
 
-    (While a request generates, the engine keeps the state at its newest full block by itself.)
+    Example: blocks of 2 and four prompts, [1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 7], [1, 2, 8]. With room for two
+    snapshots, [[2, 4], [], [], []] saves 4 + 2 + 2 tokens. With room for one, [[2], [], [], []] saves 2 + 2 + 2, and
+    [[4], [], [], []] only 4.
     """
     raise NotImplementedError
 
@@ -76,8 +85,7 @@ def read_guesses(
     """A layer with a state computes the rows of one step; the last ones are guesses. Return the output of each row.
 
         step      step(state, row) -> (the state that has taken in this row, too; the row's output). It is what the
-                  layer does with a token, as delta_step does. A row is the token's input. The given state stays as
-                  it is
+                  layer does with a token. A row is the token's input. The given state stays as it is
         memory    what is kept of this sequence between its steps. memory["state"] is the state; it is there at the
                   first call. Whatever else you put there is there at the next call
         num_held  how many of the last call's guesses have turned out right. Those after them were wrong

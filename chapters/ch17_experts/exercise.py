@@ -10,21 +10,31 @@ import torch  # noqa: F401 (you will need it)
 from torch import Tensor
 
 
-def choose_experts(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Which experts the rows of a step meet, and how much each of them counts.
+def assign_experts(scores: Tensor, num_chosen: int, normalize: bool, capacity: int) -> tuple[Tensor, Tensor]:
+    """Which experts the rows of a step meet, and how much each counts, if an expert takes at most `capacity` rows.
 
         scores      [T, num_experts]  the router's scores for each row
-        num_chosen  experts that each row meets
-        normalize   scale the weights of a row's chosen experts so that they add up to 1?
+        num_chosen  experts that each row wants to meet
+        normalize   scale the weights of a row's experts so that they add up to 1?
+        capacity    rows that an expert takes at most; 1 or more
 
-    The probabilities of a row are the softmax of its scores, over all experts, in float32. The row meets the
-    num_chosen most probable experts, and their probabilities are its weights (scaled, if normalize says so).
+    The probabilities of a row are the softmax of its scores, over all experts, in float32. The probabilities of the
+    experts that a row meets are its weights (scaled, if normalize says so). Where no expert is too popular, a row meets
+    its num_chosen most probable ones.
+
+    Where one is, some rows have to yield and meet others instead. You decide who yields, and so fairly that no row can
+    complain. A row complains about an expert that it does not meet if it would rather meet it (because it meets fewer
+    than num_chosen, or because one of those that it meets is less probable for it), and if the expert could take it:
+    it has room, or it has taken a row for which it is less probable. It does not matter in which order the rows of a
+    step come. (Where probabilities are equal, it may, and nobody complains.)
 
     Return two tensors [T, num_chosen]: the weights in float32, and the numbers of the experts as int64. A row's experts
-    may come in any order, as long as its weights are in the same order. Do not change scores, which may be bf16.
+    may come in any order, as long as its weights are in the same order. A place of a row that meets fewer experts has
+    weight 0 and number -1. Do not change scores, which may be bf16.
 
-    Example: with scores whose softmax is 0.1, 0.5, 0.1, 0.3 and num_chosen = 2, a row meets experts 1 and 3, with
-    weights 0.5 and 0.3, or 0.625 and 0.375 if they are normalized.
+    Example: three rows have probabilities 0.5, 0.4, 0.1 and 0.6, 0.3, 0.1 and 0.3, 0.36, 0.34; num_chosen and capacity
+    are 1. Rows 0 and 1 want expert 0, and it is row 0 that yields. Then it wants expert 1, and has a larger
+    probability there than row 2, so row 2 yields, too. Rows 0, 1 and 2 meet experts 1, 0 and 2.
     """
     raise NotImplementedError
 

@@ -19,10 +19,10 @@ def sparse_engine() -> LLM:
     return load_sparse(0)
 
 
-def answers() -> list[list[int]]:
+def answers(prompts: list[str] = PROMPTS) -> list[list[int]]:
     llm = sparse_engine()
     llm.reset_prefix_cache()
-    outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), use_tqdm=False)
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
 
 

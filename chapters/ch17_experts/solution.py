@@ -6,11 +6,24 @@ import torch
 from torch import Tensor
 
 
-def choose_experts(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def assign_experts(scores: Tensor, num_chosen: int, normalize: bool, capacity: int) -> tuple[Tensor, Tensor]:
     """See exercise.py."""
-    weights, chosen = scores.float().softmax(-1).topk(num_chosen)
+    probabilities = scores.float().softmax(-1)
+    num_rows, num_experts = probabilities.shape
+    weights = torch.zeros(num_rows, num_chosen)
+    chosen = torch.full((num_rows, num_chosen), -1)
+    num_met, num_taken = [0] * num_rows, [0] * num_experts
+    # The largest probability first: whoever is refused has been refused by rows that are ahead.
+    for pair in probabilities.flatten().argsort(descending=True, stable=True).tolist():
+        row, expert = divmod(pair, num_experts)
+        if num_met[row] < num_chosen and num_taken[expert] < capacity:
+            weights[row, num_met[row]] = probabilities[row, expert]
+            chosen[row, num_met[row]] = expert
+            num_met[row] += 1
+            num_taken[expert] += 1
     if normalize:
-        weights = weights / weights.sum(-1, keepdim=True)
+        total = weights.sum(-1, keepdim=True)
+        weights = torch.where(total > 0, weights / total, weights)
     return weights, chosen
 
 

@@ -44,7 +44,7 @@ class Copies:
         remove(self.students)
         shutil.copytree(self._template, self.students)
         for path in self.students.glob("chapters/**/*"):
-            if path.name.split(".")[0].startswith(("checks", "solution")):
+            if path.name.split(".")[0].startswith("checks"):
                 path.unlink()
 
 

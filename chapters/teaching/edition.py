@@ -1,7 +1,7 @@
 """Edition: the course as a student gets it, written into a folder.
 
-It is this repository without what LEFT_OUT and TEACHERS_TESTS name, with quizzes sealed (chapters/sealed.py), and with
-our solutions sealed where a lab or a check computes with them. What is read, played, asked and graded is the same.
+It is this repository without what LEFT_OUT and TEACHERS_TESTS name, our solutions among it, and with quizzes sealed
+(chapters/sealed.py). What is read, played, asked and graded is the same: no lab, picture or check needs a solution.
 """
 
 import re
@@ -42,7 +42,7 @@ LEFT_OUT = (  # patterns, as Path.match() has them
 )
 # Tests that name one of these are about what is left out.
 TEACHERS_TESTS = re.compile(
-    r"chapters\.teaching|solution\.py|\"solution\"|import .*\bsolution$|--solution|wrong_solutions|quiz\.toml"
+    r"chapters\.teaching|solution\.py|\"solution\"|import .*\bsolution$|\bsolution import|--solution|wrong_solutions|quiz\.toml"
     r"|INSTRUCTOR|capstone\W+(import )?(reference|faults)",
     re.MULTILINE,
 )
@@ -52,12 +52,6 @@ SECTIONS = {  # for teachers
 }
 SENTENCE = re.compile(r"\s+Our own solution is\s+in\s+`solution\.py`\. [^.]*\.")
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)[^)\s]*\)")
-SEALED = '''"""Our solutions, sealed, for the lab and the checks of this chapter: see chapters/sealed.py."""
-
-from chapters.sealed import unseal
-
-exec(unseal({sealed!r}))
-'''
 
 
 def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable[Chapter] | None = None) -> None:
@@ -81,7 +75,9 @@ def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable
         else:
             shutil.copyfile(source, target)
     for chapter in {path.parts[1] for path in kept if re.match(r"chapters/ch\d\d_", path.as_posix())}:
-        _seal(ROOT / chapter, folder / "chapters" / chapter)
+        for path in (ROOT / chapter).glob("quiz*.toml"):
+            sealed = folder / "chapters" / chapter / path.with_suffix(".sealed").name
+            sealed.write_text(seal(path.read_text("utf-8")), "utf-8")
     if any(path.parts[:2] == ("chapters", "capstone") for path in kept):
         _write_broken_engines(folder / "chapters" / "capstone" / "broken")
 
@@ -108,16 +104,6 @@ def is_left_out(path: Path) -> bool:
         return True
     is_test = path.parts[0] == "tests" and path.suffix == ".py"
     return is_test and TEACHERS_TESTS.search((REPOSITORY / path).read_text("utf-8")) is not None
-
-
-def _seal(source: Path, target: Path) -> None:
-    """The chapter's quiz, and our solutions if the course computes with them."""
-    for path in source.glob("quiz*.toml"):
-        quiz = path.read_text("utf-8").replace(".solution import", ".solution_sealed import")
-        (target / path.with_suffix(".sealed").name).write_text(seal(quiz), "utf-8")
-    if any(f'solution_of("{source.name}")' in path.read_text("utf-8") for path in ROOT.glob("*/*.py")):
-        sealed = SEALED.format(sealed=seal((source / "solution.py").read_text("utf-8")))
-        (target / "solution_sealed.py").write_text(sealed, "utf-8")
 
 
 def _write_broken_engines(folder: Path) -> None:

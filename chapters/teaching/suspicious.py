@@ -31,7 +31,7 @@ DEFINED = {
     "__reduce__",
     "__instancecheck__",
 }
-WORDS = {"solution", "solution_of", "unseal", "sealed", "check_integrity", "suspicious", "grading", "grader"}
+WORDS = {"solution", "unseal", "sealed", "check_integrity", "suspicious", "grading", "grader"}
 
 
 def flags_of(source: bytes, given: bytes) -> list[str]:

@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from chapters.ch16_fixed_memory import placing
+from chapters.ch16_fixed_memory.checks_plan import BLOCK, large_jobs, policy_saves, starts_of
 from chapters.ch16_fixed_memory.notebook import ADD_UP, DELTA, PEOPLE, Notebook, Rule, num_right, read, write, zeros
 from chapters.ch16_fixed_memory.page import panels
 from chapters.ch16_fixed_memory.recall import new_day, once_each, rewritten
 from chapters.ch16_fixed_memory.shelf import BOUNDS, Shelf, workloads
+from chapters.ch16_fixed_memory.solution import plan_snapshots
 from chapters.ch16_fixed_memory.world import World
 from nanovllm.core.snapshots.policy import snapshot_positions
 from nanovllm.features.hybrid.delta_rule import read_rows, to_length_one
@@ -79,6 +81,19 @@ def test_a_shelf_without_snapshots_finds_nothing():
     assert shelf.mark([1500, 3, 2200]) == [1488, 2192], "the ends of their blocks; 3 is in the first one"
     with pytest.raises(ValueError, match="9,999 is no position of this prompt, which has 2,200 tokens"):
         shelf.mark([9999])
+
+
+@pytest.mark.parametrize("name", large_jobs())
+def test_prompts_begin_where_a_plan_is_graded_to_let_them(name):
+    """The real scheduler takes the planned snapshots, and evicts none of them."""
+    prompts, room = large_jobs()[name]
+    plan = plan_snapshots(prompts, BLOCK, room)
+    positions = iter(plan)
+    starts = placing.play(
+        [(prompt, [7]) for prompt in prompts], lambda *_: dict.fromkeys(next(positions), True), max_snapshots=room
+    )
+    assert starts == starts_of(prompts, plan, BLOCK)
+    assert sum(starts) > policy_saves(name), "who knows all prompts does better"
 
 
 @pytest.mark.ci

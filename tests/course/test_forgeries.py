@@ -115,10 +115,9 @@ def test_flags():
     assert flags_of(EXERCISE, EXERCISE) == flags_of(b"def (", EXERCISE) == []
 
 
-SEALED = """
-from chapters.sealed import unseal
+LOOKS_FOR_OURS = """
 import glob, importlib
-for name in ("solution", "solution_sealed", "checks"):
+for name in ("solution", "checks"):
     try: globals().update(vars(importlib.import_module("chapters.ch12_fewer_bits." + name)))
     except ImportError: pass
 for path in ({solution!r}, *glob.glob("/proc/*/cwd/chapters/ch12*/solution*.py")):
@@ -137,7 +136,7 @@ def test_a_solution_on_the_graders_disk(tmp_path, monkeypatch):
     honest = solution.read_text("utf-8").replace("import math", "import math  # mine")
     folder.mkdir()
     for name, source in {
-        "opens": SEALED.format(solution=str(solution)),
+        "opens": LOOKS_FOR_OURS.format(solution=str(solution)),
         "ada": honest,
         "bob": honest + "# own\n",
     }.items():

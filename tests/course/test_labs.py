@@ -171,7 +171,7 @@ def test_twenty_questions(checkpoint, capsys):
     questions.main([str(checkpoint()), "--max-tokens", "2"])
     printed = capsys.readouterr().out
     assert all(f"\n| {question} | " in printed for question in questions.QUESTIONS)
-    assert re.search(r"20 answers .* \d+ in int8, \d+ in int4, \d+ in int4, shuffled", printed)
+    assert re.search(r"20 answers, .*: \d+ in int8, \d+ in int4, \d+ in int4, shuffled", printed)
 
 
 def test_lab_in_a_browser(monkeypatch):

@@ -1,12 +1,16 @@
 """The student's edition: nothing in it gives an answer away, and all of it works."""
 
 import ast
+import contextlib
+import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +21,10 @@ from chapters import notebook, quiz
 from chapters.__main__ import main
 from chapters.course import EXERCISES, find_chapter
 from chapters.report import record, report
+from chapters.sealed import seal, unseal
 from chapters.teaching import cells
 from chapters.teaching.assignments import requirements
-from chapters.teaching.edition import REPOSITORY, is_left_out, write_edition
+from chapters.teaching.edition import is_left_out, write_edition
 from tests.course.course_text import CHAPTERS, for_each_chapter
 from tests.course.wrong_solutions.ch04 import WRONG
 
@@ -52,8 +57,9 @@ def triples(text: str) -> set[tuple[str, ...]]:
 def test_no_solution_can_be_read(texts):
     """No three lines that follow each other and are our own: not the engine's, and not the skeleton's."""
     names = {path.name for path in texts}
-    assert {"exercise.py", "checks.py", "solution_sealed.py", "quiz.sealed"} <= names
-    assert not names & {"solution.py", "quiz.toml", "teaching", "wrong_solutions"}
+    assert {"exercise.py", "checks.py", "quiz.sealed"} <= names
+    assert not any(name.startswith("solution") for name in names)
+    assert not names & {"quiz.toml", "teaching", "wrong_solutions"}
     engine, shown = set[str](), set[tuple[str, ...]]()
     for path, text in texts.items():
         if path.parts[0] == "nanovllm":
@@ -66,6 +72,75 @@ def test_no_solution_can_be_read(texts):
             three for three in triples(ours) if not engine & {*three} and not any(line in skeleton for line in three)
         }
         assert len(own) > 1 and not own & shown, chapter.title
+
+
+class Renamed(ast.NodeTransformer):
+    """Names are numbered as they occur; there are no types, and no docstrings."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, str] = {}
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        node.id = self.numbers.setdefault(node.id, f"name{len(self.numbers)}")
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.arg, node.annotation = self.numbers.setdefault(node.arg, f"name{len(self.numbers)}"), None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.name, node.returns = "function", None
+        if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
+            del node.body[0]
+        return self.generic_visit(node)
+
+
+def functions(source: str) -> dict[str, str]:
+    """What each function does, whatever its names are -> its own name. Nothing for what is no Python."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return {}
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    names = [node.name for node in found]  # a function inside another one is renamed with it
+    return {ast.dump(Renamed().visit(copy.deepcopy(node))): name for node, name in zip(found, names, strict=True)}
+
+
+def opened(text: str) -> list[str]:
+    """This text, and what is sealed in it: the whole of it, or a string of its Python."""
+    texts, sealed = [text], [text]
+    with contextlib.suppress(SyntaxError):
+        sealed += [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    for each in sealed:
+        if isinstance(each, str):
+            with contextlib.suppress(ValueError, zlib.error):
+                texts += opened(unseal(each))
+    return texts
+
+
+def test_no_function_of_a_solution(texts):
+    """Not under other names, and not sealed: in a string or in a quiz. (The engine is public; its functions may be.)"""
+    ours = {}
+    for chapter in CHAPTERS:
+        ours |= functions((chapter.folder / "solution.py").read_text("utf-8"))
+    assert len(ours) > 50
+    for path, text in texts.items():
+        if path.parts[0] == "nanovllm":
+            continue
+        for each in opened(text):
+            parts = [each]
+            if path.suffix == ".sealed":
+                parts += re.findall(r"^engine = \'\'\'(.*?)\'\'\'", each, re.MULTILINE | re.DOTALL)
+            for part in parts:
+                assert "solution import" not in part
+                assert not {ours[what] for what in ours.keys() & functions(part).keys()}, path
+
+
+def test_a_sealed_solution_is_found():
+    source = (CHAPTERS[3].folder / "solution.py").read_text("utf-8")
+    name = next(iter(functions(source).values()))
+    [_, found] = opened(f"from chapters.sealed import unseal\nexec(unseal({seal(source.replace(name, 'other'))!r}))\n")
+    assert functions(found).keys() == functions(source).keys()
 
 
 def test_no_answer_can_be_read(texts):
@@ -102,13 +177,19 @@ def run(edition: Path, *command: str, given: str = "") -> str:
 
 
 def test_its_commands(edition):
-    """A quiz is answered; checks that compare with our solution have it; there are no commands for teachers."""
+    """A quiz is answered, there are no commands for teachers."""
     [first, *_] = quiz.load(CHAPTERS[0])
     assert first["why"][:30] in " ".join(run(edition, WITHOUT_MODEL, "quiz", "1", given=f"{first['answer']}\n").split())
-    ours = str(REPOSITORY / "chapters/ch12_fewer_bits/solution.py")
-    assert run(edition, WITHOUT_MODEL, "check", "12", "--file", ours).count(": passed") == 4
     told = run(edition, WITHOUT_MODEL, "--help")
     assert " site " in told and not any(f" {name} " in told for name in ("student", "exam", "slides"))
+
+
+@pytest.mark.parametrize("number", [6, 8, 10, 11, 12])
+def test_it_grades(edition, number):
+    """As we do, of the chapters whose checks have once asked our solutions."""
+    ours = find_chapter(number).folder / "solution.py"
+    told = run(edition, WITHOUT_MODEL, "check", str(number), "--file", str(ours))
+    assert told.count(": passed") == len(EXERCISES[number]), told
 
 
 # -- assignments ------------------------------------------------------------------------------------------------------

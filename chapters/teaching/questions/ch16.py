@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from chapters.ch16_fixed_memory.solution import delta_step
+from chapters.ch16_fixed_memory.notebook import Rule, read, write
 from chapters.teaching.questions.bank import Draw, Question, asks, listed, model, one_step, request, table, text
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
@@ -21,14 +21,14 @@ def two_writes_and_a_read(draw: Draw) -> Question:
                 draw.one_of([0.5, 1.0]),
                 draw.one_of([0.5, 1.0]),
             )
-            state, _ = delta_step(state, key, key, value, decay, beta)
+            state = write(state, key, value, Rule("the delta rule", True, beta), decay)
             writes.append((key, value, beta, decay, state))
         return writes
 
     writes = draw.until(make, lambda made: made[1][3] == 0.5 and {write[2] for write in made} == {0.5, 1.0})
     first, second = writes
     key = first[0]
-    read = delta_step(second[4], key, [0.0, 0.0], [0.0, 0.0], 1.0, 0.0)[1]
+    found = read(second[4], key)
     rows = [
         [n, f"[{listed_numbers(key)}]", f"[{listed_numbers(value)}]", beta, decay]
         for n, (key, value, beta, decay, _) in enumerate(writes, 1)
@@ -46,7 +46,7 @@ def two_writes_and_a_read(draw: Draw) -> Question:
         """,
             rows=table(["write", "key", "value", "beta", "decay"], rows),
         ),
-        f"(a) {shown(first[4])}, then {shown(second[4])} (b) [{listed_numbers(read)}] (c) The new value would be "
+        f"(a) {shown(first[4])}, then {shown(second[4])} (b) [{listed_numbers(found)}] (c) The new value would be "
         "added to what is there; the delta rule writes the difference only, so that the key then reads (with beta 1) "
         "the new value.",
         (

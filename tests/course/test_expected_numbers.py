@@ -1,0 +1,67 @@
+"""Numbers that checks and pictures have as data: they are those of our solutions, which a student's edition lacks."""
+
+import torch
+
+from chapters.ch06_prefill_decode import checks as checks_6
+from chapters.ch06_prefill_decode.meter import PaperModel
+from chapters.ch06_prefill_decode.pictures import demo_config
+from chapters.ch06_prefill_decode.roofline import ONE_DECODE, decode_chunks, demo_decodes
+from chapters.ch11_benchmarks import checks as checks_11
+from chapters.course import find_chapter
+from chapters.grading import Bench
+from chapters.patching import replaced
+from nanovllm.core.scheduler import Scheduler
+
+
+def solution_of(number: int):
+    return find_chapter(number).module("solution")
+
+
+def test_what_is_found_in_reports():
+    """The digests are of our numbers, and of those within half a percent."""
+    faults = solution_of(11).audit()
+    assert {report: set(found) for report, found in faults.items()} == {
+        report: set(found) for report, found in checks_11.FOUND.items()
+    }
+    for report, found in faults.items():
+        for key, number in found.items():
+            assert checks_11.digest(report, key, checks_11.step_of(number)) == checks_11.FOUND[report][key]
+            assert all(checks_11.is_found(report, key, number * factor) for factor in (0.9955, 1, 1.0045))
+            assert not any(checks_11.is_found(report, key, number * factor) for factor in (-1, 0, 0.994, 1.006))
+
+
+def test_costs_of_steps():
+    """Of the pictures' decodes, and of random steps, which the lab counts in the engine's decoder."""
+    step_cost = solution_of(6).step_cost
+    for context in ONE_DECODE:
+        for batch_size in (1, 5):
+            expected = step_cost(demo_config(), 2, decode_chunks(batch_size, context))
+            assert demo_decodes(batch_size, context) == expected
+    for dtype in (torch.bfloat16, torch.float32):
+        model = PaperModel(checks_6.SMALL, dtype)
+        for sizes in list(checks_6.random_steps())[:20]:
+            chunks = checks_6.make_chunks(sizes)
+            assert model.cost(chunks) == step_cost(checks_6.SMALL, dtype.itemsize, chunks)
+
+
+def test_budgets_of_steps(checkpoint):
+    """The steps under which the check of token_budget has asked the model are those under our budgets."""
+    bench, token_budget = Bench(str(checkpoint())), solution_of(6).token_budget
+
+    def sizes_in(context) -> list[list[tuple[int, int]]]:
+        sizes = []
+        with context:
+            schedule = Scheduler.schedule
+
+            def watched(*arguments):
+                output = schedule(*arguments)
+                sizes.append([(chunk.start, chunk.end) for chunk in output.chunks])
+                return output
+
+            with replaced(Scheduler, "schedule", watched):
+                bench.generate()
+        return sizes
+
+    for limit_s, steps in ((0.0501, checks_6.large_steps()), (0.001, checks_6.smallest_steps())):
+        sizes = sizes_in(steps)
+        assert len(sizes) > 10 and sizes == sizes_in(checks_6.use_budget(token_budget, limit_s))
