@@ -42,8 +42,8 @@ LEFT_OUT = (  # patterns, as Path.match() has them
 )
 # Tests that name one of these are about what is left out.
 TEACHERS_TESTS = re.compile(
-    r"chapters\.teaching|solution\.py|\"solution\"|import .*\bsolution$|\bsolution import|--solution|wrong_solutions|quiz\.toml"
-    r"|INSTRUCTOR|capstone\W+(import )?(reference|faults)",
+    r"chapters\.teaching|solution\.py|\"solution\"|import .*\bsolution$|\bsolution import|--solution|wrong_solutions"
+    r"|quiz\.toml|INSTRUCTOR|capstone\W+(import )?(reference|faults)",
     re.MULTILINE,
 )
 SECTIONS = {  # for teachers
