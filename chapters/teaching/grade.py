@@ -13,9 +13,11 @@ from rich.console import Console
 
 from chapters.submission import LIMIT_S
 
-DESCRIPTION = "Grade a class. FOLDER has a folder for each student with exercise.py or chNN/exercise.py, or files named "
-DESCRIPTION += "STUDENT_chNN.py, or what Moodle or Canvas exports, or notebooks (chNN.ipynb) in place of these files. On a "
-DESCRIPTION += "system without Landlock (which is part of Linux) submissions run with your rights: grade in a container there."
+DESCRIPTION = "Grade a class. FOLDER has a folder for each student with exercise.py or chNN/exercise.py, or files "
+DESCRIPTION += "named STUDENT_chNN.py, or what Moodle or Canvas exports; or notebooks (chNN.ipynb) in place of these "
+DESCRIPTION += (
+    "files. Without Landlock, which is a part of Linux, submissions run with your rights: grade in a container."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.add_argument("folder", type=Path, help="the folder of the class")
     parser.add_argument("--csv", type=Path, required=True, metavar="FILE", help="the table: a row for each submission")
-    parser.add_argument("--similar", type=Path, metavar="FILE", help="also write a table of pairs that share most of their code")
+    parser.add_argument("--similar", type=Path, metavar="FILE", help="also write a table of pairs that share most code")
     about = "grade these chapters (default: all); a single one also holds for files whose name has no chapter"
     parser.add_argument("--chapters", type=int, nargs="+", default=[], metavar="N", help=about)
     parser.add_argument("--jobs", type=int, metavar="N", help="processes at a time (default: one for each core)")
