@@ -24,12 +24,12 @@ from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 
 OTHERS = {  # commands that are not about one chapter: a module with add_arguments(parser) and run(args, console)
     "site": ("site.command", "build the course as web pages"),
-    "pictures": ("pictures", "draw the pictures that the texts show"),
-    "capstone": ("capstone.command", "serve a trace within a memory, with your own policies; repair broken engines"),
+    "pictures": ("pictures", "draw the pictures in the texts"),
+    "capstone": ("capstone.command", "serve a trace of requests with your own policies; repair broken engines"),
     "student": ("teaching.student", "write the course without solutions, or assignments to hand out"),
-    "grade": ("teaching.grade", "grade a class: a folder with a submission of each student"),
+    "grade": ("teaching.grade", "grade a class: a folder with each student's submission"),
     "slides": ("teaching.slides", "build slides and handouts of the chapters"),
-    "exam": ("teaching.exam", "write an exam, with numbers of its own, and its solutions"),
+    "exam": ("teaching.exam", "write an exam with numbers of its own, and its solutions"),
 }
 
 
@@ -42,23 +42,23 @@ def main(argv: list[str] | None = None) -> int:
         ("read", "show a chapter's text"),
         ("lab", "play a chapter's lab"),
         ("quiz", "ask a chapter's questions"),
-        ("check", "grade your exercise.py of a chapter"),
+        ("check", "grade your exercise.py for a chapter"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("chapter", type=int)
         if name == "lab":
             command.add_argument("--plain", action="store_true", help="print it all, without keys to press")
-            command.add_argument("--browser", action="store_true", help="serve it to a web browser of this machine")
+            command.add_argument("--browser", action="store_true", help="serve it to a web browser on this machine")
         if name == "check":
             which = command.add_mutually_exclusive_group()
             which.add_argument("--solution", action="store_true", help="grade our solution instead")
             files = "grade these files instead, and all .py files of these folders (for teachers)"
             which.add_argument("--file", type=Path, nargs="+", metavar="PATH", help=files)
-            command.add_argument("--json", action="store_true", help="print one JSON record a file, on a line")
-            limit = f"for one check, of wall time (default: {LIMIT_S:g})"
+            command.add_argument("--json", action="store_true", help="print a JSON record for each file, one per line")
+            limit = f"wall time for one check (default: {LIMIT_S:g})"
             command.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
         if name in ("read", "quiz"):
-            what = "where the chapter is translated (default: NANOVLLM_LANGUAGE, or en)"
+            what = "for translated chapters (default: NANOVLLM_LANGUAGE, or en)"
             command.add_argument("--language", choices=languages(), default=default_language(), help=what)
         if name in ("lab", "check"):
             command.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")

@@ -5,10 +5,10 @@
     python examples/agents.py [MODEL] --only openai      one of them
     python examples/agents.py [MODEL] --form qwen3_coder    calls as Qwen3-Coder writes them; hermes: as most models do
 
-A model that fits a laptop does no such task by itself, so a script tells it what to say: a logits processor, which
-leaves one token at each step (chapter 8). All else is as with a large model: the tools are in the prompt, calls are
-read out of the answer while it comes, and the library calls the functions and asks again with what they gave. The
-arguments are nested, some may be left out, and one is a text that looks like a number. Prints what each agent called
+A model that fits a laptop cannot do such a task by itself, so a script tells it what to say: a logits processor, which
+leaves one token at each step (chapter 8). Everything else is as with a large model: the tools are in the prompt, calls
+are read from the answer while it is generated, and the library calls the functions and asks again with their results.
+The arguments are nested, some are optional, and one is a text that looks like a number. Prints what each agent called
 and answered.
 """
 
@@ -97,7 +97,7 @@ def hermes(name: str, arguments: dict[str, Any]) -> str:
 
 
 def qwen3_coder(name: str, arguments: dict[str, Any]) -> str:
-    """A text stands in it without quotes."""
+    """Texts are written without quotes."""
     texts = {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for key, value in arguments.items()
@@ -110,7 +110,7 @@ FORMS = {"hermes": hermes, "qwen3_coder": qwen3_coder}
 
 
 def script(tokenizer: Any, form: str) -> type[AdapterLogitsProcessor]:
-    """A class of logits processors that leaves the token that comes next in a text; which text, the prompt tells."""
+    """A class of logits processors that leaves only the next token of a text; the prompt says which text."""
     texts = [f"Let me see. {FORMS[form](*CALLS[0])}", FORMS[form](*CALLS[1]), ANSWER]
     scripts = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in texts]
 
@@ -235,8 +235,8 @@ AGENTS: dict[str, Callable[[str], str]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
-    parser.add_argument("--only", default="", help="agents whose names begin so")
-    parser.add_argument("--form", choices=FORMS, default="hermes", help="of the model's calls")
+    parser.add_argument("--only", default="", help="only agents whose names begin with this")
+    parser.add_argument("--form", choices=FORMS, default="hermes", help="the form of the model's calls")
     args = parser.parse_args()
     agents = {name: agent for name, agent in AGENTS.items() if name.startswith(args.only)}
     if not agents:

@@ -1,4 +1,4 @@
-"""Speed beside other programs: quiet, beside one busy process, beside four (chapter 10).
+"""Speed beside other programs: on a quiet machine, beside one busy process, and beside four (chapter 10).
 
     python examples/bench_busy.py [MODEL] [--neighbours loop matmul engine] [--counts 1 4] [--runs 10]
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
     parser.add_argument("--neighbours", nargs="+", choices=list(NEIGHBOURS), default=list(NEIGHBOURS))
-    parser.add_argument("--counts", nargs="*", type=int, default=[1, 4], help="how many neighbours at a time")
+    parser.add_argument("--counts", nargs="*", type=int, default=[1, 4], help="how many neighbours run at a time")
     parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--dtype", default="auto")
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def make_engine(model: str, dtype: str) -> Callable[[int], None]:
-    """A function that serves so many requests."""
+    """A function that serves this many requests."""
     from nanovllm import LLM, SamplingParams
 
     llm = LLM(model, dtype=dtype, max_model_len=NUM_PROMPT + NUM_OUTPUT)
@@ -81,7 +81,7 @@ def rate(generate: Callable[[int], None], num_requests: int) -> float:
 
 @contextmanager
 def neighbours(kind: str, count: int, model: str) -> Iterator[None]:
-    """So many busy processes, from when all of them are at work."""
+    """This many busy processes; returns when all of them are at work."""
     command = [sys.executable, __file__, model, "--be", kind]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(count)]
     try:

@@ -1,10 +1,10 @@
-"""A mixture of experts against transformers: a random Qwen3-MoE checkpoint of 1B weights, 8 of 64 experts a token.
+"""A mixture of experts against transformers: a random Qwen3-MoE checkpoint of 1B weights, 8 of 64 experts per token.
 
     python examples/bench_experts.py              bf16, one request and eight at a time
     python examples/bench_experts.py --int8       the engine's weights in 8 bits, too
 
 Both generate the same number of tokens from the same random prompts, greedily. transformers has several ways to compute
-experts; each is tried. Prints output tokens/s, and how many times that is of transformers' best (chapter 17).
+experts; each is tried. Prints output tokens/s, and the multiple of transformers' best rate (chapter 17).
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python examples/bench_hybrid.py [--parts snapshots engines length] [--vllm-python PATH]
 
-1. which part of what an unbounded cache would save several ways to place snapshots save, in ten workloads, by the
-engine's own scheduler without a model; 2. this engine, transformers and vLLM on a prompt of 900 tokens and one stream;
-3. what the recurrence costs, how decode slows down with length, memory for a sequence.
+1. what share of an unbounded cache's savings several ways to place snapshots reach, in ten workloads, with the engine's
+own scheduler and no model; 2. this engine, transformers and vLLM on a prompt of 900 tokens and one stream; 3. what the
+recurrence costs, how decode slows down with length, and the memory of a sequence.
 The model has the shape of Qwen3.5-0.8B and random weights. It is made once, 1.5 GB in the user's cache folder.
 """
 
@@ -116,7 +116,7 @@ def workloads() -> dict[str, Requests]:
 
 
 def show_snapshots(model: str, args: argparse.Namespace) -> None:
-    """The bound is what the engine chooses here by itself."""
+    """The bound is the one that the engine chooses on this machine."""
     slots = LLM(model, block_size=BLOCK_SIZE).engine.model_runner.states.slots
     given = workloads()
     for bound in (slots.max_snapshots, 8):
@@ -168,7 +168,7 @@ def show_length(model: str, args: argparse.Namespace) -> None:
     seconds = time_kernels(llm, "delta_net", "paged_attention")
 
     def step_ms(prompt: list[int], num: int) -> tuple[float, dict[str, float]]:
-        """Of the steps behind the first token: all of it, and the kernels' parts."""
+        """Milliseconds of a step after the first token: the whole step, and the kernels' parts."""
         llm.generate([prompt], SamplingParams(**params, max_tokens=1), use_tqdm=False)
         seconds.clear()
         started = time.perf_counter()

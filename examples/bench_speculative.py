@@ -1,4 +1,4 @@
-"""What draft tokens bring: the same requests with and without them, on texts that repeat themselves and others.
+"""What draft tokens gain: the same requests with and without them, on texts that do and do not repeat themselves.
 
     python examples/bench_speculative.py [MODEL] [--dtypes bfloat16 int8] [--rounds 5] [--show]
     python examples/bench_speculative.py --speculative '{"method": "self", "quantization": "int4"}'
@@ -82,7 +82,7 @@ def workloads(llm: LLM) -> dict[str, tuple[list, SamplingParams]]:
 
 
 def run(llm: LLM, name: str, prompts: list, params: SamplingParams) -> tuple[float, list[RequestOutput]]:
-    """Seconds from first tokens to last, and outputs; one stream at a time, but for the random prompts."""
+    """Seconds from first tokens to last, and outputs; one stream at a time, except for the random prompts."""
     batches, seconds, outputs = [prompts] if name.startswith("32") else [[prompt] for prompt in prompts], 0.0, []
     for batch in batches:
         outputs += (found := llm.generate(batch, params, use_tqdm=False))

@@ -183,7 +183,7 @@ class NoData:
 
 
 def play(manager: BlockManager, prompts: Prompts, tiers: Tiers | None = None) -> int:
-    """Answer them by the scheduler, eight at a time. Returns the tokens that were computed."""
+    """Serve the requests with the scheduler, eight at a time. Returns how many tokens were computed."""
     manager.on_event = None if tiers is None else tiers.on_event
     max_model_len = len(manager.blocks) * BLOCK_SIZE
     scheduler = Scheduler(manager, max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=max_model_len)
@@ -246,7 +246,7 @@ SPACE = Space("ab" * 16, 0, 4, 1000, '{"model": "a model"}')
 
 
 def chain(*token_ids: int, block_size: int = 4) -> list[Record]:
-    """A record for each number: a block of tokens that are all this number."""
+    """A record for each number: a block of tokens, all with this number."""
     hasher, records = BlockHasher(block_size, "sha256"), list[Record]()
     for token_id in token_ids:
         parent_hash = records[-1].block_hash if records else None
@@ -256,7 +256,7 @@ def chain(*token_ids: int, block_size: int = 4) -> list[Record]:
 
 
 def data_of(record: Record, num_bytes: int = 1000) -> np.ndarray:
-    """What computing gives for it, in a world where K/V follows from the hash."""
+    """What computing this block would give, in a world where K/V follows from the hash."""
     seed = int.from_bytes(record.block_hash, "little")
     return np.frombuffer(random.Random(seed).randbytes(num_bytes), np.uint8)
 
@@ -266,7 +266,7 @@ def with_data(records: list[Record], num_bytes: int = 1000) -> list[tuple[Record
 
 
 def check_read(directory: CacheDirectory, records: list[Record], num_bytes: int = 1000) -> int:
-    """Read records; AssertionError for wrong data. How many were there."""
+    """Read records; AssertionError for wrong data. Returns how many were there."""
     found = directory.read(records)
     for record, data in zip(records, found, strict=False):
         assert data.tobytes() == data_of(record, num_bytes).tobytes(), "wrong data"

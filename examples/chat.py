@@ -1,6 +1,6 @@
 """A streaming chat in twenty lines; each answer says how much of the conversation was found in the cache.
 
-python examples/chat.py [MODEL]        Ctrl-D leaves (`nanovllm chat` is the same with more comfort)
+python examples/chat.py [MODEL]        Ctrl-D leaves (`nanovllm chat` is the same with more conveniences)
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The script everybody starts from; it prints three prompts and how they go on.
+"""The script everybody starts from; it prints three prompts and their continuations.
 
 python examples/offline_inference.py [MODEL]
 """

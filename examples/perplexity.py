@@ -5,13 +5,14 @@
 
 Perplexity is exp(mean of -log p(token | the tokens before it in its window)): the model is as uncertain as among that
 many equally likely tokens. Windows do not overlap, and the first token of each is not counted
-(https://huggingface.co/docs/transformers/perplexity). All is computed by the engine's own forward pass and its kernels.
+(https://huggingface.co/docs/transformers/perplexity). The engine's own forward pass and kernels compute it.
 
 The default text is Python's language reference, as it comes with every Python for help(). Compare figures of the same
-text and window only: another version of Python has another text.
+text and window only: a different version of Python has a different text.
 
---shuffle: the demo model's weights were made of 4-bit ones, so int4 finds these again and costs less than elsewhere.
-This option gives the model's channels another order. It computes the same function, but other numbers share a scale.
+--shuffle: the demo model's weights were made from 4-bit ones, so int4 recovers these and costs less than elsewhere.
+This option gives the model's channels a different order. The model computes the same function, but different numbers
+share a scale.
 """
 
 import argparse
@@ -117,7 +118,7 @@ def batch_of(tokens: torch.Tensor, block_size: int) -> Batch:
 
 
 def shuffled(directory: Path, folder: Path) -> Path:
-    """A checkpoint of one file that computes the same, with other neighbours along every input dimension."""
+    """A checkpoint of one file that computes the same, with different neighbours along every input dimension."""
     config = json.loads((directory / "config.json").read_text("utf-8"))
     weights = load_file(directory / "model.safetensors")
     generator = torch.Generator().manual_seed(0)

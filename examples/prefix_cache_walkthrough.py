@@ -43,7 +43,7 @@ class Walkthrough:
         return seq
 
     def compute(self, seq: Sequence, *words: str) -> None:
-        """K/V of the tokens so far, and of these, is in the cache now; full blocks get their names."""
+        """K/V of the tokens so far, and of these, is in the cache now; full blocks get their hashes."""
         seq.tokens += ids(list(words))
         self.manager.append_slots(seq, len(seq.tokens) - seq.num_computed_tokens)
         seq.num_computed_tokens = len(seq.tokens)

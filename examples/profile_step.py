@@ -4,10 +4,11 @@
 
 Measures a prefill of one prompt and decodes of a batch, part by part, against the floor of each part: what its bytes
 take at this machine's read bandwidth, or its multiplications at this machine's best matrix product, whichever is more.
-The ratio is how many times as long as its floor a part takes. Floors are those of layers that see all tokens, without a
-sliding window.
-Before that: how long a decode step takes, and how much of it is spent outside C functions (Python's share), with the
-step recorded and replayed (nanovllm/worker/cpu/recorded_step.py) and not. Part by part, nothing is replayed.
+The ratio says how many times as long as its floor a part takes. Floors are those of layers that see all tokens, without
+a sliding window.
+Before that it prints how long a decode step takes, and how much of it is spent outside C functions (Python's share),
+with the step recorded and replayed (nanovllm/worker/cpu/recorded_step.py) and without. Part by part, nothing is
+replayed.
 --contexts: time per decoded token of one sequence against the length of its context, beside the bandwidth floor.
 """
 

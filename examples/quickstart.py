@@ -1,4 +1,4 @@
-"""First look: answer questions in a batch, then ask more about the same text and see what the engine need not redo.
+"""First look: answer questions in a batch, then ask more about the same text and see what the engine need not repeat.
 
     python examples/quickstart.py            on the demo checkpoint (fetched once)
     python examples/quickstart.py MODEL      on any local checkpoint directory or hub id

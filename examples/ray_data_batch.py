@@ -6,7 +6,7 @@
 
 Input and output lines are those of `nanovllm run-batch`; the output is a folder of files. Requests are sorted by their
 prompts first, so that those which begin alike reach the same engine one after another, and its prefix cache pays.
-On a cluster the input and the checkpoint lie on storage that every node sees. A job that failed is run again in full.
+On a cluster the input and the checkpoint must be on storage that every node sees. A failed job runs again in full.
 """
 
 import argparse
@@ -32,7 +32,7 @@ LINES_PER_BLOCK = 2_048  # what an engine gets at a time
 
 
 def spans(path: Path) -> list[dict[str, Any]]:
-    """Where each reader begins. Ids that are used twice are found here, the one place that sees all lines."""
+    """Where each reader begins. Duplicate ids are found here, the only place that sees all lines."""
     found: list[dict[str, Any]] = []
     ids, offset = CustomIds(), 0
     with path.open("rb") as file:
@@ -94,7 +94,9 @@ def main() -> None:
     parser.add_argument("-o", "--output-folder", type=Path, required=True, help="must not exist")
     parser.add_argument("--model", help="directory or hub id (default: the demo checkpoint)")
     parser.add_argument("--num-engines", type=int, default=2)
-    parser.add_argument("--kv-cache-memory-bytes", type=int, default=1 << 30, help="of each engine (default: 1 GiB)")
+    parser.add_argument(
+        "--kv-cache-memory-bytes", type=int, default=1 << 30, help="KV cache of each engine (default: 1 GiB)"
+    )
     parser.add_argument("--max-model-len", type=int)
     args = parser.parse_args()
     source, target = args.input_file.absolute(), args.output_folder.absolute()

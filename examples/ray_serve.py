@@ -1,7 +1,7 @@
 """Several engines behind one address, on Ray Serve: a request goes where its first token comes soonest (chapter 14).
 
     pip install -e ".[ray-serve]"
-    python examples/ray_serve.py                   two engines on this machine: this router, and one that goes in turn
+    python examples/ray_serve.py                   two engines on this machine: this router, and a round-robin one
     python examples/ray_serve.py --serve           OpenAI's API at http://127.0.0.1:8000/v1, until Ctrl-C
     RAY_ADDRESS=auto python examples/ray_serve.py --serve --num-engines 16 --model /shared/checkpoint
 
@@ -9,9 +9,9 @@
                                                      |                        |
                                                    Traffic  <-  KV events  ---+
 
-What an engine has in its cache is known from its KV events. A replica that dies is not asked any more, and what it had
-announced is forgotten; who waits for an answer of it gets an error. A client that leaves ends its request. There are no
-keys, and no TLS. Ray is told to report to nobody that it is used.
+What an engine has in its cache is known from its KV events. A replica that dies gets no more requests, and what it
+had announced is forgotten; clients waiting for its answer get an error. When a client leaves, its request ends. There
+are no keys, and no TLS. Ray's usage reports are turned off.
 """
 
 import argparse
@@ -124,7 +124,7 @@ class Front:
         return answer
 
     def read(self, body: bytes) -> tuple[list[int], str | None]:
-        """Token ids and salt. Of what is not a prompt none: the engine will say what is wrong with it."""
+        """Token ids and salt. Something that is not a prompt has no ids; the engine will say what is wrong with it."""
         try:
             return parse_request(parse_json(body), self.tokenizer)
         except ValueError:
@@ -156,7 +156,7 @@ class Engine:
         self.llm.engine.on_kv_events = lambda batch: tell(take, self.name, batch.events)
 
     async def answer(self, scope: dict[str, Any], body: bytes, prompt: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """ASGI messages. Who leaves this generator is to the application a client that has left."""
+        """ASGI messages. To the application, leaving this generator means that the client has left."""
         sent: asyncio.Queue[Any] = asyncio.Queue()
         received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         received.put_nowait({"type": "http.request", "body": body, "more_body": False})
@@ -210,7 +210,7 @@ def running(args: argparse.Namespace) -> Iterator[Any]:
 def conversations() -> list[dict[str, Any]]:
     """Bodies of completions. A turn repeats all before it; several conversations have the same beginning.
 
-    Token ids are drawn by chance: what they mean does not change what is computed.
+    Token ids are random: what they mean does not change what is computed.
     """
     rng, bodies = random.Random(0), []
     beginnings = [rng.choices(range(4, 300), k=BEGINNING) for _ in range(NUM_BEGINNINGS)]
@@ -249,7 +249,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--num-engines", type=int, default=2)
     parser.add_argument("--block-size", type=int, default=16, help="the same for all engines, and for the router")
-    parser.add_argument("--kv-cache-memory-bytes", type=int, default=1 << 28, help="of each engine (default: 256 MiB)")
+    parser.add_argument(
+        "--kv-cache-memory-bytes", type=int, default=1 << 28, help="KV cache of each engine (default: 256 MiB)"
+    )
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second of the comparison")
     args = parser.parse_args()

@@ -119,7 +119,7 @@ def ways(load: Callable[..., LLM], progress: Console) -> Iterator[Way]:
 
 
 def ask(llm: Any, prompts: list[list[int]], params: Any = SamplingParams, empty: bool = True, n: int = 1) -> list[Any]:
-    """empty: begin without cached blocks."""
+    """With `empty`, begin without cached blocks."""
     if empty:
         llm.reset_prefix_cache()
     given = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -127,7 +127,7 @@ def ask(llm: Any, prompts: list[list[int]], params: Any = SamplingParams, empty:
 
 
 def digest(output: Any, sample: int = 0) -> str:
-    """Of tokens and log probabilities, bit by bit."""
+    """A digest of tokens and log probabilities, bit by bit."""
     hashed, completion = xxhash.xxh64(), output.outputs[sample]
     for token_id, entries in zip(completion.token_ids, completion.logprobs, strict=True):
         hashed.update(struct.pack("<q", token_id))
@@ -189,7 +189,7 @@ def changes(alone: Answer, in_batch: Answer) -> tuple[str, str, str]:
 
 
 def from_llm(llm: Any, params: type) -> Callable[[list[list[int]]], Answer]:
-    """Its answer to the last prompt. vLLM's interface and ours are the same."""
+    """The answer of an LLM to the last prompt. vLLM's interface and ours are the same."""
 
     def answer(prompts: list[list[int]]) -> Answer:
         completion = ask(llm, prompts, params)[-1].outputs[0]

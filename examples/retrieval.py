@@ -1,7 +1,7 @@
 """Answers from this repository's own texts: embeddings find passages of the chapters, a chat model answers with them.
 
     python examples/retrieval.py                                    three questions, on the demo checkpoint
-    python examples/retrieval.py "What does temperature do?"        yours
+    python examples/retrieval.py "What does temperature do?"        your own question
     python examples/retrieval.py --embedder Qwen/Qwen3-Embedding-0.6B --reranker Qwen/Qwen3-Reranker-0.6B
 
 Prints what embedding the passages cost, with the tokens that the prefix cache saved, and for each question the passages
@@ -9,8 +9,8 @@ that were found and the answer.
 
 The demo model was trained to chat and not to embed. It does so all the same: asked for the topic of a text in one word,
 what it is about to say is a summary (arXiv:2307.16645). All its vectors have a large part in common, so the mean of
-passages is taken off passages, and that of questions off questions. A model that was trained for it needs neither, and
-finds more. As a model that answers it is very small, too: judge the passages.
+the passages is subtracted from passages, and that of the questions from questions. A model that was trained to embed
+needs neither, and finds more. The demo model is also very small for answering: judge the passages, not the answers.
 """
 
 import argparse
@@ -100,8 +100,8 @@ def main() -> None:
     parser.add_argument("--embedder", help="a model that was trained for embeddings (default: the demo model)")
     parser.add_argument("--reranker", help="a Qwen3-Reranker, which reads the passages that were found once more")
     parser.add_argument("--model", help="the model that answers (default: the demo model)")
-    parser.add_argument("--passages", type=int, help="how many to embed (default: all)")
-    parser.add_argument("--found", type=int, default=3, help="passages that it is shown")
+    parser.add_argument("--passages", type=int, help="how many passages to embed (default: all)")
+    parser.add_argument("--found", type=int, default=3, help="how many passages the model is shown")
     args = parser.parse_args()
     logging.getLogger("nanovllm").setLevel(logging.ERROR)
     console, passages = Console(), read_passages()[: args.passages]

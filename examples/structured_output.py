@@ -1,10 +1,10 @@
-"""Facts of a text as data: whatever the model would rather say, each answer fits a JSON schema.
+"""Facts from a text as data: whatever the model would rather say, each answer fits a JSON schema.
 
     python examples/structured_output.py [MODEL]          the quickstart's visitor guide, extracted
-    python examples/structured_output.py [MODEL] --cost   ms a step of 32 sequences takes, with masks and without
+    python examples/structured_output.py [MODEL] --cost   ms for a step of 32 sequences, with masks and without
 
-Needs llguidance: pip install -e ".[structured]". Prints a table: the answer in plain words, as JSON that nothing holds
-to a form, and as JSON with its schema (chapter 8).
+Needs llguidance: pip install -e ".[structured]". Prints a table: the answer in plain words, as JSON without a
+schema, and as JSON with its schema (chapter 8).
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python examples/trace_request.py            # the demo model
     python examples/trace_request.py MODEL      # a checkpoint's directory or hub id
 
-The request is the second of two, so that what is made at the first one is not in the way. Every function of nanovllm
-that it calls is listed once, below the file that it is in; the number beside it says how often it ran. The end of
-the list is a summary: files in the order in which the request first enters them. chapters/one_request.md walks the
-same way, with explanations.
+The request is the second of two, so that things made once for the first request are not in the way. Every function
+of nanovllm that it calls is listed once, below the file that it is in; the number beside it says how often it ran. The
+end of the list is a summary: files in the order in which the request first enters them. chapters/one_request.md takes
+the same way, with explanations.
 """
 
 import sys

@@ -70,7 +70,7 @@ class EngineConfig:
         2048, "tokens computed in one step; a longer prompt is computed in chunks", low=1, high=MAX_INT32
     )
     long_prefill_token_threshold: int = option(
-        0, "of these, for one prompt at most; others get in beside it; 0: all", low=0, high=MAX_INT32
+        0, "how many of these one prompt may take, so that others get in; 0: all", low=0, high=MAX_INT32
     )
     scheduling_policy: str = option("fcfs", '"fcfs": first come, first served; "priority": the lowest number first')
     block_size: int | None = option(
@@ -78,11 +78,11 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = option(True, "reuse the K/V of shared prefixes")
     prefix_caching_hash_algo: str = option("xxh64", '"xxh64" (fast), "sha256": tenants need not trust each other')
-    prefix_cache_dir: str | None = option(None, "a directory that keeps cached prefixes when the process has ended")
-    prefix_cache_bytes: int = option(10 << 30, "bytes that it may take, or as text: 10G", low=1 << 20)
+    prefix_cache_dir: str | None = option(None, "a directory that keeps cached prefixes after the process has ended")
+    prefix_cache_bytes: int = option(10 << 30, "bytes that this directory may take, or as text: 10G", low=1 << 20)
     cpu_cache_bytes: int = option(0, "bytes for prefixes that the KV pool has evicted, in the CPU's memory", low=0)
     gpu_memory_utilization: float = option(
-        0.9, "share of a GPU's memory to use; on a CPU, of half of what is free", low=0.01, high=1.0
+        0.9, "share of a GPU's memory to use; on a CPU, share of half the free memory", low=0.01, high=1.0
     )
     kv_cache_memory_bytes: int | None = option(
         None, "bytes of each rank's KV pool; overrides gpu_memory_utilization", low=1
@@ -107,9 +107,9 @@ class EngineConfig:
     mm_processor_kwargs: dict[str, Any] | None = option(None, "options of the image processor, for every image")
     allowed_local_media_path: str | None = option(None, "a folder whose images a client may name; None: no folder's")
     allowed_media_domains: tuple[str, ...] = option((), "hosts from which images are fetched by http(s); (): from none")
-    logits_processors: tuple[Any, ...] = option((), "classes whose objects change logits, in vLLM's form")
-    kv_events_config: dict[str, Any] | Any = option(None, "who is told of cached blocks: a KVEventsConfig")
-    kv_cache_metrics: bool = option(False, "measure how long cached blocks live, lie idle, wait for their next use")
+    logits_processors: tuple[Any, ...] = option((), "classes that change logits, in vLLM's form")
+    kv_events_config: dict[str, Any] | Any = option(None, "where events about cached blocks go: a KVEventsConfig")
+    kv_cache_metrics: bool = option(False, "measure how long cached blocks live, lie idle and wait for their next use")
     kv_cache_metrics_sample: float = option(0.01, "share of the blocks that are measured", low=1e-9, high=1.0)
     profiler_config: dict[str, Any] | Any = option(None, "where start_profile() leaves its trace: a ProfilerConfig")
     seed: int = option(

@@ -27,10 +27,10 @@ SCRIPTS, STYLES = (*labs.SCRIPTS, model.SCRIPT), (*labs.STYLES, model.STYLE)  # 
 READ = '<p class="read" hidden><label><input type="checkbox" data-read="{number}"> {said}</label></p>\n'
 KEEPING = """<section class="keeping" data-exercises='{exercises}' aria-labelledby="kept" hidden>
 <h2 id="kept">What you have done</h2>
-<p>This browser keeps what you have read, answered, expected and written, and sends it nowhere. A file takes it to
-another browser. Pages that you have opened need no network any more.</p>
-<p><button type="button" class="export">Save it as a file</button>
-<label class="button">Take in such a file <input type="file" accept=".json,application/json"></label></p>
+<p>This browser remembers what you have read, answered, expected and written, and sends it nowhere. To continue in
+another browser, save it as a file. Pages that you have opened no longer need a network.</p>
+<p><button type="button" class="export">Save as a file</button>
+<label class="button">Load such a file <input type="file" accept=".json,application/json"></label></p>
 <p class="said" role="status"></p>
 </section>
 """

@@ -61,8 +61,8 @@ def lab_section(chapter: Chapter, to_text: Scenes) -> str:
 <h2>{escape(page.TITLE)}</h2>
 {NEEDS_SERVER}
 <div class="begin" hidden>
-<p>The lab runs the engine's own Python code in your browser. Nothing is installed; {MEGABYTES:.1f} MB are loaded when
-you start it.</p>
+<p>The lab runs the engine's own Python code in your browser. Nothing is installed; the lab loads {MEGABYTES:.1f} MB
+when you start it.</p>
 <p class="from-link" hidden>The link that you followed opens the lab after some actions.</p>
 <p><button type="button" class="start">Start the lab</button></p>
 {progress_bar()}
@@ -81,7 +81,7 @@ you start it.</p>
 <p class="said" role="status"></p></div>
 <div class="table"><div class="panels"></div></div>
 <details class="meanings"><summary>What the buttons and keys do</summary><dl>{"".join(meanings)}</dl>
-<p>Arrow keys go back and forward. The address of this page holds all actions so far: a copy of it opens the same
+<p>Arrow keys go back and forward. The address of this page contains all actions so far, so a copy of it opens the same
 state.</p></details>
 </div>
 </section>"""
@@ -106,7 +106,7 @@ def exercises_section(chapter: Chapter) -> str:
 <section class="exercises" data-chapter="{chapter.number}" data-limit="{TIME_LIMIT_S}" aria-label="Exercises">
 {NEEDS_SERVER}
 <p>Write the functions below. Check puts each of them into the engine in place of ours and tries it, from easy to hard,
-until something is wrong; then it says what.</p>
+until something is wrong; then it says what it is.</p>
 <div class="editor"><pre class="numbers" aria-hidden="true"></pre><textarea aria-label="exercise.py" wrap="off"
 spellcheck="false" autocapitalize="off" autocomplete="off">
 {escape(source)}</textarea></div>
@@ -118,14 +118,14 @@ leaves the editor.</p>
 <div class="controls" hidden><button type="button" class="check">Check</button>
 <button type="button" class="stop" hidden>Stop</button>
 <button type="button" class="download">Download exercise.py</button>
-<button type="button" class="reset">Begin anew</button></div>
+<button type="button" class="reset">Start over</button></div>
 {progress_bar()}
 {FAILURE}
 <p class="status" role="status"></p>
 <ol class="tasks">{tasks}</ol>
 <details class="printed" hidden><summary>What your code printed</summary><pre tabindex="0"></pre></details>
-<p>The checks are the ones of the terminal, and your functions run inside the engine's own code. Those that let a real
-model answer need a computer with the course installed. There, in the course's folder, this grades your downloaded file
-with all of them:</p>
+<p>The checks are the same as in the terminal, and your functions run inside the engine's own code. Checks in which a
+real model answers need a computer with the course installed. There, in the course's folder, this command grades your
+downloaded file with all checks:</p>
 <pre class="code" tabindex="0"><code>{command}</code></pre>
 </section>"""

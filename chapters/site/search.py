@@ -9,7 +9,7 @@ HIDDEN = re.compile(r"<(script|style|template|noscript|textarea|button|label)\b.
 
 SEARCH = """<main id="content" class="single search"><h1>Search</h1>
 <noscript><p class="note">The search needs JavaScript.</p></noscript>
-<form role="search"><label>Words, all of which are to be found
+<form role="search"><label>Find all of these words
 <input type="search" name="q" autocomplete="off" spellcheck="false"></label> <button>Search</button></form>
 <p class="num-found" role="status"></p>
 <ol class="found"></ol>

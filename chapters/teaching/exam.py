@@ -12,13 +12,13 @@ NUM_QUESTIONS = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seed", default="1", metavar="TEXT", help="any text: each has an exam of its own (default: 1)"
+        "--seed", default="1", metavar="TEXT", help="any text; each text gives a different exam (default: 1)"
     )
-    parser.add_argument("--chapters", type=int, nargs="+", metavar="N", help="ask about these only (default: all)")
+    parser.add_argument("--chapters", type=int, nargs="+", metavar="N", help="ask only about these (default: all)")
     number = f"how many questions (default: {NUM_QUESTIONS})"
     parser.add_argument("--questions", type=int, default=NUM_QUESTIONS, metavar="K", help=number)
     parser.add_argument("--out", type=Path, default=Path("build/exam"), help="the folder (default: build/exam)")
-    parser.add_argument("--solutions", action="store_true", help="write the solutions and the marking scheme, too")
+    parser.add_argument("--solutions", action="store_true", help="also write the solutions and the marking scheme")
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

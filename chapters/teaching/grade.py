@@ -13,22 +13,24 @@ from rich.console import Console
 
 from chapters.submission import LIMIT_S
 
-DESCRIPTION = "Grade a class: FOLDER has a folder of each student with exercise.py or chNN/exercise.py, or files like "
-DESCRIPTION += "STUDENT_chNN.py, or what Moodle or Canvas exports. Submissions run with your rights where the system "
-DESCRIPTION += "has no Landlock (Linux): then grade in a container."
+DESCRIPTION = "Grade a class. FOLDER has a folder for each student with exercise.py or chNN/exercise.py, or files "
+DESCRIPTION += "named STUDENT_chNN.py, or what Moodle or Canvas exports; or notebooks (chNN.ipynb) in place of these "
+DESCRIPTION += (
+    "files. Without Landlock, which is a part of Linux, submissions run with your rights: grade in a container."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from chapters.__main__ import seconds
 
     parser.description = DESCRIPTION
-    parser.add_argument("folder", type=Path, help="of the class")
+    parser.add_argument("folder", type=Path, help="the folder of the class")
     parser.add_argument("--csv", type=Path, required=True, metavar="FILE", help="the table: a row for each submission")
-    parser.add_argument("--similar", type=Path, metavar="FILE", help="a table of pairs that share most of their code")
-    about = "grade these (default: all); one also says of which chapter the files are that do not say so themselves"
+    parser.add_argument("--similar", type=Path, metavar="FILE", help="also write a table of pairs that share most code")
+    about = "grade these chapters (default: all); a single one also holds for files whose name has no chapter"
     parser.add_argument("--chapters", type=int, nargs="+", default=[], metavar="N", help=about)
     parser.add_argument("--jobs", type=int, metavar="N", help="processes at a time (default: one for each core)")
-    limit = f"for one check, of wall time (default: {LIMIT_S:g})"
+    limit = f"wall time for one check (default: {LIMIT_S:g})"
     parser.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
     parser.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
 

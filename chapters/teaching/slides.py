@@ -14,11 +14,11 @@ to a page.</p>"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("chapter", type=int, nargs="*", metavar="N", help="of these chapters (default: all)")
+    parser.add_argument("chapter", type=int, nargs="*", metavar="N", help="the chapters (default: all)")
     parser.add_argument("--out", type=Path, default=Path("build/slides"), help="the folder (default: build/slides)")
     pages = "address of the course's pages, to which the slides link (default: ../site, beside the slides)"
     parser.add_argument("--site", default="../site", metavar="ADDRESS", help=pages)
-    parser.add_argument("--pdf", action="store_true", help="write PDFs, too, and check that each slide holds its text")
+    parser.add_argument("--pdf", action="store_true", help="also write PDFs, and check that each slide holds its text")
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

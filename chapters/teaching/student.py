@@ -10,9 +10,9 @@ PLATFORMS = ("otter", "nbgrader", "gradescope")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="the folder to write, new or empty")
-    about = "write assignments of these chapters instead, each of which works alone"
+    about = "write assignments for these chapters instead; each works alone"
     parser.add_argument("--assignment", type=int, nargs="+", metavar="N", help=about)
-    about = "with --assignment: notebooks or archives that this platform grades"
+    about = "with --assignment: write notebooks or archives for this platform"
     parser.add_argument("--for", choices=PLATFORMS, dest="platform", help=about)
 
 

@@ -5,16 +5,19 @@
     ada_ch04.py, ada-ch04.py                                        chapter 4
     Ada Lovelace_12345_assignsubmission_file_/exercise.py           Moodle: Ada Lovelace
     lovelaceada_123_456_exercise.py, lovelaceada_LATE_123_456_...   Canvas: lovelaceada
+    ada/ch04/ch04.ipynb, ada_ch04.ipynb                             a notebook: the cells that are exercise.py
 
-Anything else is the student that its name says, without .py.
+Anything else is the student that its name says, without its suffix.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from chapters.notebook import MARK
 from chapters.submission import readable
 
 MOST_BYTES = 1 << 20
@@ -54,21 +57,52 @@ def find_submissions(folder: Path, chapters: list[int]) -> list[Submission]:
             of_entry = [_submission(folder, file, student_of(entry.name), chapters) for file in files]
             if not files:
                 of_entry = [_submission(folder, entry, student_of(entry.name), chapters)]
-        elif entry.suffix == ".py":
+        elif entry.suffix == ".py" or (entry.suffix == ".ipynb" and _has_exercise(entry)):
             of_entry = [_submission(folder, entry, student_of(entry.stem), chapters)]
         else:
             continue
         found += [each for each in of_entry if not chapters or each.chapter in chapters]
     if not found:
-        raise ValueError(f"{folder} has no submissions: neither folders of students nor .py files")
+        raise ValueError(f"{folder} has no submissions: neither folders of students nor .py files nor notebooks")
     return found
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """A student's exercise.py, of one chapter or of several; else the only .py file that there is."""
-    files = sorted(path for path in folder.rglob("*.py") if not any(part.startswith(".") for part in path.parts))
+    """A student's notebooks or exercise.py, of one chapter or of several; else the only .py file that there is.
+
+    Notebooks come first, because a copy of the course, with its skeletons, may lie beside them.
+    """
+    notebooks = sorted(path for path in folder.rglob("*.ipynb") if not _is_hidden(path.relative_to(folder)))
+    if notebooks := [path for path in notebooks if _has_exercise(path)]:
+        yield from notebooks
+        return
+    files = sorted(path for path in folder.rglob("*.py") if not _is_hidden(path.relative_to(folder)))
     exercises = [path for path in files if path.name == "exercise.py"]
     yield from exercises or (files if len(files) == 1 else [])
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _has_exercise(notebook: Path) -> bool:
+    try:
+        return notebook.stat().st_size > MOST_BYTES or bool(_cells(notebook.read_bytes()))
+    except (OSError, ValueError):
+        return False
+
+
+def _cells(notebook: bytes) -> list[str]:
+    """The cells of a notebook that are exercise.py; of those with the same first line, the last one."""
+    cells: dict[str, str] = {}
+    try:
+        for cell in json.loads(notebook)["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code" and source.startswith(MARK):
+                cells[source.partition("\n")[0]] = source.strip()
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError("it is not a notebook") from error
+    return list(cells.values())
 
 
 def student_of(name: str) -> str:
@@ -93,6 +127,8 @@ def _submission(folder: Path, file: Path, student: str, chapters: list[int]) -> 
     else:
         try:
             source = file.read_bytes()
+            if file.suffix == ".ipynb":
+                source = ("\n\n\n".join(_cells(source)) + "\n").encode("utf-8", "replace")
         except OSError as error:
             problem = f"it cannot be read: {error.strerror}"
     return Submission(student, chapter, readable(name.as_posix()), source, problem)

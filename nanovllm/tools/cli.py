@@ -20,33 +20,33 @@ from nanovllm.tools.flags import ENGINE_GROUPS, add_flags, add_grouped_flags, ad
 from nanovllm.tools.screen import Screen, standard_streams
 
 OVERVIEW = """\
-An LLM inference engine, small enough to read in an afternoon, from the shell.
+An LLM inference engine for the shell, small enough to read in an afternoon.
 
-  nanovllm chat                                   talk to a small model (fetched at the first time)
+  nanovllm chat                                   talk to a small model (fetched the first time)
   nanovllm generate "The capital of France is"    let it continue a text
-  nanovllm run-batch -i in.jsonl -o out.jsonl     answer a file of requests, however long
+  nanovllm run-batch -i in.jsonl -o out.jsonl     answer a file of requests of any length
   nanovllm analyze requests.jsonl                 what prefix caching would gain on a log of requests
   nanovllm check-model PATH                       how the engine reads a checkpoint or a GGUF file, and what it warns of
-  nanovllm cache DIRECTORY                        what a --prefix-cache-dir holds; --prune, --clear
+  nanovllm cache DIRECTORY                        what a --prefix-cache-dir holds; --prune or --clear it
   nanovllm bench                                  how fast is this machine?
   nanovllm serve                                  OpenAI's API over HTTP, and a page that shows the engine at work
 
-Every command but cache takes --model (serve, check-model: as their first argument) with a checkpoint directory, a GGUF
-file or a hub id such as Qwen/Qwen3-0.6B, or the demo model's name, demo; every one takes --help.
+Every command except cache takes --model with a checkpoint directory, a GGUF file, a hub id such as Qwen/Qwen3-0.6B or
+the demo model's name, demo (serve and check-model take it as their first argument). Every command takes --help.
 """
 RUN_BATCH = """\
-Input and output are in OpenAI's batch format: a line of the input is
+Input and output are in OpenAI's batch format. A line of the input is
   {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "max_tokens": 16}}
-or has the url /v1/completions and a "prompt" in its body. A line that cannot be run is answered by an error record.
-The same command continues a job that was stopped, by whatever. Ctrl-C (or SIGTERM) finishes the requests that have
-started, a second one drops them.
+or has the url /v1/completions and a "prompt" in its body. A line that cannot be run gets an error record. The same
+command continues a job that was stopped for any reason. Ctrl-C (or SIGTERM) finishes the requests that have started; a
+second one drops them.
 
 exit code: 0 all lines succeeded, 1 some are error records, 2 the job could not run, 128 + n stopped by signal n
 """
 CHECK_MODEL = """\
-What was found in a model's files: architecture, dtype, tokenizer, when a BOS is added, what ends an answer and who says
-so, what its chat template reads and shows; and every warning. No weight is loaded.
+Shows what is in a model's files: architecture, dtype, tokenizer, when a BOS is added, what ends an answer and which
+file says so, what the chat template reads and shows; and every warning. Loads no weights.
 
 exit code: 0 the engine can use it, 1 it cannot: an error says why, 2 there is no such model
 """
@@ -54,14 +54,14 @@ SERVE = "nanovllm serve"  # in the tables of vLLM's names
 SERVE_HELP = """\
 OpenAI's API over HTTP: /v1/models, /v1/chat/completions and /v1/completions; /tokenize and /detokenize; /health, and
 /metrics for Prometheus and for vLLM's Grafana boards. The page at / is a chat, and shows the engine at work beside it.
-vLLM's other flags are known, too: each is taken at the values that ask for nothing, or says why there is no such thing
-(examples/move_to_vllm.md).
+vLLM's other flags are known, too: each is accepted at the values that ask for nothing, and refused with a reason at
+others (examples/move_to_vllm.md).
 
 exit code: 0 ended by SIGTERM or Ctrl-C, 1 the engine has died, 2 the server could not start
 """
 MODEL_HELP = (
     "checkpoint directory, GGUF file or hub id, owner/name:Q8_0 for one of its GGUF files; demo for the demo model, "
-    "demo:Q4_1 for the GGUF file it comes from, where no file is so called (default: the demo model)"
+    "demo:Q4_1 for the GGUF file it comes from, unless a file has that name (default: the demo model)"
 )
 # Of SamplingParams, those that make sense for one answer on a screen.
 SAMPLING_FLAGS = (
@@ -218,10 +218,10 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", description="Continues a text, word by word as it is generated.")
     generate.add_argument("prompt", nargs="?", help="the text (default: standard input)")
     batch = commands.add_parser("run-batch", description=RUN_BATCH, formatter_class=raw)
-    batch.add_argument("-i", "--input-file", required=True, help="requests, one JSON object a line")
-    batch.add_argument("-o", "--output-file", required=True, help="made, or continued")
+    batch.add_argument("-i", "--input-file", required=True, help="requests, one JSON object per line")
+    batch.add_argument("-o", "--output-file", required=True, help="created, or continued if it exists")
     batch.add_argument(
-        "--served-model-name", nargs="+", default=[], help="what body.model may say, beside the model's own name"
+        "--served-model-name", nargs="+", default=[], help="names that body.model may use besides the model's own"
     )
     batch.add_argument(
         "--lora-modules", nargs="+", action="extend", default=[], metavar="NAME=PATH",
@@ -229,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     analyze = commands.add_parser(
         "analyze",
-        description="Reads a log of requests, one JSON object a line: chat `messages`, a `prompt` (text or token ids), "
+        description="Reads a log of requests, one JSON object per line: chat `messages`, a `prompt` (text or ids), "
         "or lines in the OpenAI batch format; `cache_salt` is respected. Loads the tokenizer, not the weights.",
     )
     analyze.add_argument("log", help="requests.jsonl")
@@ -239,9 +239,11 @@ def _parser() -> argparse.ArgumentParser:
     checked = (f for f in fields(EngineConfig) if f.name in CHECKED_FLAGS)
     add_flags(check.add_argument_group("files"), checked, show_defaults=True)
     cache = commands.add_parser("cache", description="Shows what a directory of cached prefixes holds.")
-    cache.add_argument("directory", help="what --prefix-cache-dir named")
+    cache.add_argument("directory", help="the directory that --prefix-cache-dir named")
     smaller = cache.add_mutually_exclusive_group()
-    smaller.add_argument("--prune", metavar="SIZE", help="remove the least recently used, until so much is left: 2G")
+    smaller.add_argument(
+        "--prune", metavar="SIZE", help="remove the least recently used until this much is left, such as 2G"
+    )
     smaller.add_argument("--clear", action="store_true", help="remove everything")
     bench = commands.add_parser(
         "bench", description="Random prompts, greedy, EOS ignored; a batch of each size is submitted at once."
@@ -260,7 +262,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (chat, generate, batch, analyze, bench):
         command.add_argument("--model", help=MODEL_HELP)
     for command in (chat, generate):
-        group = command.add_argument_group("sampling (default: what the checkpoint says, else greedy)")
+        group = command.add_argument_group("sampling (default: what the checkpoint says, or greedy)")
         chosen = (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS)
         add_flags(group, chosen, show_defaults=False)
     for command in (serve, chat, generate, batch, bench):

@@ -1,6 +1,7 @@
 """python -m chapters grade: a class whose submissions misbehave, and what is similar."""
 
 import csv
+import json
 import re
 import shutil
 import sys
@@ -110,6 +111,33 @@ def test_whose_file_is_which(tmp_path):
     (tmp_path / "large.py").write_bytes(b"#" * (1 << 21))
     problems = {each.student: each.problem for each in find_submissions(tmp_path, [4])}
     assert problems["link"] == "it is not a file" and "2,097,152 bytes" in problems["large"]
+
+
+def test_notebooks(tmp_path):
+    """The cells that are exercise.py are graded: not a skeleton that lies beside them, and not other notebooks."""
+    cells = [
+        {"cell_type": "markdown", "source": ["# exercise.py is below"]},
+        {"cell_type": "code", "source": ["# exercise.py: free\n", "first = 1\n"]},
+        {"cell_type": "code", "source": ["print('a try')"]},
+        {"cell_type": "code", "source": ["# exercise.py: free\n", "second = '\ud800'\n"]},
+    ]
+    kinds = {
+        "ada/ch04/ch04.ipynb": {"cells": cells},
+        "bob_ch04.ipynb": {"cells": cells},
+        "cid/ch04/notes.ipynb": {"cells": cells[:1]},
+        "notes_ch04.ipynb": ["no notebook"],
+    }
+    for name, content in kinds.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "torn_ch04.ipynb").write_text('{"cells": ' + "[" * 100_000)
+    for student in ("ada", "cid"):
+        skeleton = tmp_path / student / "ch04" / "chapters" / "ch04_paged_attention" / "exercise.py"
+        skeleton.parent.mkdir(parents=True)
+        skeleton.write_text("skeleton = 1")
+    found = {each.student: each.source.decode() for each in find_submissions(tmp_path, [])}
+    theirs = "# exercise.py: free\nsecond = '?'\n"
+    assert found == {"ada": theirs, "bob": theirs, "cid": "skeleton = 1"}
 
 
 def test_similar():

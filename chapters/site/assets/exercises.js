@@ -27,7 +27,7 @@ function run(section) {
   };
   $(".download").onclick = download;
   $(".reset").onclick = () => {
-    if (!confirm("Begin anew? What you have written here is lost.")) return;
+    if (!confirm("Start over? What you have written here will be lost.")) return;
     editor.value = editor.defaultValue;
     changed();
   };

@@ -27,7 +27,7 @@ class Lesson(lessons.Lesson):
     def on_step(self, values: Values) -> bool:
         """True: the text goes on."""
         if self.seq.finish_reason is not None:
-            raise ValueError("The text has ended. Begin again, or with another one.")
+            raise ValueError("The text has ended. Start again, or with another text.")
         step = self.engine.compute(wants_logits=self.seq.sampling_params.temperature > 0)
         chunk = step.chunk
         self.engine.take(self.engine.sample())

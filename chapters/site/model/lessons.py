@@ -24,7 +24,7 @@ class Words:
         """Raises ValueError for an empty text."""
         token_ids = json.loads(self.model.encode(text))
         if not token_ids:
-            raise ValueError("Type a text, at least a letter.")
+            raise ValueError("Type some text, at least one letter.")
         return token_ids
 
     def decode(self, token_ids: list[int]) -> str:

@@ -31,9 +31,9 @@ def forgetful_loop(draw: Draw) -> Question:
     engine, loop = num_sent(num_prompt, num_answer), sum(num_sent(num_prompt + i, 1) for i in range(num_answer))
     return Question(
         text(f"""
-        A prompt has {num_prompt} tokens, and {num_answer} tokens are generated. One program sends the whole text so
-        far through the model in every step. The other one is the engine, which keeps keys and values. How many tokens
-        does each of them send through the model, all steps together?
+        A prompt has {num_prompt} tokens, and {num_answer} tokens are generated. One program sends the whole text so far
+        through the model in every step. The other program is the engine, which keeps keys and values. How many tokens
+        does each of them send through the model in all steps together?
         """),
         f"The loop sends {loop} tokens, the engine {engine}.",
         (
@@ -74,8 +74,8 @@ def attention_on_paper(draw: Draw) -> Question:
     return Question(
         text(
             f"""
-        A head has keys of four numbers; here its values have one number each. The last of three tokens asks with the
-        query q = {q}. It may look at all three:
+        A head has keys of four numbers; here its values have one number each. The last of three tokens has the query q
+        = {q}. It may look at all three tokens:
 
         {{rows}}
 
@@ -108,14 +108,14 @@ def head_out_of_range(draw: Draw) -> Question:
     return Question(
         text(
             f"""
-        Grouped-query attention: neighbouring query heads share a KV head, and every KV head serves equally many of
-        them. A colleague has written which KV head a query head reads:
+        Grouped-query attention: neighbouring query heads share a KV head, and every KV head serves the same number of
+        them. A colleague's function says which KV head a query head reads:
 
         {{code}}
 
-        A layer has {heads} query heads and {kv_heads} KV heads, all numbered from 0. (a) What does this give for
-        query head {head}, and what would be right? (b) For which query head, from 0 on, does it first give a KV head
-        that does not exist? (c) Mend the line.
+        A layer has {heads} query heads and {kv_heads} KV heads, all numbered from 0. (a) What does this function give
+        for query head {head}, and what would be right? (b) For which query head, from 0 on, does it first give a KV
+        head that does not exist? (c) Correct the line.
         """,
             code=code_of(faulty.kv_head_of),
         ),
@@ -138,9 +138,9 @@ def room_for_texts(draw: Draw) -> Question:
     num_texts = memory * 10**9 // (length * per_token)
     return Question(
         text(f"""
-        A model has {layers} layers, {heads} query heads, {kv_heads} KV heads and a head size of {head_dim}. Beside
-        its weights a machine has {memory} GB ({memory} · 10^9 bytes) left for keys and values in bf16. How many bytes
-        do they take for one token? How many conversations of {length:,} tokens each fit at a time?
+        A model has {layers} layers, {heads} query heads, {kv_heads} KV heads and a head size of {head_dim}. After
+        loading the weights a machine has {memory} GB ({memory} · 10^9 bytes) left for keys and values in bf16. How many
+        bytes do these take for one token? How many conversations of {length:,} tokens each fit at a time?
         """),
         f"{per_token:,} bytes a token, {num_texts} conversations.",
         (

@@ -15,7 +15,7 @@ def slots_of_a_chunk(draw: Draw) -> Question:
     return Question(
         text(f"""
         Blocks have {size} slots, and a sequence has the block table `{block_table}`. A step computes its positions
-        {start} to {end - 1}, both included. Write down `slot_mapping` for these rows.
+        {start} to {end - 1}, both included. Write down the `slot_mapping` of these rows.
         """),
         f"`{slots}`",
         (
@@ -34,7 +34,7 @@ def size_of_the_pool(draw: Draw) -> Question:
     return Question(
         text(f"""
         A pool has {num_blocks} blocks of {size} tokens, for a model with {layers} layers, {2 * kv_heads} query heads,
-        {kv_heads} KV heads and a head size of {head_dim}, in bf16. Which shape has the tensor of the keys of one
+        {kv_heads} KV heads and a head size of {head_dim}, in bf16. What is the shape of the tensor with the keys of one
         layer? How many megabytes (10^6 bytes) does the whole pool take, to one decimal?
         """),
         f"`{shape}`, {num_bytes / 1e6:.1f} MB",
@@ -49,16 +49,16 @@ def size_of_the_pool(draw: Draw) -> Question:
 def drop_the_beginning(draw: Draw) -> Question:
     return Question(
         text("""
-        A conversation has become too long. A colleague wants to drop its first 16 tokens, and to keep the K and V of
-        all others as they are, because "with rotary embeddings only distances count". (a) In which layer are the K
-        and V that are kept still good for the shorter text, and why there? (b) Why not in the other layers?
+        A conversation has become too long. A colleague wants to drop its first 16 tokens and to keep the K and V of all
+        the others unchanged, because "with rotary embeddings only distances count". (a) In which layer are the kept K
+        and V still right for the shorter text, and why there? (b) Why not in the other layers?
         """),
         text("""
-        (a) In the first layer. Its keys and values are made from embeddings, which depend on the token alone; the
-        keys are rotated by old positions, but all by the same amount too far, and so are the queries that follow if
-        they count on from there. Dot products depend on distances only. (b) In later layers K and V are made from
-        vectors into which attention has mixed the values of the dropped tokens. Computed anew, without these, they
-        would be others.
+        (a) In the first layer. Its keys and values are made from embeddings, which depend on the token alone; the keys
+        are rotated by old positions, but all by the same amount too far, and so are the later queries if positions go
+        on counting from there. Dot products depend only on distances. (b) In later layers K and V are made from vectors
+        into which attention has mixed the values of the dropped tokens. Computed again without these tokens, they would
+        be different.
         """),
         (
             (1, "(a) the first layer"),
@@ -92,15 +92,15 @@ def tables_and_queue(draw: Draw) -> Question:
         text(f"""
         A pool has 8 blocks of {size} slots, the free queue is 0 1 2 3 4 5 6 7, and prefix caching is off. In this
         order: A is admitted with a prompt of {a} tokens; B with {b}; A computes its prompt and then {grown} more
-        tokens, for which its table grows; A ends; C is admitted with a prompt of {c} tokens. Give the table of A and
-        of B when they are admitted, of A after it has grown, the free queue when A has ended, and the table of C.
+        tokens, for which its table grows; A ends; C is admitted with a prompt of {c} tokens. Give the tables of A and B
+        at their admission, the table of A after it has grown, the free queue after A has ended, and the table of C.
         """),
         f"{'; '.join(tables[:3])}; the queue is {' '.join(map(str, queue))}; {tables[3]}.",
         (
             (1, "tables of A and B: blocks are taken from the head"),
             (1, f"A has room in its last block before it takes another: {a} + {grown} = {a + grown} tokens"),
-            (2, "the queue: A's blocks come back last block first, and a block without a name goes to the head"),
-            (1, "C takes what stands at the head then"),
+            (2, "the queue: A's blocks come back last block first, and a block without a hash goes to the head"),
+            (1, "C takes the blocks that are then at the head"),
         ),
     )
 
@@ -118,14 +118,14 @@ def empty_slots(draw: Draw) -> Question:
     return Question(
         text(f"""
         Three sequences have stored {listed(stored)} tokens. A contiguous memory reserves `max_model_len` = {longest}
-        slots for each; a paged one has blocks of {size} slots. How many slots are taken and empty in each of the two
-        memories? How many can be empty at most in the paged one, however long the three sequences are?
+        slots for each; a paged one has blocks of {size} slots. In each of the two memories, how many slots are taken
+        but empty? At most how many can be empty in the paged one, however long the three sequences are?
         """),
         f"Contiguous: {reserved}. Paged: {paged}. At most {3 * (size - 1)}.",
         (
             (1, f"contiguous: 3 · {longest} - {sum(stored)} = {reserved}"),
-            (2, f"paged: in each last block what is left, {' + '.join(str(-n % size) for n in stored)} = {paged}"),
-            (1, f"only a last block is not full, and it holds a token at least: 3 · {size - 1}"),
+            (2, f"paged: what is left in each last block, {' + '.join(str(-n % size) for n in stored)} = {paged}"),
+            (1, f"only last blocks are not full, and each holds at least one token: 3 · {size - 1}"),
         ),
     )
 
@@ -142,13 +142,13 @@ def a_block_too_many(draw: Draw) -> Question:
     return Question(
         text(
             f"""
-        This is to say how many blocks a sequence needs:
+        This function should say how many blocks a sequence needs:
 
         {{code}}
 
-        Blocks hold {size} tokens. (a) For which of the lengths {listed(lengths)} is the answer wrong, and what does
-        it say for the first of these? (b) No text gets a wrong answer through this. What does a user notice
-        nevertheless? (c) Mend the line.
+        Blocks hold {size} tokens. (a) For which of the lengths {listed(lengths)} is the answer wrong, and what does the
+        function say for the first of these? (b) No answer becomes wrong because of this. What does a user notice
+        nevertheless? (c) Correct the line.
         """,
             code=code_of(faulty.num_blocks_for),
         ),
@@ -184,13 +184,13 @@ def which_block_size(draw: Draw) -> Question:
         text(f"""
         A service has sequences of {listed(lengths)} tokens. (a) For blocks of 4 and of 16 tokens, say how many blocks
         each of the three has in its table, and how many slots are empty in all. (b) All prompts begin with the same
-        {shared} tokens. How many of them does a new request find in the cache, with each of the two sizes? (c) Which
-        of the two sizes would you take here, and what speaks for the other one?
+        {shared} tokens. How many of them does a new request find in the cache, with each of the two sizes? (c) Which of
+        the two sizes would you choose here, and what is an argument for the other one?
         """),
         f"(a)\n\n{table(['block size', 'blocks', 'empty slots'], rows)}\n\n(b) {found[0]} with blocks of 4, "
-        f"{found[1]} with blocks of 16. (c) 4: fewer empty slots, and the common beginning is found. For 16 speaks "
-        "that tables are a quarter as long: fewer names to compute, fewer numbers to hand to the kernel, longer "
-        "stretches to read.",
+        f"{found[1]} with blocks of 16. (c) 4: fewer empty slots, and more of the common beginning is found. The "
+        "argument for 16 is that tables are a quarter as long: fewer hashes to compute, fewer numbers to hand to the "
+        "kernel, longer stretches to read.",
         (
             (2, "(a) half a point for each number of a row, rounded down in all"),
             (1, "(b) only full blocks are found"),

@@ -37,7 +37,7 @@ def packed_arrays(draw: Draw) -> Question:
         """),
         f"`cu_seqlens_q = {cu_seqlens_q}`, `seqlens_k = {seqlens_k}`, rows {listed(logits_rows)}",
         (
-            (1, "`cu_seqlens_q`: where each sequence's rows begin, and their number at the end"),
+            (1, "`cu_seqlens_q`: where each sequence's rows begin, and finally the number of rows"),
             (1, "`seqlens_k`: all keys up to the chunk's end, those of earlier steps included"),
             (2, "logits for the last row of A and of C; B's chunk ends inside its prompt"),
         ),
@@ -76,9 +76,9 @@ def a_long_prompt_and_a_short_one(draw: Draw) -> Question:
     return Question(
         text(f"""
         `max_num_batched_tokens` is {budget} and `long_prefill_token_threshold` is {threshold}. A, with a prompt of
-        {long} tokens and `max_tokens=1`, and B, with {short} tokens and `max_tokens=3`, arrive together; nobody else
-        is there. (a) Write a table with a row for each step: how many tokens of A and of B does it compute? (b) In
-        which step does B get its first token, and in which without a threshold?
+        {long} tokens and `max_tokens=1`, and B, with {short} tokens and `max_tokens=3`, arrive together; there are no
+        other requests. (a) Write a table with a row for each step: how many tokens of A and of B does it compute? (b)
+        In which step does B get its first token, and in which without a threshold?
         """),
         f"(a)\n\n{steps_table(steps, 'AB')}\n\n(b) In step {first[0]}; without, in step {first[1]}.",
         (
@@ -107,8 +107,8 @@ def what_fits_into_a_step(draw: Draw) -> Question:
     return Question(
         text(f"""
         A model has {billions} billion weights in bf16. Its machine reads {bandwidth} GB/s and does {flops} TFLOP/s.
-        Leave attention out. (a) How long does a step take at least, however few tokens it computes? (b) How many
-        tokens may a step compute if it shall take {limit_ms} ms at most? (c) With how many tokens does computing take
+        Leave attention out. (a) What is the shortest time a step can take, however few tokens it computes? (b) How many
+        tokens may a step compute if it should take at most {limit_ms} ms? (c) With how many tokens does computing take
         as long as reading?
         """),
         f"(a) {read_ms} ms (b) {num_tokens:,} (c) {even}",
@@ -117,7 +117,7 @@ def what_fits_into_a_step(draw: Draw) -> Question:
             (
                 2,
                 f"(b) two operations for each weight and token: {limit_ms} ms · {flops} TFLOP/s / {2 * billions} "
-                "GFLOP; reading goes on meanwhile",
+                "GFLOP; reading goes on at the same time",
             ),
             (
                 1,
@@ -155,9 +155,9 @@ def which_budget(draw: Draw) -> Question:
         text(f"""
         A step takes {ms(0):.0f} ms, and 0.1 ms more for each token that it computes. {num_decodes} sequences decode
         when a prompt of {length} tokens arrives, between two steps. (a) For a budget of {small} and of {large} tokens
-        a step: in how many steps is the prompt computed, after how many ms does it have its first token, and what is
-        the longest gap between two tokens of those that decode? (b) The service promises that no gap is longer than
-        40 ms. Which of the two budgets do you take, and who pays for it?
+        per step: in how many steps is the prompt computed, after how many ms does it have its first token, and what is
+        the longest gap between two tokens of a decoding sequence? (b) The service promises that no gap is longer than
+        40 ms. Which of the two budgets do you choose, and who pays for it?
         """),
         f"(a)\n\n{shown}\n\n(b) {small}: with {large} the gap breaks the promise. The new request pays: its first "
         "token comes later, because every step costs its fixed part, and the decodes take their share of each budget.",

@@ -26,12 +26,12 @@ def hits_block_by_block(draw: Draw) -> Question:
     return Question(
         text(
             f"""
-        Each letter is a token, and blocks hold {SIZE}. The cache is empty, and the pool large. Three prompts are
-        computed, each with `max_tokens=1`, one after the other has ended:
+        Each letter is a token, and blocks hold {SIZE} tokens. The cache is empty, and the pool is large. Three prompts
+        are computed one after another, each with `max_tokens=1`:
 
         {{rows}}
 
-        (a) How many blocks of each are found, and how many tokens are computed? (b) How many names are in
+        (a) How many blocks of each are found, and how many tokens are computed? (b) How many hashes are in
         `hash_to_block` at the end?
         """,
             rows=table(["request", "prompt"], ([n, f"`{t}`"] for n, t in zip("ABC", texts, strict=True))),
@@ -39,8 +39,8 @@ def hits_block_by_block(draw: Draw) -> Question:
         f"(a)\n\n{table(['request', 'blocks found', 'tokens computed'], rows)}\n\n(b) {num_names}",
         (
             (2, "(a) found: full blocks from the beginning on, as long as all tokens before are the same"),
-            (2, "(a) computed: the rest of the prompt, also the tokens of a block that is not full"),
-            (1, "(b) a name for each full block of another beginning"),
+            (2, "(a) computed: the rest of the prompt, including the tokens of a block that is not full"),
+            (1, "(b) a hash for each full block that has a different beginning"),
         ),
     )
 
@@ -72,15 +72,15 @@ def what_eviction_leaves(draw: Draw) -> Question:
     return Question(
         text(f"""
         A pool has {num_blocks} blocks of {SIZE} tokens, prefix caching is on, and the free queue is 0 1 2 ...
-        {num_blocks - 1}. A, with {lengths[0]} tokens, and B, with {lengths[1]} other tokens, are admitted in this
-        order and computed; then A ends, then B. (a) Write down the free queue now. (b) C is admitted, with
-        {lengths[2]} tokens that begin like neither. Which blocks does it get? (c) How many blocks of A's prompt, and
-        of B's, would be found after that?
+        {num_blocks - 1}. A, with {lengths[0]} tokens, and B, with {lengths[1]} different tokens, are admitted in this
+        order and computed; then A ends, then B. (a) Write down the free queue now. (b) C is admitted, with {lengths[2]}
+        tokens that begin like neither of the two. Which blocks does it get? (c) How many blocks of A's prompt, and of
+        B's, would be found after that?
         """),
         f"(a) {' '.join(map(str, queue))} (b) {listed(taken)} (c) {left[0]} of A's, {left[1]} of B's",
         (
             (2, f"(a) A has {tables[0]}, B {tables[1]}; cached blocks go to the tail, last block of a sequence first"),
             (1, f"(b) {len(taken)} blocks from the head"),
-            (2, "(c) the deepest blocks of A go first, so what is left of a prompt is its beginning and is found"),
+            (2, "(c) the deepest blocks of A go first, so a prompt's beginning is left, which can be found"),
         ),
     )

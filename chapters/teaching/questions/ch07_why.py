@@ -1,4 +1,4 @@
-"""Exam questions on chapter 7, prefix caching: names, faults, reasons."""
+"""Exam questions on chapter 7, prefix caching: hashes, faults, reasons."""
 
 from chapters.teaching.questions import faulty
 from chapters.teaching.questions.bank import Draw, Question, asks, code_of, play, request, scheduler, text
@@ -18,18 +18,19 @@ def which_blocks_see_the_image(draw: Draw) -> Question:
     first, last = touched[0], touched[-1]
     return Question(
         text(f"""
-        Two prompts of {num_blocks * size} tokens have the same token ids. In both, positions {start} to
-        {start + length - 1} are placeholders of an image, but the images differ. Blocks hold {size} tokens and are
-        numbered from 0. (a) Which blocks have the image's hash among their extra keys? (b) The first prompt has been
-        computed. How many tokens of the second are found? (c) Blocks {last + 1} to {num_blocks - 1} contain nothing
-        of the image. Why are they not found?
+        Two prompts of {num_blocks * size} tokens have the same token ids. In both, positions {start} to {
+            start + length - 1
+        } are placeholders of an image, but the images differ. Blocks hold {size} tokens and are numbered from 0. (a)
+        Which blocks have the image's hash among their extra keys? (b) The first prompt has been computed. How many
+        tokens of the second are found? (c) Blocks {last + 1} to {num_blocks - 1} contain no part of the image. Why are
+        they not found?
         """),
-        f"(a) Blocks {first} to {last}. (b) {first * size} (c) A name contains the name of the block before. And "
-        "their K and V were computed from vectors that had seen the other image.",
+        f"(a) Blocks {first} to {last}. (b) {first * size} (c) A block's hash includes the hash of the "
+        "block before. And their K and V were computed from vectors that had seen the other image.",
         (
             (1, f"(a) from {start} // {size} to {start + length - 1} // {size}"),
             (1, f"(b) {first} blocks of {size}"),
-            (2, "(c) the chain of names, 1; K and V depend on all tokens before, 1"),
+            (2, "(c) the chain of hashes, 1; K and V depend on all tokens before, 1"),
         ),
     )
 
@@ -52,12 +53,12 @@ def hits_counted_twice(draw: Draw) -> Question:
     return Question(
         text(
             f"""
-        A colleague's version of `can_allocate`:
+        This is a colleague's version of `can_allocate`:
 
         {{code}}
 
-        Of the pool's blocks {num_free} are in the free queue; {num_hits} of these have names, and hold the beginning
-        of a prompt that needs {num_hits + fresh} blocks. (a) What does the code answer, and what is right? (b) The
+        In the pool, {num_free} blocks are in the free queue; {num_hits} of these have hashes, and hold the beginning of
+        a prompt that needs {num_hits + fresh} blocks. (a) What does the code answer, and what is right? (b) The
         allocation goes ahead nevertheless: it removes the hits from the queue and then takes fresh blocks. At which
         fresh block does it fail? (c) What has the code forgotten?
         """,
@@ -65,7 +66,7 @@ def hits_counted_twice(draw: Draw) -> Question:
         ),
         f"(a) It answers {says}, right is {really}. (b) At number {others + 1}: when the hits have left the queue, "
         f"{'one block is' if others == 1 else f'{others} blocks are'} in it. (c) Hits that nobody uses are in the "
-        "free queue, too, and cannot be taken a second time: the queue must hold the fresh blocks *beside* them.",
+        "free queue, too, and cannot be taken a second time: the queue must hold the fresh blocks *besides* them.",
         (
             (
                 2,
@@ -89,16 +90,16 @@ def the_last_token_again(draw: Draw) -> Question:
         """),
         text("""
         (a) To sample the next token it needs logits, and these are made from the last token's vector, which the cache
-        does not have: it keeps K and V only. (b) They are there already. The chunk's `write_start` lies behind the
+        does not have: it keeps K and V only. (b) They are there already. The chunk's `write_start` lies after the
         token, so its slot in `slot_mapping` is -1. (c) A shared block would be written while others read it. The
-        numbers should be the same, but computed in another batch they may differ in the last bits, on a GPU say: the
-        answers of others would depend on who came. And the rule that a named block is never written makes copies on
-        write unnecessary; it must have no exception.
+        numbers should be the same, but computed in a different batch they may differ in the last bits, for example on a
+        GPU: the answers to others would depend on who else is there. And the rule that a block with a hash is never
+        written makes copy-on-write unnecessary, so it must have no exception.
         """),
         (
             (2, "(a) logits need the vector of the last token"),
             (1, "(b) `write_start`, or slot -1"),
-            (1, "(c) a cached or shared block is never written, with what may come of it"),
+            (1, "(c) a cached or shared block is never written, with a possible consequence"),
         ),
     )
 
@@ -127,10 +128,10 @@ def a_shared_beginning(draw: Draw) -> Question:
     saved = 1 - sum(counts) / without
     return Question(
         text(f"""
-        {num_users} users ask one after another. Every prompt begins with the same {shared} tokens and has {own} of
-        its own. Blocks hold {size} tokens. How many tokens of prompts does the engine compute in all, with prefix
-        caching and without? Which share is saved, in whole percent? By how many tokens would the shared beginning
-        have to grow to let one block more be found?
+        {num_users} users ask one after another. Every prompt begins with the same {shared} tokens and has {own} of its
+        own. Blocks hold {size} tokens. How many prompt tokens does the engine compute in all, with prefix caching and
+        without? What share is saved, in whole percent? By how many tokens would the shared beginning have to grow for
+        one more block to be found?
         """),
         f"{sum(counts)} with, {without} without; {saved:.0%} saved; {size - shared % size} tokens more.",
         (

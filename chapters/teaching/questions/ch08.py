@@ -18,15 +18,15 @@ def a_colder_distribution(draw: Draw) -> Question:
     total = sum(weights)
     return Question(
         text(f"""
-        At temperature 1 the tokens A, B and C have the probabilities {listed(f"{w}/{total}" for w in weights)}. Which
-        probabilities, as fractions, have they at temperature 0.5? What do they become when the temperature goes to 0,
-        and what when it becomes very large?
+        At temperature 1 the tokens A, B and C have the probabilities {listed(f"{w}/{total}" for w in weights)}. What
+        are their probabilities, as fractions, at temperature 0.5? What do the probabilities become when the temperature
+        goes to 0, and what when it becomes very large?
         """),
         f"{listed(shares)} at 0.5. Towards 0: 1, 0 and 0. Very large: a third each.",
         (
-            (1, "dividing logits by 0.5 squares the probabilities, before they are made to add up to 1 again"),
+            (1, "dividing the logits by 0.5 squares the probabilities, which are then scaled to add up to 1 again"),
             (2, f"{listed(f'{w}² = {w * w}' for w in weights)}, each divided by {sum(w * w for w in weights)}"),
-            (1, "the likeliest gets all; all get the same"),
+            (1, "at 0 the likeliest gets everything; at a very large temperature all get the same"),
         ),
     )
 
@@ -66,9 +66,8 @@ def filter_after_filter(draw: Draw) -> Question:
 
         {{shown}}
 
-        A request has `min_p={min_p}`, `top_k={top_k}` and `top_p={top_p}`. Say which tokens are left after each of
-        the three, in the order in which the sampler applies them, and with which probability A is drawn (as a
-        fraction).
+        A request has `min_p={min_p}`, `top_k={top_k}` and `top_p={top_p}`. Say which tokens are left after each of the
+        three, in the order in which the sampler applies them, and with what probability A is drawn (as a fraction).
         """,
             shown=table(names, [[p / 100 for p in percents]]),
         ),
@@ -102,13 +101,13 @@ def nucleus_without_its_edge(draw: Draw) -> Question:
     return Question(
         text(
             f"""
-        This is to keep the smallest set of likeliest tokens whose probabilities add up to at least `top_p`:
+        This function should keep the smallest set of likeliest tokens whose probabilities add up to at least `top_p`:
 
         {{code}}
 
         (a) What does it return for the probabilities {listed(probs)} with `top_p={top_p / 100}`, and what should it
-        return? (b) What does it return with `top_p={low}`, and what happens to a request then? (c) Mend it: which two
-        steps must change places?
+        return? (b) What does it return with `top_p={low}`, and what happens to a request then? (c) Correct it: which
+        two steps must change places?
         """,
             code=code_of(faulty.keep_top_p),
         ),
@@ -133,16 +132,16 @@ def what_a_choice_allows(draw: Draw) -> Question:
     return Question(
         text(f"""
         An answer must be one of four texts; as tokens they are {listed(f"`{choice}`" for choice in choices)}. EOS is
-        {eos}, and an answer ends with it. Which tokens does the mask allow when the answer so far is
-        {listed(f"`{s}`" for s in states)}? Why is {b} not allowed as the first token, though three of the four
-        contain it?
+        {eos}, and an answer ends with it. Which tokens does the mask allow when the answer so far is {
+            listed(f"`{s}`" for s in states)
+        }? Why is {b} not allowed as the first token, although three of the four texts contain it?
         """),
         "; ".join(f"`{state}`: {listed(tokens)}" for state, tokens in zip(states, found, strict=True))
-        + ". The mask allows what continues the answer so far at its place, and no text begins with it.",
+        + ". The mask allows only what continues the answer so far, and no text begins with this token.",
         (
             (1, "empty: the first tokens, each once"),
             (2, "then the next token of every text that begins with the answer so far"),
-            (1, f"`{states[3]}` is complete and continues none: EOS alone"),
-            (1, f"{b} stands in second places and later only"),
+            (1, f"`{states[3]}` is complete and begins no longer text: only EOS"),
+            (1, f"{b} occurs only in second place or later"),
         ),
     )

@@ -17,8 +17,8 @@ def two_ranks_by_hand(draw: Draw) -> Question:
     single = [sum(w * v for w, v in zip(row, x, strict=True)) for row in columns]
     return Question(
         text(f"""
-        A linear layer computes y = W x with the stored weight W = {weight} (two outputs, four inputs) and x = {x}.
-        (a) It is row-parallel on 2 ranks: which numbers of W and of x has rank 0, and what does each rank compute?
+        A linear layer computes y = W x with the stored weight W = {weight} (two outputs, four inputs) and x = {x}. (a)
+        It is row-parallel on 2 ranks: which numbers of W and of x does rank 0 have, and what does each rank compute?
         (b) What does the all-reduce do, and what is y? (c) If it were column-parallel instead, what would each rank
         compute, and from which part of x?
         """),
@@ -28,7 +28,7 @@ def two_ranks_by_hand(draw: Draw) -> Question:
         (
             (2, "(a) the first two columns of the stored weight, the first two inputs; two partial sums"),
             (1, "(b) the sum of the partial sums, on every rank"),
-            (2, "(c) an output each, finished; x is needed as a whole"),
+            (2, "(c) each rank computes one finished output; it needs the whole of x"),
         ),
     )
 
@@ -49,12 +49,12 @@ def memory_of_a_rank(draw: Draw) -> Question:
         says: "There are {ranks} ranks, so it must be {ranks} times as many as in (b)." What is wrong with that?
         """),
         f"(a) {share:,} (b) {tokens:,} (c) Every token has a part of its K and V on each rank: all ranks hold the "
-        f"same tokens. That each holds a {'half' if ranks == 2 else 'quarter'} only is counted already in (a); one "
+        f"same tokens. (a) already counts that each holds only a {'half' if ranks == 2 else 'quarter'}; one "
         f"device with all KV heads would hold {alone:,}.",
         (
             (2, f"(a) 2 · {layers} · {kv_heads} / {ranks} KV heads · {head_dim} · 2 bytes"),
             (1, f"(b) {gigabytes} · 10^9 / {share:,}"),
-            (1, "(c) all ranks hold the same tokens, each other heads of them"),
+            (1, "(c) all ranks hold the same tokens, each rank different heads of them"),
         ),
     )
 
@@ -63,17 +63,17 @@ def memory_of_a_rank(draw: Draw) -> Question:
 def columns_before_rows(draw: Draw) -> Question:
     return Question(
         text("""
-        In the MLP `gate_up_proj` is column-parallel and `down_proj` row-parallel. (a) Why is no message needed
-        between the two? SiLU and a multiplication stand between them. (b) Somebody swaps the kinds: first
-        row-parallel, then column-parallel. Where are messages needed now, and how many numbers does each carry for
-        one token?
+        In the MLP `gate_up_proj` is column-parallel and `down_proj` row-parallel. (a) Why is no message needed between
+        the two? SiLU and a multiplication stand between them. (b) Somebody swaps the two kinds: first row-parallel,
+        then column-parallel. Where are messages needed now, and how many numbers does each message carry for one token?
         """),
         text("""
         (a) A column-parallel layer gives each rank finished numbers of the result, those of its own outputs. SiLU and
-        the product work on each number alone, and the row-parallel layer needs just these numbers as inputs. (b) The
-        row-parallel layer leaves partial sums, and SiLU of a partial sum is wrong: so an all-reduce of all outputs of
-        gate and up (twice the intermediate size) before SiLU. After the column-parallel layer each rank has a part of
-        the outputs, which must be gathered: hidden size numbers. Two messages, and the first is large.
+        the product work on each number alone, and the row-parallel layer needs exactly these numbers as inputs. (b) The
+        row-parallel layer leaves partial sums, and SiLU of a partial sum is wrong, so all outputs of gate and up (twice
+        the intermediate size) need an all-reduce before SiLU. After the column-parallel layer each rank has a part of
+        the outputs, which must be gathered: as many numbers as the hidden size. There are two messages, and the first
+        is large.
         """),
         (
             (2, "(a) finished numbers, elementwise operations, the same numbers as inputs"),
@@ -102,14 +102,14 @@ def softmax_in_two_tiles(draw: Draw) -> Question:
     return Question(
         text(f"""
         One query meets four keys with the scores {listed(scores)}; the values are {listed(values)}. They come in two
-        tiles of two keys. To make this easy by hand, put 2 in the place of e everywhere. Write down the running
-        maximum, the sum and the weighted sum after each tile (as fractions), and the output.
+        tiles of two keys. To make this easy by hand, use 2 instead of e everywhere. Write down the running maximum, the
+        sum and the weighted sum after each tile (as fractions), and the output.
         """),
         f"{table(['', 'maximum', 'sum', 'weighted sum'], rows)}\n\nOutput: {mix / total}",
         (
             (2, "after tile 1: powers 2^(score - maximum), their sum, and their sum with the values"),
             (1, f"the factor 2^({states[0][0]} - {states[1][0]}) for both sums, because the maximum has moved"),
-            (1, "after tile 2: what it adds"),
+            (1, "after tile 2: what this tile adds"),
             (1, "the output: weighted sum / sum"),
         ),
     )
@@ -138,17 +138,18 @@ def three_digits(draw: Draw) -> Question:
     found = sums(numbers)
     return Question(
         text(f"""
-        A machine keeps three significant decimal digits: after every addition it rounds to these (23.46 becomes
-        23.5). It adds {listed(numbers)}. (a) What does it get one after the other, from left to right? (b) What does
-        it get as (first + second) + (third + fourth)? (c) An engine lets the number of requests in a step decide how
-        a row's sum is cut. What may a user see who sends the same request twice at temperature 0?
+        A machine keeps three significant decimal digits: it rounds after every addition (23.46 becomes 23.5). It adds
+        {listed(numbers)}. (a) What does it get if it adds one number after the other, from left to right? (b) What does
+        it get as (first + second) + (third + fourth)? (c) In some engine the number of requests in a step decides how a
+        row's sum is split. What may users see if they send the same request twice at temperature 0?
         """),
-        f"(a) {found[0]} (b) {found[1]} (c) Now and then another answer: the last bits of the logits depend on who "
-        "else was there, and where two tokens are nearly equal the other one is taken; from there on the texts differ.",
+        f"(a) {found[0]} (b) {found[1]} (c) Now and then a different answer: the last bits of the logits depend on "
+        "which other requests were there. If two tokens are nearly equal, the other one may be taken, and from there "
+        "on the texts differ.",
         (
             (2, f"(a) rounded after each addition: {found[0]}"),
             (1, f"(b) {found[1]}"),
-            (1, "(c) the answer depends on the company"),
+            (1, "(c) the answer depends on the other requests in the step"),
         ),
     )
 
@@ -157,15 +158,15 @@ def three_digits(draw: Draw) -> Question:
 def rows_that_pad(draw: Draw) -> Question:
     return Question(
         text("""
-        A CUDA graph was recorded for 8 rows, and 6 sequences decode. (a) Why does the engine compute two rows too
-        many, and does not simply run the graph with 6? (b) A colleague gives the two rows the slot 0 in
-        `slot_mapping`. Whom does that harm, and when is it noticed? (c) What does this engine write there?
+        A CUDA graph was recorded for 8 rows, and 6 sequences decode. (a) Why does the engine compute two extra rows
+        instead of running the graph with 6? (b) A colleague gives the two extra rows the slot 0 in `slot_mapping`.
+        Which requests does that harm, and when does anybody notice? (c) What does this engine write there?
         """),
         text("""
-        (a) A graph replays recorded launches: their sizes and addresses are fixed. Another number of rows would take
-        another recording. (b) The padding's K and V go into slot 0, which is the first slot of block 0: whoever has
-        that block in the table reads nonsense from then on, and if the block has a name, so does everybody who finds
-        it later. No error is raised; answers become wrong. (c) -1: this row writes nothing.
+        (a) A graph replays recorded launches: their sizes and addresses are fixed. A different number of rows would
+        need another recording. (b) The padding's K and V go into slot 0, which is the first slot of block 0: every
+        sequence with that block in its table reads nonsense from then on, and if the block has a hash, so does every
+        request that finds it later. No error is raised; answers become wrong. (c) -1: this row writes nothing.
         """),
         (
             (1, "(a) shapes and addresses are fixed when it is recorded"),

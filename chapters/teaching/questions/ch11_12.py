@@ -48,7 +48,7 @@ def four_requests_timed(draw: Draw) -> Question:
             (1, f"TTFT: first token minus arrival; the mean is {round(summary.ttft_s, 4):g} s"),
             (1, "latency: last token minus arrival"),
             (1, f"{num_tokens} tokens in {seconds:g} s"),
-            (2, "TPOT: (last - first) / (tokens - 1); both limits for each request"),
+            (2, "TPOT: (last - first) / (tokens - 1); both limits are checked for each request"),
         ),
     )
 
@@ -60,14 +60,14 @@ def does_the_report_add_up(draw: Draw) -> Question:
     claimed = round(honest / draw.one_of([2, 4]), 2)
     return Question(
         text(f"""
-        A report says: "{clients} clients, each sends its next request as soon as it has the answer. Throughput:
-        {rate} requests a second. Mean latency: {claimed:g} s." (a) Can that be right? Show it with a law. (b) Which
-        mean latency belongs to the other two numbers? (c) Name a mistake in measuring that could have led to the
-        small number.
+        A report says: "{clients} clients, each sends its next request as soon as it has the answer. Throughput: {rate}
+        requests a second. Mean latency: {claimed:g} s." (a) Can that be right? Show it with a law. (b) Which mean
+        latency fits the other two numbers? (c) Name a mistake in the measurement that could have led to the small
+        number.
         """),
-        f"(a) No: {rate} · {claimed:g} = {rate * claimed:g} requests would be in the system in the mean, and it is "
+        f"(a) No: {rate} · {claimed:g} = {rate * claimed:g} requests would be in the system on average, but it is "
         f"{clients}. (b) {clients} / {rate} = {honest:g} s (c) For example: the clock starts when the engine takes "
-        "the request out of its queue, and not when the client sends it; or requests that waited too long were left "
+        "the request out of its queue, not when the client sends it; or requests that waited too long were left "
         "out of the mean.",
         (
             (2, "(a) Little's law, L = λ · W, with numbers"),
@@ -87,19 +87,13 @@ def an_unfair_comparison(draw: Draw) -> Question:
         these two numbers incomparable, and say for each what should have been done.
         """),
         text("""
-        Four of: X's time includes loading and compiling, ours does not (warm up both, and time the same stretch).
-        Ours runs the same prompts a second time, so a prefix cache has them (new prompts for each run, or caches off
-        in both). The number of output tokens differs, so some of our answers ended early (ignore EOS, or compare
-        tokens a second). The dtypes differ (one for both). One run each, no spread (several runs, in turns). 10.2 /
-        7.9 compares seconds for different amounts of work.
+        Four of: X's time includes loading and compiling, ours does not (warm up both, and time the same part of the
+        run). Ours runs the same prompts a second time, so a prefix cache may already have them (use new prompts for
+        each run, or turn the caches off in both). The number of output tokens differs, so some of our answers ended
+        early (ignore EOS, or compare tokens per second). The dtypes differ (use one for both). Each was run once, so
+        the spread is unknown (do several runs, alternating). 10.2 / 7.9 compares seconds for different amounts of work.
         """),
-        (
-            (
-                4,
-                "one for each difference that is found with its remedy; half for a difference alone, rounded down in "
-                "all",
-            ),
-        ),
+        ((4, "one for each difference with its remedy; half for a difference alone, with the sum rounded down"),),
     )
 
 
@@ -121,9 +115,9 @@ def a_group_of_four_bits(draw: Draw) -> Question:
     worst = max(abs(a - b) for a, b in zip(numbers, restored, strict=True))
     return Question(
         text(f"""
-        A group has the four numbers {listed(f"{n:g}" for n in numbers)}. It is stored with 4 bits a number, the code
+        A group has the four numbers {listed(f"{n:g}" for n in numbers)}. It is stored with 4 bits per number, the code
         8 stands for 0, and the largest magnitude gets the code 1 or 15. Give the scale, the four codes, the numbers
-        that are restored from them, and the largest error. How large can an error be at most with this scale?
+        restored from them, and the largest error. What is the largest possible error with this scale?
         """),
         f"Scale {found:g}, codes {codes}, restored {listed(f'{n:g}' for n in restored)}, largest error {worst:.3g}; "
         f"at most {found / 2:g}.",
@@ -150,15 +144,15 @@ def a_product_of_codes(draw: Draw) -> Question:
     products = dpbusd(0, codes, activations)
     return Question(
         text(f"""
-        In a format with a minimum, weight = {scale} · code - {-minimum}. A group (of four here) has the codes
-        {codes}. The activations have the codes {activations} with the scale {unit}: activation = {unit} · code. (a)
-        Compute the dot product of the numbers that are meant, using the codes' dot product in whole numbers and one
-        correction. (b) Why does the kernel need the sum of the activations' codes, and how often is it computed for
-        one row of activations?
+        In a format with a minimum, weight = {scale} · code - {-minimum}. A group (of four here) has the codes {codes}.
+        The activations have the codes {activations} with the scale {unit}: activation = {unit} · code. (a) Compute the
+        dot product of the real weights and activations from the integer dot product of the codes and one correction.
+        (b) Why does the kernel need the sum of the activations' codes, and how often is this sum computed for one row
+        of activations?
         """),
-        f"(a) {found:.6g} (b) Each weight has the minimum in it, so the product contains minimum · (sum of the "
-        "activations). Once for each group of the row, and not once for each output: all outputs meet the same "
-        "activations.",
+        f"(a) {found:.6g} (b) Each weight contains the minimum, so the product contains minimum · (sum of the "
+        "activations). The sum is computed once for each group of the row, not once for each output, because all "
+        "outputs use the same activations.",
         (
             (1, f"(a) codes · codes = {products}"),
             (2, f"(a) {unit} · ({scale} · {products} + ({minimum}) · {sum(activations)}) = {found:.6g}"),
@@ -177,16 +171,15 @@ def bytes_of_a_step(draw: Draw) -> Question:
     return Question(
         text(f"""
         A model has {millions:,} million weights, and a machine reads {bandwidth} GB/s. 32 weights take 64 bytes in
-        bf16, 34 in Q8_0 and 20 in Q4_1. (a) How many ms does it take to read all weights in each format (two
-        decimals)? (b) By which factor can a single stream become faster with Q4_1? (c) 256 sequences decode in one
-        step, and the step is bound by arithmetic. What do Q4_1's fewer bytes bring there, and what else may still
-        help?
+        bf16, 34 in Q8_0 and 20 in Q4_1. (a) How many ms does it take to read all weights in each format (two decimals)?
+        (b) By which factor can a single stream become faster with Q4_1? (c) 256 sequences decode in one step, and the
+        step is bound by arithmetic. What do the fewer bytes of Q4_1 gain there, and what may still help?
         """),
         f"(a) {shown} (b) {factor:.1f} (c) Nothing: weights are read once for all, and reading is not what the step "
         "waits for. Products of whole numbers may help, if the processor does more of them in a second.",
         (
             (2, "(a) weights / 32 · bytes / bandwidth"),
             (1, f"(b) 64 / 20 = {factor:.1f}"),
-            (2, "(c) bytes bring nothing, 1; whole-number arithmetic, 1"),
+            (2, "(c) fewer bytes gain nothing, 1; whole-number arithmetic, 1"),
         ),
     )

@@ -17,10 +17,10 @@ def drafts_from_the_text(draw: Draw) -> Question:
     two = proposed(tokens, 2)
     return Question(
         text(f"""
-        A text has the tokens {", ".join(map(str, tokens))} so far. The n-gram proposer looks for its last tokens
-        earlier in the text: first for the last three, then for the last two; of several places the newest counts. It
-        should propose four draft tokens. (a) Which are they? (b) Which would it propose if it looked for the last two
-        only?
+        A text has the tokens {", ".join(map(str, tokens))} so far. The n-gram proposer looks for the text's last tokens
+        earlier in the text: first for the last three, then for the last two; among several places it takes the newest.
+        It should propose four draft tokens. (a) Which are they? (b) Which would it propose if it looked only for the
+        last two?
         """),
         f"(a) {proposed(tokens)} (b) {two}",
         (
@@ -48,10 +48,10 @@ def what_the_check_keeps(draw: Draw) -> Question:
         A sequence has {start + 1} tokens, and the K and V of all but the last are in the cache. A step computes this
         last token and the four draft tokens {draft}. The tokens {rows} are sampled from its five rows. (a) Which tokens
         does the sequence get? (b) For how many of its tokens does the cache then hold the right K and V? (c) What
-        becomes of the K and V that were written for the rejected draft tokens?
+        happens to the K and V that were written for the rejected draft tokens?
         """),
-        f"(a) {new} (b) {seq.num_computed_tokens} (c) They stay in their slots until the next steps write the "
-        "tokens that came instead into these slots; they are never registered.",
+        f"(a) {new} (b) {seq.num_computed_tokens} (c) They stay in their slots until the next steps overwrite "
+        "these slots with the tokens that came instead; they are never registered.",
         (
             (
                 2,
@@ -94,12 +94,12 @@ def whose_draft_tokens_to_check(draw: Draw) -> Question:
         Two sequences decode. A draft token of the first is accepted with probability {chances[0]}, one of the second
         with {chances[1]}, if those before it are. Each may have at most two draft tokens. A step takes
         {listed(f"{ms} ms" for ms in steps)} with 0, 1, 2 and 3 draft tokens in all. How many should each sequence get,
-        so that as many tokens as possible come in a second?
+        so that the engine generates as many tokens per second as possible?
         """),
         f"{shares[0]} and {shares[1]}.\n\n{shown}",
         (
             (1, "a draft token adds the probability that it and all before it are accepted: a, then a²"),
-            (2, "the best chances first, and for each number of draft tokens the tokens a second"),
+            (2, "the best chances first, and the tokens per second for each number of draft tokens"),
             (1, f"the largest: {sum(shares)} in all, {shares[0]} and {shares[1]}"),
         ),
     )

@@ -38,14 +38,17 @@ def which_replica(draw: Draw) -> Question:
     return Question(
         text(
             f"""
-        A prompt has {num_blocks} full blocks of {size} tokens. Three replicas:
+        A prompt has {num_blocks} full blocks of {size} tokens. There are three replicas:
 
         {{rows}}
 
-        (a) To which replica does the prompt go if the least loaded one gets it, and to which if the one that has most
-        of its blocks does? (b) Where do the fewest tokens stand before its first token? Show the numbers.
+        (a) To which replica does the prompt go if the least loaded one gets it, and to which one if the replica with
+        most of its blocks gets it? (b) On which replica must the fewest tokens be computed before the prompt's first
+        output token? Show the numbers.
         """,
-            rows=table(["replica", "tokens that it has to compute", "of the prompt's first blocks it has"], rows),
+            rows=table(
+                ["replica", "tokens it still has to compute", "how many of the prompt's first blocks it has"], rows
+            ),
         ),
         f"(a) {least}; {most} (b) {chosen}: {listed(costs(made))} tokens on replicas 0, 1 and 2.",
         ((1, "(a) both"), (2, f"(b) load + {size} · missing blocks, for each"), (1, f"(b) replica {chosen}")),
@@ -61,13 +64,13 @@ def a_wait_at_the_counter(draw: Draw) -> Question:
     wait, alike = rate * square / (2 * (1 - busy)), rate * mean**2 / (2 * (1 - busy))
     return Question(
         text(f"""
-        Customers come by chance to one counter, {rate} a second in the mean. Half of them need {short} s, the others
-        {long} s. (a) For which share of its time is the counter busy? (b) How long does one wait in the mean, by λ
-        E[S²] / (2 (1 - ρ))? (c) How long, if all needed {mean} s? (d) What does the comparison of (b) and (c) say
-        about long prompts in a server?
+        Customers come to one counter at random, {rate} a second on average. Half of them need {short} s, the others
+        {long} s. (a) What share of the time is the counter busy? (b) How long is the mean wait, by λ E[S²] / (2 (1 -
+        ρ))? (c) How long would it be if all needed {mean} s? (d) What does comparing (b) with (c) say about long
+        prompts in a server?
         """),
-        f"(a) {float(busy):.0%} (b) {float(wait):.2f} s (c) {float(alike):.2f} s (d) The same load makes one wait "
-        "longer if the work of the requests differs: a few long prompts make all others wait.",
+        f"(a) {float(busy):.0%} (b) {float(wait):.2f} s (c) {float(alike):.2f} s (d) With the same load the wait is "
+        "longer if requests need different amounts of work: a few long prompts make all others wait.",
         (
             (1, f"(a) {rate} · {mean}"),
             (2, f"(b) E[S²] = ({short}² + {long}²) / 2 = {square}"),
@@ -98,21 +101,22 @@ def whom_the_gate_lets_in(draw: Draw) -> Question:
         text(
             f"""
         An engine has {seats} seats, and the deadline for a first token is {deadline} s. A gate lets a request in at
-        once if nobody waits and it finds a seat and blocks. Otherwise it lets it in if the estimated wait for a seat,
-        (waiting + 1) / (requests a second), is at most {SHARE_OF_DEADLINE} of the deadline; while the queue has never
-        moved (0 requests a second), if fewer requests wait than there are seats. Four moments:
+        once if nobody is waiting and there are a seat and enough blocks for it. Otherwise the gate lets it in if the
+        estimated wait for a seat, (waiting + 1) / (requests a second), is at most {SHARE_OF_DEADLINE} of the deadline;
+        as long as the queue has never moved (0 requests a second), it lets it in if fewer requests wait than there are
+        seats. These are four moments:
 
         {{rows}}
 
-        (a) Who is let in, and who is refused? (b) Why {SHARE_OF_DEADLINE} of the deadline, and not all of it? (c) Why
-        can it be better for the users to refuse somebody?
+        (a) Which requests are let in, and which are refused? (b) Why is the limit {SHARE_OF_DEADLINE} of the deadline,
+        and not all of it? (c) Why can it be better for the users to refuse somebody?
         """,
             rows=table(heads, rows),
         ),
-        f"(a) {listed(f'{n} {s}' for n, s in zip('ABCD', said, strict=True))} (b) Behind the wait for a seat the "
-        "prompt must be computed, and the rate is an estimate. (c) Who would come too late takes time from those "
-        "behind, who then come too late as well; a short queue keeps the others in time, and who is refused can go "
-        "elsewhere at once.",
+        f"(a) {listed(f'{n} {s}' for n, s in zip('ABCD', said, strict=True))} (b) After the wait for a seat the "
+        "prompt must be computed, and the rate is only an estimate. (c) A request that is too late anyway takes time "
+        "from later ones, which then are too late as well. A short queue keeps the others in time, and a user who is "
+        "refused can go elsewhere at once.",
         (
             (
                 2,

@@ -48,21 +48,21 @@ def who_runs_beside_whom(draw: Draw) -> Question:
     return Question(
         text(
             """
-        `max_loras` is 2 and there are 4 seats; blocks and budget are plentiful. Five requests arrive together, with
+        `max_loras` is 2 and there are 4 seats; blocks and budget are large enough. Five requests arrive together, with
         short prompts:
 
         {asked}
 
-        (a) Which requests are in each step? Write a table with a row for each step, and mark them. (b) Who stops
-        admission in step 1, and why is nobody behind it admitted?
+        (a) Which requests are in each step? Write a table with a row for each step, and mark the requests in it. (b)
+        Which request stops admission in step 1, and why is no later one admitted?
         """,
             asked=asked,
         ),
-        f"(a)\n\n{table(['step', *'ABCDE'], rows)}\n\n(b) {blocked} would bring a third adapter. Who stands behind "
-        "it may not pass it, or it could wait for ever while others with loaded adapters keep coming.",
+        f"(a)\n\n{table(['step', *'ABCDE'], rows)}\n\n(b) {blocked} would need a third adapter. Later requests "
+        "may not pass it, or it could wait forever while others with loaded adapters keep coming.",
         (
             (2, "(a) a request takes part in as many steps as it has `max_tokens`"),
-            (2, f"(a) {blocked} comes in when an adapter is not needed any more"),
+            (2, f"(a) {blocked} comes in when an adapter is no longer needed"),
             (1, "(b) no overtaking, so nobody starves"),
         ),
     )
@@ -84,22 +84,22 @@ def names_under_adapters(draw: Draw) -> Question:
     return Question(
         text(
             f"""
-        Five requests come one after another, each with the same prompt of {length} tokens; blocks hold {size}:
+        Five requests come one after another, each with the same prompt of {length} tokens; blocks hold {size} tokens:
 
         {{rows}}
 
-        (a) How many tokens of each are found in the cache? (b) How many names are in `hash_to_block` afterwards? (c)
-        A salt enters the name of the first block only, an adapter's id those of all blocks. Why is a salt in the
-        first block enough to keep all blocks apart?
+        (a) How many tokens of each are found in the cache? (b) How many hashes are in `hash_to_block` afterwards? (c) A
+        salt goes only into the hash of the first block, an adapter's id into the hashes of all blocks. Why is a salt in
+        the first block enough to keep all blocks apart?
         """,
             rows=table(["request", "adapter", "salt"], rows),
         ),
-        f"(a) {listed(counts)} (b) {len(engine.block_manager.hash_to_block)} (c) Each name contains its parent's "
-        "name: other first blocks have other descendants.",
+        f"(a) {listed(counts)} (b) {len(engine.block_manager.hash_to_block)} (c) Each hash includes its parent's "
+        "hash, so different first blocks have different descendants.",
         (
             (2, "(a) a request finds what another one with the same adapter and the same salt has computed"),
             (1, f"(b) 3 kinds of requests, {length // size} full blocks each"),
-            (1, "(c) names are a chain"),
+            (1, "(c) hashes form a chain"),
         ),
     )
 
@@ -114,14 +114,14 @@ def an_adapter_by_hand(draw: Draw) -> Question:
     size, rank = draw.one_of([512, 1024, 2048]), draw.one_of([4, 8, 16])
     return Question(
         text(f"""
-        A layer has W = {weight}. An adapter of rank 1 has A = [{a}], B = {[[n] for n in b]} and the scale {scale}.
-        (a) Compute y for the row x = {x} with the adapter, without building the matrix B A. (b) For a layer with
-        {size} inputs and {size} outputs, how many multiplications does one row take for W x, and how many more for an
-        adapter of rank {rank}? (c) Eight requests use eight adapters. Why is it bad to add each adapter to a copy of
-        W beforehand?
+        A layer has W = {weight}. An adapter of rank 1 has A = [{a}], B = {[[n] for n in b]} and the scale {scale}. (a)
+        Compute y for the row x = {x} with the adapter, without building the matrix B A. (b) For a layer with {size}
+        inputs and {size} outputs, how many multiplications does one row take for W x, and how many more for an adapter
+        of rank {rank}? (c) Eight requests use eight adapters. Why is it bad to add each adapter to a copy of W
+        beforehand?
         """),
         f"(a) {y} (b) {size**2:,}, and {2 * size * rank:,} more. (c) There would be eight matrices to keep and to "
-        "read in every step; apart, W is read once for all rows.",
+        "read in every step; kept separate, W is read once for all rows.",
         (
             (2, f"(a) W x = {base}, A x = {inner}, then {scale} · B · {inner} is added"),
             (2, f"(b) {size} · {size}, and {rank} · ({size} + {size})"),

@@ -41,14 +41,21 @@ def two_writes_and_a_read(draw: Draw) -> Question:
 
         {rows}
 
-        (a) Write down the state after each write. (b) What does a query equal to the first key read then? (c) With
-        adding up instead of the delta rule, what would be different where the same key is written a second time?
+        (a) Write down the state after each write. (b) What does a query equal to the first key read after that? (c) If
+        values were simply added up instead of using the delta rule, what would be different when the same key is
+        written a second time?
         """,
             rows=table(["write", "key", "value", "beta", "decay"], rows),
         ),
+<<<<<<< HEAD
         f"(a) {shown(first[4])}, then {shown(second[4])} (b) [{listed_numbers(found)}] (c) The new value would be "
         "added to what is there; the delta rule writes the difference only, so that the key then reads (with beta 1) "
         "the new value.",
+=======
+        f"(a) {shown(first[4])}, then {shown(second[4])} (b) [{listed_numbers(read)}] (c) The new value would be "
+        "added to what is there; the delta rule writes only the difference, so that the key then reads the new value "
+        "(if beta is 1).",
+>>>>>>> guides
         (
             (1, "(a) after the first write: beta times the value, in the key's row"),
             (2, "(a) after the second: decayed, then beta times (value - what the key reads)"),
@@ -82,15 +89,15 @@ def where_a_hybrid_begins(draw: Draw) -> Question:
     num_blocks = (length - 1) // size
     return Question(
         text(f"""
-        A hybrid model, blocks of {size} tokens, an empty cache. Snapshots are taken after these numbers of whole
-        blocks: powers of two from 16 on; where falling powers of two, none below 16, add up to the prompt (44 = 32 +
-        8 + 4, so 32); and the prompt's last whole block. A prompt of {length} tokens is computed. (a) Behind which
-        tokens are snapshots taken? (b) Another prompt has its first {shared} tokens in common with this one. How many
-        of them are in blocks that are found, and after how many tokens does the model begin? (c) Why not after all
-        that are found?
+        A hybrid model has blocks of {size} tokens and an empty cache. Snapshots are taken after these numbers of whole
+        blocks: powers of two from 16 on; partial sums of the falling powers of two that add up to the prompt, as long
+        as these powers are at least 16 (44 = 32 + 8 + 4, so 32); and the prompt's last whole block. A prompt of
+        {length} tokens is computed. (a) After how many tokens are snapshots taken? (b) Another prompt has its first
+        {shared} tokens in common with this one. How many of them are in blocks that are found, and after how many
+        tokens does the model begin? (c) Why does it not begin after all the tokens that are found?
         """),
         f"(a) {listed(wanted)} (b) {shared // size * size} are found, it begins after {start}. (c) K and V of the "
-        "others are there, but not the state after them: it was changed by later tokens, and no copy was kept.",
+        "others are there, but not the state after them: later tokens changed it, and no copy was kept.",
         (
             (2, f"(a) {num_blocks} whole blocks; each position is a number of blocks · {size}"),
             (1, f"(b) {shared // size} full blocks are found"),
@@ -111,9 +118,9 @@ def when_a_state_is_smaller(draw: Draw) -> Question:
         text(f"""
         A hybrid model has {layers} layers. A quarter of them keep K and V ({kv_heads} KV heads of {head_dim} numbers,
         bf16). The others keep a state: {heads} heads with a matrix of {head_dim} x {head_dim} numbers in float32. (a)
-        How many bytes do all states of one sequence take? (b) How many bytes a token would K and V of these layers
+        How many bytes do all states of one sequence take? (b) How many bytes per token would K and V of these layers
         take, if they kept K and V like the others? From how many tokens on are the states smaller? (c) How many bytes
-        a token does the sequence still take beside its states?
+        per token does the sequence still take besides its states?
         """),
         f"(a) {state:,} (b) {per_token:,}; from {state // per_token + 1:,} tokens on (c) {left:,}",
         (

@@ -23,19 +23,18 @@ def rows_sorted_by_expert(draw: Draw) -> Question:
     return Question(
         text(
             f"""
-        A layer has {num_experts} experts, numbered from 0, and each row of a step goes to two. The router's choices
-        and probabilities:
+        A layer has {num_experts} experts, numbered from 0, and each row of a step goes to two of them. These are the
+        router's choices and probabilities:
 
         {{rows}}
 
         (a) Sort the pairs of row and expert by expert: which rows does each expert compute? (b) How many experts'
         weights are read, and how many products of a row with an expert are there? (c) The two weights of a row are
-        made to add up to 1. Which has row 0 (as fractions)? (d) With 256 rows, what becomes of the number of experts
-        that are read?
+        scaled to add up to 1. What are they for row 0 (as fractions)? (d) With 256 rows, how many experts are read?
         """,
             rows=table(["row", "first choice", "second choice", "probability of the first", "of the second"], rows),
         ),
-        f"(a) {pairs} (b) {len(met)} and {2 * len(chosen)} (c) {listed(shares[0])} (d) Nearly surely all "
+        f"(a) {pairs} (b) {len(met)} and {2 * len(chosen)} (c) {listed(shares[0])} (d) Almost certainly all "
         f"{num_experts} are read, once each.",
         (
             (2, "(a) all pairs, sorted"),
@@ -54,13 +53,13 @@ def experts_met_by_chance(draw: Draw) -> Question:
     left = Fraction(num_experts - num_chosen, num_experts)
     return Question(
         text(f"""
-        A layer has {num_experts} experts of {megabytes} MB each, and a row goes to {num_chosen} of them, at random.
-        (a) With which probability does a given expert meet none of {num_rows} rows? (b) How many different experts do
-        {num_rows} rows meet, expected (as a decimal number), and how many MB is that? (c) A draft token of chapter 13
-        is one row more in a step. Why does it cost more here than in a model without experts?
+        A layer has {num_experts} experts of {megabytes} MB each, and a row goes to {num_chosen} of them, at random. (a)
+        What is the probability that none of {num_rows} rows goes to a given expert? (b) What is the expected number of
+        different experts for {num_rows} rows (as a decimal number), and how many MB is that? (c) A draft token of
+        chapter 13 is one more row in a step. Why does it cost more here than in a model without experts?
         """),
-        f"(a) {left**num_rows} (b) {met:g}, {met * megabytes:g} MB (c) It brings experts of its own, whose "
-        "weights must be read; without experts it meets weights that are read anyway.",
+        f"(a) {left**num_rows} (b) {met:g}, {met * megabytes:g} MB (c) It may need additional experts, whose "
+        "weights must be read; without experts it uses weights that are read anyway.",
         (
             (1, f"(a) ({left})^{num_rows}"),
             (2, f"(b) {num_experts} · (1 - {left**num_rows}) = {met:g}"),
@@ -73,16 +72,16 @@ def experts_met_by_chance(draw: Draw) -> Question:
 def whole_experts_or_slices(draw: Draw) -> Question:
     return Question(
         text("""
-        Four devices share a layer of 64 experts. One can give each device 16 whole experts, or a quarter (a slice of
-        the inner dimension) of every expert. (a) What does a device wait for in each case when a step's rows choose
-        the same few experts? (b) Name one advantage of whole experts. (c) A device with whole experts has the popular
-        ones. What can be done when the model is served, without training it anew?
+        Four devices share a layer of 64 experts. Each device can have 16 whole experts, or a quarter (a slice of the
+        inner dimension) of every expert. (a) What does a device wait for in each case when a step's rows choose the
+        same few experts? (b) Name one advantage of whole experts. (c) With whole experts, one device happens to have
+        the popular ones. What can be done about that while the model is served, without training it again?
         """),
         text("""
-        (a) Whole experts: the others wait for the device whose experts are popular, which has most of the rows.
-        Slices: all devices have the same work, and wait only for the all-reduce. (b) Products stay large, and a
-        device reads an expert's weights as a whole; or: rows go to the devices of their experts only, instead of to
-        all. (c) Copies of popular experts on several devices, or popular and rare experts placed together, by
+        (a) With whole experts, the other devices wait for the one whose experts are popular, because it has most of the
+        rows. With slices, all devices have the same work and wait only for the all-reduce. (b) Products stay large, and
+        a device reads an expert's weights as a whole; or: rows go only to the devices of their experts, instead of to
+        all. (c) Put copies of popular experts on several devices, or place popular and rare experts together, based on
         statistics of real requests.
         """),
         ((2, "(a) one each"), (1, "(b) an advantage"), (1, "(c) copies or another placement")),

@@ -13,10 +13,10 @@ from nanovllm.serving.openai.reading import Parsers
 
 # The options by what they are for: `nanovllm serve --help` shows them so.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "where it listens, and for whom": ("host", "port", "api_key", "allowed_origins"),
+    "address and access": ("host", "port", "api_key", "allowed_origins"),
     "names": ("served_model_name", "lora_modules", "allow_runtime_lora_updating"),
     "limits": ("max_waiting", "request_timeout", "shutdown_timeout", "max_body_bytes", "max_logprobs"),
-    "calls of tools, and reasoning": ("tool_call_parser", "reasoning_parser", "exclude_tools_when_tool_choice_none"),
+    "tool calls and reasoning": ("tool_call_parser", "reasoning_parser", "exclude_tools_when_tool_choice_none"),
     "the chat template": ("default_chat_template_kwargs", "chat_template_content_format"),
     "answers": ("return_tokens_as_token_ids", "enable_force_include_usage", "enable_tokenizer_info_endpoint"),
     "the log and the page": ("disable_log_requests", "disable_log_stats", "classroom"),
@@ -28,21 +28,21 @@ class ServeOptions:
     """Options of `nanovllm serve`, beside the engine's."""
 
     host: str = option("127.0.0.1", "address to listen at; the default is for programs on this machine only")
-    port: int = option(8000, "0 takes any that is free", low=0, high=65_535)
+    port: int = option(8000, "0: any free port", low=0, high=65_535)
     api_key: tuple[str, ...] = option(
         (),
-        "who asks for /v1 must send one of these (may be given several times); tenants with different keys never share "
+        "requests for /v1 must send one of these (may be given several times); tenants with different keys never share "
         "a prefix",
     )
     served_model_name: tuple[str, ...] = option(
         (),
-        "names under which requests may ask for the model, the first one is shown (default: MODEL; of a checkpoint on "
+        "names by which requests may ask for the model; the first one is shown (default: MODEL; of a checkpoint on "
         "this machine, its folder's name)",
     )
     lora_modules: tuple[str, ...] = option((), "adapters, NAME=PATH, that requests may ask for by their names")
     allow_runtime_lora_updating: bool = option(
         False,
-        "who may ask may load adapters from any folder of this machine: /v1/load_lora_adapter, /v1/unload_lora_adapter "
+        "let clients load adapters from any folder of this machine: /v1/load_lora_adapter, /v1/unload_lora_adapter "
         "(also VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)",
     )
     max_waiting: int = option(256, "sequences that may wait; requests beyond them are answered by 429", low=1)
@@ -57,12 +57,14 @@ class ServeOptions:
         (), "web pages elsewhere that may use this server, such as http://localhost:3000, or *"
     )
     classroom: bool = option(False, "the page at / may pause the engine, step it and slow it down")
-    max_logprobs: int = option(20, "top tokens that a request may ask for at a position; -1: all words", low=-1)
+    max_logprobs: int = option(
+        20, "top tokens that a request may ask for at each position; -1: the whole vocabulary", low=-1
+    )
     tool_call_parser: str | None = option(
         None, f"how the model writes calls of tools: {', '.join(FORMATS)} (default: what its chat template shows)"
     )
     reasoning_parser: str | None = option(
-        None, f"how it writes what it thinks: {', '.join(TAGS)}, or {OFF} (default: what its chat template shows)"
+        None, f"how the model marks its reasoning: {', '.join(TAGS)}, or {OFF} (default: what its chat template shows)"
     )
     exclude_tools_when_tool_choice_none: bool = option(False, "a request with tool_choice none shows no tools")
     default_chat_template_kwargs: dict[str, Any] | None = option(
@@ -71,10 +73,10 @@ class ServeOptions:
     chat_template_content_format: str = option(
         "auto", "contents for the chat template: string, openai (lists of parts), or auto: as the template reads them"
     )
-    return_tokens_as_token_ids: bool = option(False, "tokens beside logprobs are shown as token_id:17, not as text")
-    enable_force_include_usage: bool = option(False, "every chunk of a stream has usage, asked for or not")
+    return_tokens_as_token_ids: bool = option(False, "show tokens beside logprobs as token_id:17, not as text")
+    enable_force_include_usage: bool = option(False, "put usage into every chunk of a stream, even if not asked for")
     enable_tokenizer_info_endpoint: bool = option(False, "/tokenizer_info shows the tokenizer and the chat template")
-    disable_log_requests: bool = option(False, "no line in the log for each request")
+    disable_log_requests: bool = option(False, "do not log a line for each request")
     disable_log_stats: bool = option(False, "no line every ten seconds that says how much is done")
 
     def __post_init__(self) -> None:
