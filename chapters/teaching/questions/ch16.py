@@ -47,15 +47,9 @@ def two_writes_and_a_read(draw: Draw) -> Question:
         """,
             rows=table(["write", "key", "value", "beta", "decay"], rows),
         ),
-<<<<<<< HEAD
         f"(a) {shown(first[4])}, then {shown(second[4])} (b) [{listed_numbers(found)}] (c) The new value would be "
-        "added to what is there; the delta rule writes the difference only, so that the key then reads (with beta 1) "
-        "the new value.",
-=======
-        f"(a) {shown(first[4])}, then {shown(second[4])} (b) [{listed_numbers(read)}] (c) The new value would be "
         "added to what is there; the delta rule writes only the difference, so that the key then reads the new value "
         "(if beta is 1).",
->>>>>>> guides
         (
             (1, "(a) after the first write: beta times the value, in the key's row"),
             (2, "(a) after the second: decayed, then beta times (value - what the key reads)"),
