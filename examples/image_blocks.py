@@ -30,7 +30,8 @@ WORDS |= {" image": 3937, "What": 7493, "?\n": 9551}
 SPECIAL = ["<s>", "[INST]", "[/INST]", "[IMG]"]
 TEMPLATE = (
     "<s>{% for message in messages %}[INST]{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}{{ '\n' }}[IMG]{% else %}{{ part['text'] }}{% endif %}{% endfor %}[/INST]{% endfor %}"
+    "{% if part['type'] == 'image' %}{{ '\n' }}[IMG]{% else %}{{ part['text'] }}{% endif %}{% endfor %}[/INST]"
+    "{% endfor %}"
 )
 PATCHES = 41  # side by side, so that the picture becomes 41 placeholders
 PATCH = 16  # pixels of a placeholder's side

@@ -104,6 +104,32 @@ def test_quickstart(processes, demo_in_float32):
     assert "times faster" in re.sub(r"[\s│]+", " ", out)
 
 
+def test_image_blocks(status_of):
+    """The table of the hashing example in vLLM's documentation, from a running engine."""
+    status, out = status_of("image_blocks.py")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    blocks, results = rows[:4], rows[4:]
+    assert "10 tokens" in out and "[1, 3, 7493, 1681, 1294, 1593, 3937, 9551, 10, 4]" in out
+    assert [row[1] for row in blocks] == [
+        "1, 3, 7493, 1681, 1294, 1593, 3937, 9551, 8 x <P>",
+        "16 x <P>",
+        "16 x <P>",
+        "1 x <P>, 4",
+    ]
+    content = re.fullmatch(r"mm ([0-9a-f]{8}), starts at 8", blocks[0][2])[1]
+    assert [row[2] for row in blocks] == [f"mm {content}, starts at {start}" for start in (8, -8, -24, -40)]
+    assert all(re.fullmatch("[0-9a-f]{16}", row[3]) for row in blocks[:3]) and blocks[3][3] == "not full: none"
+    assert [row[1:] for row in results] == [["0", "1"], ["48", "1"], ["0", "2"]] and status == 0
+
+
+@pytest.mark.ci
+def test_ask_a_picture(run):
+    out = " ".join(run("ask_a_picture.py").split())
+    assert "random weights" in out and out.endswith("The tower has run 1 time.")
+    found = found_of(out)
+    assert len(found) == 4 and found[0][1] == "0" and all(int(cached) > 300 for _, cached in found[1:])
+
+
 def test_offline_inference(run):
     lines = run("offline_inference.py").splitlines()
     assert sum(" -> " in line for line in lines) == 3

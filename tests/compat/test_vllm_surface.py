@@ -219,11 +219,7 @@ def test_prompts_as_dicts(llm):
     outputs = llm.generate(same, params, lora_request=None, priority=[0] * 3)
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
     assert llm.generate(TextPrompt(prompt="the quick", cache_salt="s"), params)[0].prompt == "the quick"
-    expect(
-        "this model sees no images",
-        llm.generate,
-        [{"prompt": "x", "multi_modal_data": {"image": 1}}],
-    )
+    expect("this model sees no images", llm.generate, [{"prompt": "x", "multi_modal_data": {"image": 1}}])
 
 
 def test_priorities(llm):
