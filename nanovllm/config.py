@@ -72,9 +72,14 @@ class EngineConfig:
     pooler_config: dict[str, Any] | Any = option(
         None, 'a PoolerConfig, or its fields, such as {"use_activation": false}'
     )
-    kv_cache_dtype: str = option("auto", '"auto" (the weights\'), or "int8", on a CPU: half the memory of bfloat16')
+    kv_cache_dtype: str = option(
+        "auto", '"auto" (as the weights), or "int8" (on a CPU only): half the memory of bfloat16'
+    )
     max_model_len: int | None = option(
-        None, 'tokens, prompt and output, or "8k" (8,000), "8K" (8,192); -1: what fits', low=2, high=MAX_INT32
+        None,
+        'tokens of a prompt and its output; "8k" is 8,000, "8K" is 8,192, and -1 is what fits',
+        low=2,
+        high=MAX_INT32,
     )
     max_num_seqs: int = option(256, "sequences that run at a time", low=1, high=MAX_INT32)
     max_num_batched_tokens: int = option(
@@ -90,10 +95,12 @@ class EngineConfig:
     enable_prefix_caching: bool = option(True, "reuse the K/V of shared prefixes")
     prefix_caching_hash_algo: str = option("xxh64", '"xxh64" (fast), or "sha256" if tenants do not trust each other')
     prefix_cache_dir: str | None = option(None, "a directory that keeps cached prefixes when the process has ended")
-    prefix_cache_bytes: int = option(10 << 30, "most bytes in prefix_cache_dir, or as text: 10G", low=1 << 20)
+    prefix_cache_bytes: int = option(
+        10 << 30, "most bytes to keep in prefix_cache_dir, as a number or as text: 10G", low=1 << 20
+    )
     cpu_cache_bytes: int = option(0, "bytes for prefixes that the KV pool has evicted, in the CPU's memory", low=0)
     gpu_memory_utilization: float = option(
-        0.9, "share of a GPU's memory to use; on a CPU, of half of what is free", low=0.01, high=1.0
+        0.9, "share of a GPU's memory to use, or of half of a CPU's free memory", low=0.01, high=1.0
     )
     kv_cache_memory_bytes: int | None = option(
         None, "bytes of each rank's KV pool; overrides gpu_memory_utilization", low=1
@@ -105,7 +112,7 @@ class EngineConfig:
         None, "blocks of the KV pool; overrides kv_cache_memory_bytes", low=1, high=MAX_INT32
     )
     tensor_parallel_size: int = option(
-        1, "ranks to split the model over, each a process; on GPUs, one for each", low=1, high=MAX_INT32
+        1, "ranks to split the model over: one process each, and one GPU each if there are any", low=1, high=MAX_INT32
     )
     enforce_eager: bool = option(False, "plain PyTorch operations only, on any device: the same as optimizations=()")
     # On a CPU the first three are used (worker/cpu/), on a GPU the others (worker/cuda/).

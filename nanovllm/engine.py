@@ -383,7 +383,7 @@ class LLMEngine:
         if self._in_change:
             raise RuntimeError(WITHIN_A_STEP)
         try:
-            # This comes first: requests that a signal handler aborts from now on are only noted, and end at the end.
+            # This comes first: a request that a signal handler aborts from now on is noted, and ended with the change.
             self._in_change = True
             if self._needs_restart:
                 self.restart()
@@ -413,7 +413,8 @@ class LLMEngine:
     def restart(self) -> None:
         """Rebuild everything from the requests. All wait, with the tokens from before the step; nothing is cached.
 
-        It relies on `requests` and `_in_flight` alone, so it may follow an exception in any line, its own included.
+        It relies on `requests`, `_in_flight` and `_to_abort` only, so it may follow an exception in any line, even in
+        one of its own.
         """
         self._needs_restart = True
         for chunk, request in self._in_flight:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
+    from nanovllm.features.pooling.params import PoolingParams
 
 Message = dict[str, Any]
 CHAT_OPTIONS = (
@@ -135,7 +136,7 @@ class LLM:
         """
         params = self._params_list(sampling_params, 1)[0]
         outputs = self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
-        return self._shared.in_kind(outputs, params)
+        return self._shared.filtered(outputs, params)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: "BeamSearchParams", **options: Any
@@ -160,9 +161,9 @@ class LLM:
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
 
-        Everything in prefix_cache counts blocks, except hit_tokens. Its recent_hit_rate is the hit rate of the last
-        1,000 requests since the cache was reset, and its utilization is the share of the pool that is cached. For an
-        interval, subtract two engine.block_manager.stats.snapshot().
+        prefix_cache counts blocks, except for hit_tokens, which counts tokens. Its recent_hit_rate is the hit rate of
+        the last 1,000 requests since the cache was reset, and its utilization is the share of the pool that is cached.
+        For an interval, subtract two engine.block_manager.stats.snapshot().
 
         batch_invariant says where a prompt's logits have the same bits whatever runs beside it: "on every processor",
         "on processors that multiply bf16 pairs" (AVX512-BF16), or "not promised". end_tokens maps each token id that
@@ -229,7 +230,12 @@ class LLM:
 
     # -- with runner="pooling": arguments and errors are those of features/pooling/calls.py ------------------------
 
-    def encode(self, prompts: Any, pooling_params: Any = None, **options: Any) -> "list[PoolingRequestOutput]":
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: "PoolingParams | Sequence[PoolingParams] | None" = None,
+        **options: Any,
+    ) -> "list[PoolingRequestOutput]":
         """Compute what embed() or classify() returns, as a tensor in outputs.data.
 
         The option pooling_task is needed, and says which of the two: "embed" or "classify".
@@ -238,13 +244,13 @@ class LLM:
 
         return calls.encode(self, prompts, pooling_params, **options)
 
-    def embed(self, prompts: Any, **options: Any) -> "list[EmbeddingRequestOutput]":
+    def embed(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> "list[EmbeddingRequestOutput]":
         """Compute an embedding of each prompt: outputs.embedding, a list of numbers, scaled to length 1 by default."""
         from nanovllm.features.pooling import calls
 
         return calls.embed(self, prompts, **options)
 
-    def classify(self, prompts: Any, **options: Any) -> "list[ClassificationRequestOutput]":
+    def classify(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> "list[ClassificationRequestOutput]":
         """Compute outputs.probs of each prompt: a number for each label of the checkpoint."""
         from nanovllm.features.pooling import calls
 
@@ -289,7 +295,7 @@ class LLM:
         done: dict[str, RequestOutput] = {}
         with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
             ours = self._shared.enqueue(requests)
-            # A request that another thread has aborted ends without an output here. The last line makes its output.
+            # A request that another thread has aborted ends without an output here. The return makes one for it.
             while len(done) < len(requests) and self.engine.has_unfinished_requests():
                 done.update((output.request_id, output) for output in self._shared.step(ours))
                 advance(len(done))

@@ -51,7 +51,7 @@ class SamplingParams:
     n: int = option(1, "samples per prompt; they share the prompt's K/V through the prefix cache", low=1, high=16_384)
     temperature: float = option(1.0, "0 is greedy (the most likely token, always); less than 1e-5 counts as 0", low=0.0)
     top_p: float = option(
-        1.0, "keep the most likely tokens, up to this sum of probabilities", low=MIN_POSITIVE, high=1.0
+        1.0, "keep the most likely tokens until their probabilities add up to this", low=MIN_POSITIVE, high=1.0
     )
     top_k: int = option(0, "number of tokens to keep; 0 or -1 keeps all", low=-1)
     min_p: float = option(0.0, "keep tokens with at least this share of the largest probability", low=0.0, high=1.0)

@@ -420,7 +420,7 @@ class BlockManager:
             self._emit("allocate", block.block_id, seq.seq_id)
 
     def uncache(self, block: Block) -> None:
-        """Take a block's hash away, so that nobody finds it any more. Other copies stay. Harmless without a hash."""
+        """Take a block's hash away, so that nobody finds it. Other copies stay. Does nothing if there is no hash."""
         block_hash = block.block_hash
         if block_hash is None:
             return

@@ -108,7 +108,10 @@ class Sequence:
         self.tokens.append(token_id)
 
     def reset(self) -> None:
-        """Wait again, with nothing computed. The caller has freed its blocks; an admission sets all other fields."""
+        """Wait again, with nothing computed. Its blocks have been freed already.
+
+        The next admission sets num_registered_blocks and hash_collision.
+        """
         self.status = SequenceStatus.WAITING
         self.block_table = []
         self.state = None

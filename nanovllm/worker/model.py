@@ -123,7 +123,7 @@ class Decoder(nn.Module):
             hidden, residual = layer(hidden, residual, kv_layer, context)
         rows = batch.logits_rows
         hidden, residual = self.norm(hidden[rows], residual[rows], context)
-        # If the sum of a row's squares is infinite, its norm is all zeros, which look sound. 0 * infinity adds a NaN.
+        # If the sum of a row's squares is infinite, the normed row is all zeros and looks sound. 0 * infinity is NaN.
         hidden[:, 0] += 0 * residual.float().square().sum(-1)
         return hidden
 

@@ -37,7 +37,7 @@ class ForwardPass:
     kernels: Kernels
 
     def hidden_states(self, batch: Batch) -> Tensor:
-        """Run one step, writing K/V. [R, hidden_size], of the batch's logits_rows."""
+        """Run one step, writing K/V. Returns [R, hidden_size], the hidden states of the batch's logits_rows."""
         return self.model(batch, self.rotary, self.kv_cache, self.kernels)
 
 

@@ -84,7 +84,7 @@ class SamplingBatch:
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
-        """The same for sequences that sample a row each."""
+        """What the sampler needs to know of these sequences, which sample one row each."""
         all_params = [seq.sampling_params for seq in seqs]
         num_logprobs = [params.logprob_token_ids or params.logprobs for params in all_params]
         random_rows = [row for row, params in enumerate(all_params) if params.temperature >= MIN_TEMPERATURE]
