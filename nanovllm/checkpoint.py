@@ -43,9 +43,7 @@ class ModelConfig:
     norm_topk_prob: bool = False
     shared_expert_intermediate_size: int = 0  # of an MLP that every token passes beside its experts; 0: there is none
     expert_layers: frozenset[int] = frozenset()
-    windows: dict[int, int] = field(
-        default_factory=dict
-    )  # {layer: keys that a row sees, its own included}; others: all
+    windows: dict[int, int] = field(default_factory=dict)  # {layer: keys a row sees, its own included}; others: all
     layers_without_rotary: frozenset[int] = frozenset()
     norm_offset: float = 0.0  # norms multiply by this plus their weight
     hybrid: Any = None  # a HybridConfig or None (features/hybrid): layers with a state of fixed size instead of K/V

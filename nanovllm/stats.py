@@ -31,7 +31,7 @@ class DraftRates:
     def tokens_per_step(self) -> float | None:
         """How many tokens a sequence gets in a step that samples for it. None before the first such step.
 
-        It gets one token, and the accepted draft tokens besides. So every other output token stands for a step.
+        It gets the accepted draft tokens and one more. So the steps are the output tokens minus the accepted ones.
         """
         if self.num_output_tokens == 0:
             return None

@@ -120,7 +120,7 @@ class Batch:
 
     @property
     def query_lens(self) -> list[int]:
-        """Rows of each sequence."""
+        """How many rows each sequence has."""
         if "query_lens" not in self.attn_metadata:
             self.attn_metadata["query_lens"] = self.cu_seqlens_q.diff().tolist()
         return self.attn_metadata["query_lens"]
@@ -144,7 +144,7 @@ class Batch:
 
 
 def move_together(tree: Any, device: torch.device) -> Any:
-    """Move all tensors in nested tuples, lists and dicts to a device, by one non-blocking copy. Returns the same tree.
+    """Move all tensors in nested tuples, lists and dicts to a device, by one non-blocking copy. Returns such a tree.
 
     All numbers travel in one pinned buffer, in which each tensor begins at a multiple of 16 bytes: Triton compiles a
     kernel anew for a pointer that does not. What is not a tensor stays as it is.
