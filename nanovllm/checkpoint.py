@@ -1,13 +1,18 @@
-"""What a checkpoint's config.json says (chapter 1). No torch: a mistake is found at once.
+"""What a checkpoint's config.json says (chapter 1). It does not import torch, so a mistake is found at once.
 
 A GGUF file is a whole checkpoint, too: gguf_file.py reads its metadata.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.files.model_fields import read_model_fields
+
+if TYPE_CHECKING:
+    from nanovllm.config import EngineConfig
+    from nanovllm.features.images.image_config import ImageConfig
+    from nanovllm.features.pooling.pooling_config import PoolingConfig
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: dict[str, Any]  # rope_type, what it needs, partial_rotary_factor; divisors, of a GGUF file
+    rope_scaling: dict[str, Any]  # rope_type and its fields; partial_rotary_factor; divisors, if a GGUF file has them
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -33,19 +38,19 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: str
     is_quantized: bool = False  # the file holds weights of few bits
-    num_experts: int = 0  # of each layer in expert_layers, the ones that have several MLPs
+    num_experts: int = 0  # in each layer of expert_layers, which has this many MLPs instead of one
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
-    shared_expert_intermediate_size: int = 0  # of an MLP beside the experts that every token meets; 0: there is none
+    shared_expert_intermediate_size: int = 0  # of an MLP that every token passes beside its experts; 0: there is none
     expert_layers: frozenset[int] = frozenset()
-    windows: dict[int, int] = field(default_factory=dict)  # {layer: keys that a row sees, its own included}; not: all
+    windows: dict[int, int] = field(default_factory=dict)  # {layer: keys a row sees, its own included}; others: all
     layers_without_rotary: frozenset[int] = frozenset()
     norm_offset: float = 0.0  # norms multiply by this plus their weight
-    hybrid: Any = None  # features/hybrid/hybrid_config.py: layers whose memory does not grow
-    images: Any = None  # features/images/image_config.py: a tower looks at pictures, placeholders stand for them
-    pooling: Any = None  # features/pooling/pooling_config.py: no tokens are wanted, but embeddings or scores
-    end_tokens: dict[int, tuple[str, ...]] = field(default_factory=dict)  # {token: who calls it an end of an answer}
+    hybrid: Any = None  # a HybridConfig or None (features/hybrid): layers with a state of fixed size instead of K/V
+    images: "ImageConfig | None" = None  # a tower looks at pictures, and placeholders stand for them
+    pooling: "PoolingConfig | None" = None  # embeddings or scores are wanted instead of tokens
+    end_tokens: dict[int, tuple[str, ...]] = field(default_factory=dict)  # {token that ends an answer: who says so}
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json as options of SamplingParams
 
     @property
@@ -68,13 +73,18 @@ class ModelConfig:
 
     @classmethod
     def from_directory(
-        cls, directory: Path, overrides: dict | None = None, generation_config: str = "auto", asked: Any = None
+        cls,
+        directory: Path,
+        overrides: dict[str, Any] | None = None,
+        generation_config: str = "auto",
+        asked: "EngineConfig | None" = None,
     ) -> "ModelConfig":
         """Read and check the configuration in a checkpoint's directory, or in its GGUF file.
 
-        overrides: fields of config.json. generation_config: "auto", "vllm" (none) or the directory that has one.
-        asked: an EngineConfig, which says whether tokens are wanted; None: they are.
+        overrides: fields that replace those of config.json. generation_config: where generation_config.json is: "auto"
+        (the checkpoint), "vllm" (none) or a directory. asked: says whether tokens, embeddings or scores are wanted;
+        None: tokens.
 
-        ValueError for what this engine would compute wrongly.
+        Raises ValueError for a checkpoint that this engine would compute wrongly.
         """
         return cls(**read_model_fields(directory, overrides or {}, generation_config, asked))

@@ -11,8 +11,15 @@ from nanovllm.checks.values import HIGHEST_SEED, LOWEST_SEED, MAX_INT32, check_c
 from nanovllm.core.block_hash import HASH_FUNCTIONS
 
 __path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
-DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
-CHOICES = {  # option -> what may be said -> what is meant
+DTYPES = {
+    "auto": "auto",
+    "float": "float32",
+    "half": "float16",
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+}
+CHOICES = {  # option -> value that may be given -> value that the option has then
     "dtype": DTYPES,
     "quantization": {name: name for name in ("int8", "int4")},
     "kv_cache_dtype": {"auto": "auto", "int8": "int8", "int8_per_token_head": "int8"},
@@ -20,10 +27,10 @@ CHOICES = {  # option -> what may be said -> what is meant
     "runner": {name: name for name in ("auto", "generate", "pooling")},
     "convert": {name: name for name in ("auto", "none", "embed", "classify")},
     "load_format": {name: name for name in ("auto", "safetensors", "gguf", "dummy")},
-    "prefix_caching_hash_algo": {name: name for name in HASH_FUNCTIONS}  # and vLLM's names for the same purpose
+    "prefix_caching_hash_algo": {name: name for name in HASH_FUNCTIONS}  # and vLLM's names of such functions
     | {"sha256_cbor": "sha256", "xxhash": "xxh64", "xxhash_cbor": "xxh64"},
 }
-CONFIGS = {  # option -> its class, imported when a value is given, and what a person may give
+CONFIGS = {  # option -> module and class, imported when a value is given; what an error says may be given
     "speculative_config": ("nanovllm.features.speculation.speculative_config", "SpeculativeConfig", "a dict"),
     "profiler_config": ("nanovllm.features.callers.profile", "ProfilerConfig", "a dict"),
     "kv_events_config": (
@@ -39,7 +46,7 @@ PLACES = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hu
 PLACES |= {"prefix_cache_dir": "a directory, of its own"}
 PLACES |= {"revision": "a branch, tag or commit of the hub's", "generation_config": "'auto', 'vllm' or a directory"}
 CACHES = ("kv_cache_memory_bytes", "state_cache_bytes", "prefix_cache_bytes", "cpu_cache_bytes")
-SIZES = ("max_model_len", "max_num_batched_tokens", *CACHES)  # also as text: "8k"
+SIZES = ("max_model_len", "max_num_batched_tokens", *CACHES)  # may be given as text, such as "8k"
 OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "flash_attn", "cuda_graphs")
 
 
@@ -48,87 +55,104 @@ OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "f
 class EngineConfig:
     """Options of an LLM, with vLLM's names. None is the default."""
 
-    # A directory that holds a checkpoint, a GGUF file, or a hub id such as "Qwen/Qwen3-0.6B" ("owner/name:Q8_0": of its
-    # GGUF files the one of this quantization). "demo" and "demo:Q4_1" are the demo model, where no file is so called.
+    # A directory that holds a checkpoint, a GGUF file, or a hub id such as "Qwen/Qwen3-0.6B". "owner/name:Q8_0" is the
+    # GGUF file of that quantization. "demo" and "demo:Q4_1" are the demo model, unless there is a file of that name.
     model: str
-    tokenizer: str | None = option(None, "another checkpoint's directory or hub id, to take the tokenizer from")
+    tokenizer: str | None = option(None, "directory or hub id of another checkpoint, whose tokenizer to use")
     revision: str | None = option(None, "branch, tag or commit of the hub's repository")
     load_format: str = option("auto", '"safetensors", "gguf", or "dummy": random weights, no file of weights is read')
-    hf_overrides: dict[str, Any] | None = option(None, "fields of config.json, replaced")
-    generation_config: str = option("auto", '"auto" (the checkpoint\'s), "vllm" (none), or a directory that has one')
+    hf_overrides: dict[str, Any] | None = option(None, "fields that replace those of config.json")
+    generation_config: str = option(
+        "auto", 'where generation_config.json is: "auto" (the checkpoint), "vllm" (none), or a directory'
+    )
     dtype: str = option("auto", '"auto" (the checkpoint\'s), "float32", "bfloat16" or "float16"')
     quantization: str | None = option(None, '"int8" or "int4": bits of the weights; None: as in the checkpoint')
     runner: str = option("auto", '"generate" texts, "pooling" (embeddings, scores), "auto": what the checkpoint is for')
-    convert: str = option("auto", 'with a pooling runner, "embed" or "classify"; "auto" as the runner\'s')
-    pooler_config: dict[str, Any] | Any = option(None, 'such as {"use_activation": false}: a PoolerConfig')
-    kv_cache_dtype: str = option("auto", '"auto" (the weights\'), or "int8", on a CPU: half the memory of bfloat16')
+    convert: str = option(
+        "auto", 'what a pooling runner returns: "embed" or "classify"; "auto": what the checkpoint is for'
+    )
+    pooler_config: dict[str, Any] | Any = option(
+        None, 'a PoolerConfig, or its fields, such as {"use_activation": false}'
+    )
+    kv_cache_dtype: str = option(
+        "auto", '"auto" (as the weights), or "int8" (on a CPU only): half the memory of bfloat16'
+    )
     max_model_len: int | None = option(
-        None, 'tokens, prompt and output, or "8k" (8,000), "8K" (8,192); -1: what fits', low=2, high=MAX_INT32
+        None,
+        'tokens of a prompt and its output; "8k" is 8,000, "8K" is 8,192, and -1 is what fits',
+        low=2,
+        high=MAX_INT32,
     )
     max_num_seqs: int = option(256, "sequences that run at a time", low=1, high=MAX_INT32)
     max_num_batched_tokens: int = option(
         2048, "tokens computed in one step; a longer prompt is computed in chunks", low=1, high=MAX_INT32
     )
     long_prefill_token_threshold: int = option(
-        0, "how many of these one prompt may take, so that others get in; 0: all", low=0, high=MAX_INT32
+        0, "most tokens of one prompt in a step, which leaves room for others; 0: no limit", low=0, high=MAX_INT32
     )
     scheduling_policy: str = option("fcfs", '"fcfs": first come, first served; "priority": the lowest number first')
     block_size: int | None = option(
         None, "tokens in a block of the KV pool; None: what attention works best with", low=1, high=MAX_INT32
     )
     enable_prefix_caching: bool = option(True, "reuse the K/V of shared prefixes")
-    prefix_caching_hash_algo: str = option("xxh64", '"xxh64" (fast), "sha256": tenants need not trust each other')
-    prefix_cache_dir: str | None = option(None, "a directory that keeps cached prefixes after the process has ended")
-    prefix_cache_bytes: int = option(10 << 30, "bytes that this directory may take, or as text: 10G", low=1 << 20)
+    prefix_caching_hash_algo: str = option("xxh64", '"xxh64" (fast), or "sha256" if tenants do not trust each other')
+    prefix_cache_dir: str | None = option(None, "a directory that keeps cached prefixes when the process has ended")
+    prefix_cache_bytes: int = option(
+        10 << 30, "most bytes to keep in prefix_cache_dir, as a number or as text: 10G", low=1 << 20
+    )
     cpu_cache_bytes: int = option(0, "bytes for prefixes that the KV pool has evicted, in the CPU's memory", low=0)
     gpu_memory_utilization: float = option(
-        0.9, "share of a GPU's memory to use; on a CPU, share of half the free memory", low=0.01, high=1.0
+        0.9, "share of a GPU's memory to use, or of half of a CPU's free memory", low=0.01, high=1.0
     )
     kv_cache_memory_bytes: int | None = option(
         None, "bytes of each rank's KV pool; overrides gpu_memory_utilization", low=1
     )
     state_cache_bytes: int | None = option(
-        None, "bytes for snapshots of a hybrid model's states; None: a quarter", low=0
+        None, "bytes for snapshots of a hybrid model's states; None: a quarter of the memory for K/V and states", low=0
     )
     num_gpu_blocks_override: int | None = option(
         None, "blocks of the KV pool; overrides kv_cache_memory_bytes", low=1, high=MAX_INT32
     )
     tensor_parallel_size: int = option(
-        1, "ranks to split the model over, each a process; on GPUs, one for each", low=1, high=MAX_INT32
+        1, "ranks to split the model over: one process each, and one GPU each if there are any", low=1, high=MAX_INT32
     )
     enforce_eager: bool = option(False, "plain PyTorch operations only, on any device: the same as optimizations=()")
     # On a CPU the first three are used (worker/cpu/), on a GPU the others (worker/cuda/).
-    optimizations: tuple[str, ...] = option(OPTIMIZATIONS, "which to use, of those that the device has")
+    optimizations: tuple[str, ...] = option(OPTIMIZATIONS, "optimizations to use, of those that the device has")
     enable_lora: bool = option(False, "requests may choose adapters (nanovllm/features/README.md)")
-    max_loras: int = option(4, "adapters in memory, and so among the sequences that run at a time", low=1, high=1024)
+    max_loras: int = option(4, "adapters in memory: the running sequences use at most this many", low=1, high=1024)
     max_lora_rank: int = option(16, "the largest rank of an adapter", low=1, high=1024)
     speculative_config: dict[str, Any] | Any = option(None, 'who proposes draft tokens, such as {"method": "ngram"}')
     limit_mm_per_prompt: dict[str, int] | None = option(None, 'most images of a prompt: {"image": 4}; None: 16')
     mm_processor_kwargs: dict[str, Any] | None = option(None, "options of the image processor, for every image")
     allowed_local_media_path: str | None = option(None, "a folder whose images a client may name; None: no folder's")
     allowed_media_domains: tuple[str, ...] = option((), "hosts from which images are fetched by http(s); (): from none")
-    logits_processors: tuple[Any, ...] = option((), "classes that change logits, in vLLM's form")
-    kv_events_config: dict[str, Any] | Any = option(None, "where events about cached blocks go: a KVEventsConfig")
-    kv_cache_metrics: bool = option(False, "measure how long cached blocks live, lie idle and wait for their next use")
+    logits_processors: tuple[Any, ...] = option((), "classes whose objects change logits, in vLLM's form")
+    kv_events_config: dict[str, Any] | Any = option(
+        None, "a KVEventsConfig, or its fields: who is told of cached blocks"
+    )
+    kv_cache_metrics: bool = option(False, "measure how long cached blocks live, lie idle, wait for their next use")
     kv_cache_metrics_sample: float = option(0.01, "share of the blocks that are measured", low=1e-9, high=1.0)
-    profiler_config: dict[str, Any] | Any = option(None, "where start_profile() leaves its trace: a ProfilerConfig")
+    profiler_config: dict[str, Any] | Any = option(
+        None, "a ProfilerConfig, or its fields: where start_profile() writes"
+    )
     seed: int = option(
         0, "requests without a seed of their own derive theirs from it", low=LOWEST_SEED, high=HIGHEST_SEED
     )
 
     def __post_init__(self) -> None:
-        """Bring each option into its one form. Raises ValueError."""
+        """Check each option and bring it into its one form. Raises ValueError."""
         for f in fields(self):
             value = getattr(self, f.name)
             if value is None and f.name != "model":
                 value = f.default
             object.__setattr__(self, f.name, _checked(f, value))
-        if self.enforce_eager:  # so that `name in config.optimizations` is the whole question, for every device
+        if self.enforce_eager:  # so that other code needs to ask only whether `name in config.optimizations`
             object.__setattr__(self, "optimizations", ())
 
 
 def _checked(f: Field, value: Any) -> Any:
-    """An option in its one form. Raises ValueError."""
+    """The value of an option in its one form. Raises ValueError."""
     name = f.name
     if name in SIZES and isinstance(value, str):
         value = size_of(name, value)
@@ -155,10 +179,10 @@ def _checked(f: Field, value: Any) -> Any:
         return f.default
     if name in CONFIGS and value is not None:
         module, class_name, kinds = CONFIGS[name]
-        config = getattr(import_module(module), class_name)
-        if not isinstance(value, config | dict):
+        config_class = getattr(import_module(module), class_name)
+        if not isinstance(value, config_class | dict):
             raise ValueError(f"{name} must be {kinds}, found {shorten(value)}")
-        return config(**value) if isinstance(value, dict) else value
+        return config_class(**value) if isinstance(value, dict) else value
     if name == "logits_processors":
         if value == ():
             return ()

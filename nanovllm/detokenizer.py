@@ -16,13 +16,14 @@ MAX_HELD_TOKENS = 32  # bytes that are not a character after so many tokens will
 
 
 class Detokenizer:
-    """Text of one sample. `text` grows by append() and never changes what it showed. token_ids: those taken so far.
+    """Text of one sample. append() adds to `text` and changes nothing that was there. token_ids: all tokens so far.
 
     A sequence with stop strings has it as its stop_checker: the scheduler appends each token that it accepts.
     """
 
     def __init__(self, tokenizer: Any, params: SamplingParams = SamplingParams()) -> None:
-        self.tokenizer, self.params = tokenizer, params
+        self.tokenizer = tokenizer
+        self.params = params
         self._stop: tuple[str, ...] = tuple(params.stop or ())
         self.restart([])
 
@@ -33,7 +34,7 @@ class Detokenizer:
         return self.text
 
     def restart(self, token_ids: list[int]) -> None:
-        """Begin anew with these tokens."""
+        """Forget all tokens and start over with these."""
         known = token_bytes(self.tokenizer)
         self._source: BytesText | WindowedText
         if known.is_exact:
@@ -52,13 +53,17 @@ class Detokenizer:
             self.text += self._source.add(token_id)
             if len(self.token_ids) <= self.params.min_tokens:
                 self._searched = len(self.text)
-            elif (stop := self._find_stop()) is not None:
+                continue
+            stop = self._find_stop()
+            if stop is not None:
                 return stop
         return None
 
     def visible_text(self) -> str:
         """The text without an ending that may turn out to be the beginning of a stop string."""
-        longest = 1 if self.params.include_stop_str_in_output else max(map(len, self._stop), default=1)
+        if self.params.include_stop_str_in_output:
+            return self.text
+        longest = max(map(len, self._stop), default=1)
         for length in range(min(longest - 1, len(self.text)), 0, -1):
             tail = self.text[-length:]
             if any(stop.startswith(tail) for stop in self._stop):
@@ -66,22 +71,23 @@ class Detokenizer:
         return self.text
 
     def _find_stop(self) -> str | None:
-        """The stop string that ends first in what is new."""
-        found = [
-            (at + len(stop), stop)
-            for stop in self._stop
-            if (at := self.text.find(stop, max(0, self._searched - len(stop) + 1))) >= 0
-        ]
+        """The stop string that ends first in the text that has not been searched. Cuts the text there."""
+        ends = {}  # stop string -> where it ends in the text
+        for stop in self._stop:
+            start = self.text.find(stop, max(0, self._searched - len(stop) + 1))
+            if start >= 0:
+                ends[stop] = start + len(stop)
         self._searched = len(self.text)
-        if not found:
+        if not ends:
             return None
-        end, stop = min(found, key=lambda each: each[0])
-        self.text = self.text[: end if self.params.include_stop_str_in_output else end - len(stop)]
-        return stop
+        first = min(ends, key=lambda stop: ends[stop])
+        end = ends[first] if self.params.include_stop_str_in_output else ends[first] - len(first)
+        self.text = self.text[:end]
+        return first
 
 
 class BytesText:
-    """The text of tokens of which each stands for some bytes: nearly all vocabularies."""
+    """The text of tokens that each stand for certain bytes, as in nearly all vocabularies."""
 
     def __init__(self, known: TokenBytes, skip_special_tokens: bool) -> None:
         self._known = known
@@ -90,11 +96,11 @@ class BytesText:
         self._is_first = True
 
     def add(self, token_id: int) -> str:
-        """The text that is there now, and was not before."""
+        """Take the next token. Returns the text that it adds."""
         if token_id in self._skipped:
             return ""
         piece = self._known.of(token_id, self._is_first)
-        if self._is_first and self._known.of(token_id):  # an id without a token begins no text
+        if self._is_first and self._known.of(token_id):  # an id without bytes does not begin the text
             self._is_first = False
         return self._decoder.decode(piece)
 
@@ -103,15 +109,16 @@ class WindowedText:
     """The same for other vocabularies: the difference between two decodings of the last few tokens."""
 
     def __init__(self, tokenizer: Any, params: SamplingParams) -> None:
-        self._tokenizer, self._params = tokenizer, params
+        self._tokenizer = tokenizer
+        self._params = params
         self._token_ids: list[int] = []
         # token_ids[prefix_offset:read_offset] are decoded only to see what the tokens from read_offset on add to them.
         self._prefix_offset = 0
         self._read_offset = 0
-        self._shown = ""  # of the text of token_ids[prefix_offset:]
+        self._shown = ""  # the part of the text of token_ids[prefix_offset:] that has been returned
 
     def add(self, token_id: int) -> str:
-        """The text that is there now, and was not before."""
+        """Take the next token. Returns the text that it adds."""
         self._token_ids.append(token_id)
         window = self._decode(self._token_ids[self._prefix_offset :])
         is_held = window.endswith(REPLACEMENT) and len(self._token_ids) - self._read_offset < MAX_HELD_TOKENS
@@ -128,5 +135,8 @@ class WindowedText:
         return new
 
     def _decode(self, token_ids: list[int]) -> str:
-        skip, spaces = self._params.skip_special_tokens, self._params.spaces_between_special_tokens
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip, spaces_between_special_tokens=spaces)
+        return self._tokenizer.decode(
+            token_ids,
+            skip_special_tokens=self._params.skip_special_tokens,
+            spaces_between_special_tokens=self._params.spaces_between_special_tokens,
+        )

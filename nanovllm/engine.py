@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
-from nanovllm.checks.callbacks import WITHIN_A_STEP, told_to
+from nanovllm.checks.callbacks import WITHIN_A_STEP, notify
 from nanovllm.checks.names import known_names
 from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
@@ -45,24 +45,24 @@ if TYPE_CHECKING:
 # Python takes this module for a package, so that `import nanovllm.engine.arg_utils` reaches compat/paths.py.
 __path__: list[str] = []
 
-TIER_WAIT_S = 0.02  # the longest sleep for a tier's blocks, so that new requests are noticed
-SEEDS_PER_ENGINE_SEED = 1_000_003  # engine seeds that differ give different seeds to the first requests
+TIER_WAIT_S = 0.02  # the longest sleep while a tier brings blocks; new requests are noticed after it
+SEEDS_PER_ENGINE_SEED = 1_000_003  # so many requests get seeds before those of the next engine seed begin
 
 
 class LLMEngine:
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
     requests    {request id: Request} of those queued or running
-    scheduled   the newest step's work, also of a step that has failed; None before schedule() has returned
+    scheduled   the newest step's work, even if that step has failed; None until its schedule() has returned
     on_step     called near the end of each step that has chunks: (its SchedulerOutput, requests that got tokens). If
                 the step fails after that, it is computed again, and on_step is called for it again. What on_step
                 raises is logged.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises ValueError or FileNotFoundError for what cannot work: before any weight is read, where that is known.
+        """Raises ValueError or FileNotFoundError for what cannot work, if possible before any weight is read.
 
-        What fits into a GPU's memory is known once the weights are in it.
+        Only once the weights are in a GPU's memory is it known what else fits there.
         """
         forks.check_process()
         self.config = config
@@ -86,7 +86,7 @@ class LLMEngine:
         self.tiers = assembly.make_tiers(self, directory, weight_stamps)
         # kv_events comes last: its followers may look at what the other two have recorded.
         listeners = (self.tiers, self.block_times, self.kv_events)
-        self.block_manager.on_event = broadcast(*(each.on_event for each in listeners if each is not None))
+        self.block_manager.on_event = broadcast(*[each.on_event for each in listeners if each is not None])
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=config.max_num_seqs,
@@ -104,8 +104,8 @@ class LLMEngine:
         self._num_requests = 0
         self._in_change = False  # a change is on the stack now: callbacks may not begin another
         self._needs_restart = False  # a change has begun and is not complete
-        self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # what the step in progress works on
-        self._to_abort: dict[str, Request] = {}  # what a callback has asked for in the middle of a change
+        self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # the work of the step in progress
+        self._to_abort: dict[str, Request] = {}  # requests that a callback has aborted in the middle of a change
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
@@ -120,7 +120,7 @@ class LLMEngine:
 
     @cached_property
     def grammars(self) -> "GrammarCompiler":
-        """Makes what structured outputs must fit."""
+        """Compiles the grammars that structured outputs must fit."""
         from nanovllm.features.grammar.grammar import GrammarCompiler
 
         return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
@@ -181,12 +181,12 @@ class LLMEngine:
         return request
 
     def compile_grammars(self, requests: list[Request]) -> None:
-        """Make what the outputs of these requests must fit. Raises ValueError. Any thread may call it."""
+        """Compile the grammars that these requests' outputs must fit. Raises ValueError. Any thread may call it."""
         if any(request.params.structured_outputs is not None for request in requests):
             self.grammars.compile_for(requests)
 
     def enqueue(self, requests: list[Request]) -> list[str]:
-        """Queue requests. Ids and default seeds follow the order given. ValueError for an id that is in use.
+        """Queue requests. Ids and default seeds follow the order given. Raises ValueError for an id that is in use.
 
         Within one call, requests of one priority are not queued in the order given but sorted by salt, adapter and
         token ids. So prompts with a common prefix come one after another, while it is still cached, even in a small
@@ -229,10 +229,10 @@ class LLMEngine:
     def add_request(
         self, request_id: str | None, prompt: Prompt, params: SamplingParams, *, stream: bool = True, **options: Any
     ) -> str:
-        """Check one prompt and queue it. Returns its id (None: chosen). Raises ValueError, with the queue as it was.
+        """Check one prompt and queue it. Returns the request's id. If it raises ValueError, the queue is unchanged.
 
-        options: lora_request, priority. stream: step() returns an output for the request after every step that gave it
-        a token, in the form that params.output_kind says.
+        request_id: None lets the engine choose one. options: lora_request, priority. stream: step() returns an output
+        for the request after every step that gave it a token, in the form that params.output_kind asks for.
         """
         options = known_names(options, ("lora_request", "priority"), "generate")
         request = self.make_request(prompt, params, request_id=request_id, stream=stream, **options)
@@ -251,7 +251,8 @@ class LLMEngine:
         unknown id, and for a callback in the middle of a step. That step ends the request and returns its last output.
         """
         if not isinstance(request_ids, str):
-            self.abort_requests([self.requests[i] for i in request_ids if i in self.requests])
+            known_ids = [request_id for request_id in request_ids if request_id in self.requests]
+            self.abort_requests([self.requests[request_id] for request_id in known_ids])
             return None
         request = self.requests.get(request_ids)
         if request is None:
@@ -260,7 +261,7 @@ class LLMEngine:
         return None if self._in_change else request.filtered(request.output())
 
     def abort_requests(self, requests: list[Request]) -> None:
-        """End requests at once or, if a callback asks within a step, at its end. Finished ones are ignored."""
+        """End requests at once or, if a callback calls this within a step, at the step's end. Ignores finished ones."""
         if self._in_change:
             self._to_abort.update((request.request_id, request) for request in requests)
             return
@@ -274,10 +275,10 @@ class LLMEngine:
                 del self.requests[request.request_id]
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes. False while any request holds blocks: then nothing is forgotten.
+        """Forget all cached prefixes. Returns False, and forgets nothing, while any request holds blocks.
 
-        reset_running_requests: take their blocks first. They wait, are computed again and end with the same tokens.
-        reset_connector: forget what is kept beside the pool, too, in memory and on a disk.
+        reset_running_requests: first take the blocks of the running requests. These wait, are computed again and end
+        with the same tokens. reset_connector: also forget what is kept outside the pool, in memory and on a disk.
         """
         with self._change():
             while reset_running_requests and self.scheduler.running:
@@ -297,7 +298,7 @@ class LLMEngine:
         """Compute one step. Returns outputs of requests that have ended, and of streamed ones that got a token.
 
         If anything raises before the step is complete, all sequences wait again with the tokens from before it.
-        Requests that a callback has aborted stay aborted then; no later step returns their last output.
+        Requests that a callback aborted in such a step stay aborted, and no later step returns their last output.
         """
         forks.check_process()
         with self._change():
@@ -321,11 +322,11 @@ class LLMEngine:
                 self.tiers.wait(TIER_WAIT_S)
 
     def _all_await_blocks(self) -> bool:
-        """Also true when nobody waits."""
+        """Does every waiting sequence await blocks? True as well if none is waiting."""
         return all(seq.awaits_blocks for seq in self.scheduler.waiting)
 
     def propose_drafts(self) -> dict[int, list[int]]:
-        """{seq_id: tokens that may come next}, which the step checks beside the tokens that it has to compute."""
+        """{seq_id: draft tokens}, which the step checks beside the tokens that it has to compute."""
         return {} if self.speculation is None else self.speculation.propose(self.scheduler)
 
     def schedule(self, drafts: dict[int, list[int]], started: float) -> SchedulerOutput:
@@ -333,7 +334,7 @@ class LLMEngine:
         scheduled = self.scheduler.schedule(drafts)
         assert scheduled.chunks or self._all_await_blocks(), "no chunk, although a waiting sequence awaits no blocks"
         if self.tiers is not None:
-            self.tiers.save_evicted()  # before the step overwrites them
+            self.tiers.save_evicted()  # before the step overwrites the evicted blocks
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
         self.scheduled = scheduled
         self.stats.count_scheduled(scheduled)
@@ -342,15 +343,15 @@ class LLMEngine:
         return scheduled
 
     def update(self, scheduled: SchedulerOutput, result: "ModelRunnerOutput") -> list[Request]:
-        """Let sequences and requests take what was computed. Returns the requests that got tokens, or a vector."""
+        """Give sequences and requests what was computed. Returns the requests that got tokens or a pooled vector."""
         self.scheduler.update(scheduled, result.sampled_token_ids)
         now = time.perf_counter()
         progressed = {}
         results = zip(scheduled.chunks, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
         for chunk, logprobs, pooled, prompt_logprobs in results:
             request = self.requests[chunk.seq.request_id]
-            for position, found in prompt_logprobs:
-                request.set_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, found)
+            for position, of_token in prompt_logprobs:
+                request.set_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, of_token)
             if chunk.reaches_end:
                 request.pooled = pooled
                 request.add_tokens(chunk, logprobs, now)
@@ -364,23 +365,24 @@ class LLMEngine:
     ) -> list[RequestOutput]:
         """Complete the step. Returns outputs of requests that have ended, and of streamed ones that got a token."""
         if self.on_step is not None and scheduled.chunks:
-            told_to(self.on_step, scheduled, progressed)
+            notify(self.on_step, scheduled, progressed)
         finished = [request for request in progressed if request.finished]
         for request in finished:
             del self.requests[request.request_id]
-        aborted = self._abort_what_callbacks_asked()
-        shown = {request.request_id: request for request in progressed + aborted if request.finished or request.stream}
-        outputs = [(request, request.output()) for request in shown.values()]
+        aborted = self._abort_as_callbacks_asked()
+        shown = [request for request in progressed + aborted if request.finished or request.stream]
+        unique = {request.request_id: request for request in shown}  # an aborted request may have got a token, too
+        outputs = [(request, request.output()) for request in unique.values()]
         self.stats.count_step(scheduled, len(finished), time.perf_counter() - started)
         self._needs_restart = False  # the step is complete: from here on nothing takes it back
 
         filtered = [request.filtered(output) for request, output in outputs]
         return [output for output in filtered if output is not None]
 
-    def _abort_what_callbacks_asked(self) -> list[Request]:
+    def _abort_as_callbacks_asked(self) -> list[Request]:
         """End the requests that callbacks have asked to end. Returns those that were still unfinished."""
-        asked = list(self._to_abort.values())
-        aborted = [request for request in asked if self.requests.get(request.request_id) is request]
+        to_abort = list(self._to_abort.values())
+        aborted = [request for request in to_abort if self.requests.get(request.request_id) is request]
         self._abort(aborted)
         return aborted
 
@@ -388,25 +390,27 @@ class LLMEngine:
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Every change of the engine is made in this. If it fails, everything is rebuilt from the requests.
+        """Every change of the engine is made in this context. If it fails, everything is rebuilt from the requests.
 
-        If rebuilding fails as well, the next change begins with it. RuntimeError for a callback that asks for a change
-        in the middle of another.
+        If rebuilding fails as well, the next change begins by rebuilding. Raises RuntimeError if a callback begins a
+        change in the middle of another.
         """
         if self._in_change:
             raise RuntimeError(WITHIN_A_STEP)
         try:
-            self._in_change = True  # first: from here on, what a signal handler aborts is aborted at the end
+            # This comes first: a request that a signal handler aborts from now on is noted, and ended with the change.
+            self._in_change = True
             if self._needs_restart:
                 self.restart()
             self._in_flight = []
             for request_id, request in list(self._to_abort.items()):
-                if self.requests.get(request_id) is not request:  # done
+                if self.requests.get(request_id) is not request:  # it has ended
                     del self._to_abort[request_id]
             self._needs_restart = True
             yield
-            if self._needs_restart:  # a step has completed itself; what was asked since then, the next change does
-                self._abort_what_callbacks_asked()
+            # A step has completed itself in make_outputs(). What callbacks abort after that, the next change ends.
+            if self._needs_restart:
+                self._abort_as_callbacks_asked()
                 self._needs_restart = False
         except BaseException:
             if self._needs_restart:
@@ -416,7 +420,7 @@ class LLMEngine:
             self._in_change = False
 
     def _recover_or_refuse(self) -> None:
-        """Rebuild what a failed change has left, if it could not do so itself. RuntimeError within a change."""
+        """Rebuild after a failed change that could not do so itself. Raises RuntimeError within a change."""
         if self._needs_restart or self._in_change:
             with self._change():
                 pass
@@ -424,22 +428,23 @@ class LLMEngine:
     def restart(self) -> None:
         """Rebuild everything from the requests. All wait, with the tokens from before the step; nothing is cached.
 
-        It asks nothing about the state of things, so it may come after an exception in any line, its own included.
+        It relies on `requests`, `_in_flight` and `_to_abort` only, so it may follow an exception in any line, even in
+        one of its own.
         """
         self._needs_restart = True
         for chunk, request in self._in_flight:
             self.requests[request.request_id] = request
-            request.take_back(chunk)
+            request.roll_back(chunk)
         self.requests = {request_id: request for request_id, request in self.requests.items() if not request.finished}
         samples = [sample for request in self.requests.values() for sample in request.samples]
         self.scheduler.restart(sample.seq for sample in samples if not sample.finished)
-        self._abort_what_callbacks_asked()
+        self._abort_as_callbacks_asked()
         self._needs_restart = False
 
-    # -- what else vLLM's engine is asked -------------------------------------------------------------------------
+    # -- more methods that vLLM's engine has ----------------------------------------------------------------------
 
     def get_tokenizer(self) -> Any:
-        """The checkpoint's tokenizer (of transformers)."""
+        """The checkpoint's tokenizer, as transformers loads it."""
         return self.tokenizer
 
     def get_num_unfinished_requests(self) -> int:
@@ -453,9 +458,9 @@ class LLMEngine:
 
     @property
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
-        """Called by the stepping thread when the set of cached blocks has changed (cache_reports/events.py).
+        """The stepping thread calls this when the set of cached blocks has changed (features/cache_reports/events.py).
 
-        What it raises is logged. It may ask an LLM for stats() and abort(), and must not wait for an event loop.
+        What it raises is logged. It may call stats() and abort() of an LLM, and must not wait for an event loop.
         Setting it raises ValueError without LLM(kv_events_config=...).
         """
         return None if self.kv_events is None else self.kv_events.on_batch
@@ -474,16 +479,17 @@ class LLMEngine:
         self._profile = Profile.of(self, profile_prefix)
 
     def stop_profile(self) -> None:
-        """Write the trace. Nothing, if none was begun."""
-        if (profile := self.__dict__.pop("_profile", None)) is not None:
+        """End the recording and write its trace. Do nothing if no recording was started."""
+        profile = vars(self).pop("_profile", None)
+        if profile is not None:
             profile.stop()
 
     def add_lora(self, lora_request: "LoRARequest") -> bool:
-        """Read an adapter before a request names it. False if it was there. Raises ValueError."""
+        """Read an adapter before a request names it. Returns False if it is known already. Raises ValueError."""
         return self.known_adapters.add(lora_request)
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter. What runs with it ends as it began. False if there is none of this lora_int_id."""
+        """Forget an adapter; requests that use it keep it to their end. Returns False for an unknown lora_int_id."""
         return self.known_adapters.remove(lora_id)
 
     def list_loras(self) -> set[int]:
@@ -495,8 +501,8 @@ class LLMEngine:
         return self.known_adapters.pin(lora_id)
 
     def __getattr__(self, name: str) -> Any:
-        """Raises an AttributeError that says what to use instead of a method that vLLM's LLMEngine has."""
-        if hasattr(type(self), name):  # one of our properties has raised an AttributeError: show that one
+        """Raise an AttributeError; for a method that only vLLM's LLMEngine has, it says what to use instead."""
+        if hasattr(type(self), name):  # one of our properties has raised an AttributeError: raise the same one again
             return object.__getattribute__(self, name)
         from nanovllm.compat.refused import refused_method
 

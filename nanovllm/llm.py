@@ -16,7 +16,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.shared_engine import SharedEngine
 from nanovllm.outputs import RequestOutput
-from nanovllm.prompts import Prompt, for_each, prompts_in
+from nanovllm.prompts import Prompt, one_per_prompt, split_prompts
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
+    from nanovllm.features.pooling.params import PoolingParams
 
 Message = dict[str, Any]
 CHAT_OPTIONS = (
@@ -47,7 +48,8 @@ CHAT_OPTIONS = (
 class LLM:
     """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig. Several threads may use it at once.
 
-    Raises ValueError or FileNotFoundError, before any weight is read, for an option or a checkpoint that can't work.
+    The constructor raises ValueError or FileNotFoundError for an option or a checkpoint that can't work, before it
+    reads any weight.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -66,23 +68,26 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
         priority: int | list[int] | None = None,
-        **neutral: Any,
+        **vllm_options: Any,
     ) -> list[RequestOutput]:
-        """Complete prompts; outputs are in their order.
+        """Complete prompts. Returns one output for each prompt, in the order of the prompts.
 
         A prompt is a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and perhaps
         "cache_salt". sampling_params is one for all or one for each; None takes the checkpoint's defaults. use_tqdm
-        shows a progress bar, on a terminal or in a notebook. lora_request: an adapter for all prompts, or a list
-        with one or None for each. priority: the same, with scheduling_policy="priority"; the lowest comes first.
+        shows a progress bar, on a terminal or in a notebook. lora_request is an adapter for all prompts, or a list
+        with an adapter or None for each. priority is a number for all or a list with one for each; it needs
+        scheduling_policy="priority", and the lowest number comes first. vllm_options: other arguments of vLLM's
+        generate(), accepted at values that change nothing here.
 
-        K/V is shared only if cache_salt is equal; None matches only None. So a fast first token never tells one tenant
-        that another tenant has sent the same text. A salt does not hide load: another tenant's requests still queue
-        before yours and evict your blocks, and both can be timed.
+        Two requests share K/V only if they have the same cache_salt, or if neither has one. So a fast first token never
+        tells one tenant that another tenant has sent the same text. A salt does not hide load: another tenant's
+        requests still queue before yours and evict your blocks, and both can be timed.
 
-        Raises one ValueError that lists bad prompts by their index, the first twenty, before any work is done. Ctrl-C
-        takes effect between two steps: the call's requests are dropped, the LLM stays usable.
+        Raises one ValueError, before any work is done, that lists the bad prompts by index (at most twenty). Ctrl-C
+        takes effect between two steps: the call's requests are dropped, and the LLM stays usable.
         """
-        return self._complete(self._requests(prompts, sampling_params, lora_request, priority, **neutral), use_tqdm)
+        requests = self._requests(prompts, sampling_params, lora_request, priority, **vllm_options)
+        return self._complete(requests, use_tqdm)
 
     def chat(
         self,
@@ -98,16 +103,16 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, each a list of {"role", "content"}, with the chat template.
 
-        options: continue_final_message, chat_template, chat_template_kwargs, chat_template_content_format and tools
-        (render.py).
+        options: those in CHAT_OPTIONS; render_chat() in features/chat_template/render.py explains them.
         """
-        several = isinstance(messages, list) and bool(messages) and all(isinstance(m, list) for m in messages)
-        conversations: list[Any] = messages if several else [messages]
+        conversations: list[Any] = [messages]
+        if isinstance(messages, list) and messages and all(isinstance(item, list) for item in messages):
+            conversations = messages
 
-        def make(conversation: list[Message]) -> dict[str, Any]:
+        def make_prompt(conversation: list[Message]) -> "ChatPrompt":
             return self.chat_prompt(conversation, add_generation_prompt, cache_salt, **options)
 
-        prompts = make_all("conversations", conversations, make)
+        prompts = make_all("conversations", conversations, make_prompt)
         return self.generate(prompts, sampling_params, use_tqdm, lora_request, priority)
 
     def chat_prompt(
@@ -153,13 +158,16 @@ class LLM:
         The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
         """
         params = self._params_list(sampling_params, 1)[0]
-        growing = self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
-        return self._shared.in_kind(growing, params)
+        outputs = self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
+        return self._shared.filtered(outputs, params)
 
-    def beam_search(self, prompts: Any, params: "BeamSearchParams", **options: Any) -> "list[BeamSearchOutput]":
-        """The most probable continuations of prompts, with vLLM's names and scores (features/beam_search).
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: "BeamSearchParams", **options: Any
+    ) -> "list[BeamSearchOutput]":
+        """Find the most probable continuations of prompts, with vLLM's names and scores (features/beam_search).
 
-        options: lora_request; use_tqdm; concurrency_limit: prompts that are searched for at a time. Raises ValueError.
+        options: lora_request, use_tqdm, and concurrency_limit, the number of prompts in progress at the same time.
+        Raises ValueError.
         """
         from nanovllm.features.beam_search.search import beam_search
 
@@ -168,60 +176,67 @@ class LLM:
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields a last output (finish_reason "abort"). Unknown ids are ignored.
 
-        Code that a step calls (a logits processor, on_step, on_kv_events) may ask for it, and for stats(): the request
-        ends with the step. Other calls in the middle of a step raise RuntimeError.
+        A callback that a step runs (a logits processor, on_step, on_kv_events) may call abort() and stats(). Then the
+        request ends when the step ends. Any other method raises RuntimeError in the middle of a step.
         """
         self._shared.abort(request_id)
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
 
-        prefix_cache counts blocks, its hit_tokens tokens; recent_hit_rate is that of the last 1,000 requests since the
-        cache was reset, utilization the share of the pool that is cached. For an interval, subtract two
-        engine.block_manager.stats.snapshot(). batch_invariant says where a prompt's logits have the same bits whatever
-        runs beside it: "on every processor", "on processors that multiply bf16 pairs" (AVX512-BF16), or "not
-        promised". end_tokens: {token id: which of the checkpoint's files call it an end of an answer}.
+        prefix_cache counts blocks, except for hit_tokens, which counts tokens. Its recent_hit_rate is the hit rate of
+        the last 1,000 requests since the cache was reset, and its utilization is the share of the pool that is cached.
+        For an interval, subtract two engine.block_manager.stats.snapshot().
+
+        batch_invariant says where a prompt's logits have the same bits whatever runs beside it: "on every processor",
+        "on processors that multiply bf16 pairs" (AVX512-BF16), or "not promised". end_tokens maps each token id that
+        ends an answer to the names of the checkpoint's files that say so.
         """
         return self._shared.stats()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """See LLMEngine.reset_prefix_cache."""
+        """Forget all cached prefixes, as LLMEngine.reset_prefix_cache describes it."""
         with self._shared.turns:
             return self.engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's generation_config.json as SamplingParams; vLLM's defaults for what it does not say."""
+        """The checkpoint's generation_config.json as SamplingParams, with vLLM's defaults for what it leaves out."""
         return SamplingParams(**self.engine.model_config.generation)
 
     def enqueue(
-        self, prompts: Any, sampling_params: Any = None, lora_request: Any = None, priority: Any = None, **neutral: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
+        priority: int | list[int] | None = None,
+        **vllm_options: Any,
     ) -> list[str]:
-        """Queue prompts, given as to generate(), and compute nothing yet. Returns the requests' ids."""
-        requests = self._requests(prompts, sampling_params, lora_request, priority, **neutral)
+        """Queue prompts and compute nothing yet. The arguments are those of generate(). Returns the requests' ids."""
+        requests = self._requests(prompts, sampling_params, lora_request, priority, **vllm_options)
         self._shared.enqueue(requests)
         self._shared.enqueued += requests
         return [request.request_id for request in requests]
 
     def wait_for_completion(self, output_type: Any = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
-        """Compute what was enqueued. Outputs are in the order in which the prompts came.
+        """Compute what was enqueued. Returns one output for each prompt, in the order in which the prompts came.
 
-        output_type: the outputs' type, which is RequestOutput.
+        output_type is accepted because vLLM has it. The outputs are RequestOutputs, whatever it says.
         """
         requests, self._shared.enqueued = self._shared.enqueued, []
         return self._complete(requests, use_tqdm)
 
     def get_tokenizer(self) -> Any:
-        """The checkpoint's tokenizer (of transformers)."""
+        """The checkpoint's tokenizer, as transformers loads it."""
         return self.engine.tokenizer
 
     def get_metrics(self) -> "list[Metric]":
-        """See LLMEngine.get_metrics; stats() has more, under our names."""
+        """Counters since the engine was built, under vLLM's names; stats() has more, under ours."""
         with self._shared.turns.unless_mine():
             return self.engine.get_metrics()
 
     @property
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
-        """See LLMEngine.on_kv_events."""
+        """A function that is called when the set of cached blocks has changed. See LLMEngine.on_kv_events."""
         return self.engine.on_kv_events
 
     @on_kv_events.setter
@@ -229,29 +244,37 @@ class LLM:
         self.engine.on_kv_events = follower
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """See LLMEngine.start_profile."""
+        """Record what PyTorch does until stop_profile(). Raises ValueError without LLM(profiler_config=...)."""
         self.engine.start_profile(profile_prefix)
 
     def stop_profile(self) -> None:
-        """See LLMEngine.stop_profile."""
+        """End the recording and write its trace. Do nothing if no recording was started."""
         self.engine.stop_profile()
 
     # -- with runner="pooling": arguments and errors are those of features/pooling/calls.py ------------------------
 
-    def encode(self, prompts: Any, pooling_params: Any = None, **options: Any) -> "list[PoolingRequestOutput]":
-        """What embed and classify are made of: outputs.data is a tensor. pooling_task: "embed" or "classify"."""
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: "PoolingParams | Sequence[PoolingParams] | None" = None,
+        **options: Any,
+    ) -> "list[PoolingRequestOutput]":
+        """Compute what embed() or classify() returns, as a tensor in outputs.data.
+
+        The option pooling_task is needed, and says which of the two: "embed" or "classify".
+        """
         from nanovllm.features.pooling import calls
 
         return calls.encode(self, prompts, pooling_params, **options)
 
-    def embed(self, prompts: Any, **options: Any) -> "list[EmbeddingRequestOutput]":
-        """outputs.embedding of each prompt: numbers, as a vector of length 1 if nothing else is asked."""
+    def embed(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> "list[EmbeddingRequestOutput]":
+        """Compute an embedding of each prompt: outputs.embedding, a list of numbers, scaled to length 1 by default."""
         from nanovllm.features.pooling import calls
 
         return calls.embed(self, prompts, **options)
 
-    def classify(self, prompts: Any, **options: Any) -> "list[ClassificationRequestOutput]":
-        """outputs.probs of each prompt, a number for each label of the checkpoint."""
+    def classify(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> "list[ClassificationRequestOutput]":
+        """Compute outputs.probs of each prompt: a number for each label of the checkpoint."""
         from nanovllm.features.pooling import calls
 
         return calls.classify(self, prompts, **options)
@@ -259,7 +282,10 @@ class LLM:
     def score(
         self, data_1: str | list[str], data_2: str | list[str], /, **options: Any
     ) -> "list[ScoringRequestOutput]":
-        """outputs.score of each pair: one query and one document, one and many, or as many of each."""
+        """Compute outputs.score of each pair of a query and a document.
+
+        data_1 is one query, or a list with a query for each document; data_2 is one document or a list of documents.
+        """
         from nanovllm.features.pooling import calls
 
         return calls.score(self, data_1, data_2, **options)
@@ -267,21 +293,32 @@ class LLM:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _requests(
-        self, prompts: Any, sampling_params: Any, lora_request: Any, priority: Any, **neutral: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | list[SamplingParams] | None,
+        lora_request: "LoRARequest | list[LoRARequest | None] | None",
+        priority: int | list[int] | None,
+        **vllm_options: Any,
     ) -> list[Request]:
-        prompt_list = prompts_in(prompts)
-        known_names(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
+        prompt_list = split_prompts(prompts)
+        # Raises ValueError for an unknown name, and for an option of vLLM's whose value would change something.
+        known_names(vllm_options, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
         params_list = self._params_list(sampling_params, len(prompt_list))
-        adapters = for_each("lora_request", lora_request, len(prompt_list))
-        priorities = for_each("priority", priority, len(prompt_list))
-        given = list(zip(prompt_list, params_list, adapters, priorities, strict=True))
-        return make_all("prompts", given, lambda each: self.engine.make_request(*each))
+        adapters = one_per_prompt("lora_request", lora_request, len(prompt_list))
+        priorities = one_per_prompt("priority", priority, len(prompt_list))
+
+        def make_request(arguments: tuple[Any, ...]) -> Request:
+            prompt, params, adapter, priority = arguments
+            return self.engine.make_request(prompt, params, adapter, priority)
+
+        arguments_list = list(zip(prompt_list, params_list, adapters, priorities, strict=True))
+        return make_all("prompts", arguments_list, make_request)
 
     def _complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
         with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
             ours = self._shared.enqueue(requests)
-            # A request that another thread has aborted ends without an output here: request.output() stands in for it.
+            # A request that another thread has aborted ends without an output here. The return makes one for it.
             while len(done) < len(requests) and self.engine.has_unfinished_requests():
                 done.update((output.request_id, output) for output in self._shared.step(ours))
                 advance(len(done))
@@ -291,11 +328,14 @@ class LLM:
         return self.engine.image_processor.open_all(sources, is_trusted)
 
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
-        return for_each("sampling_params", self.get_default_sampling_params() if params is None else params, num)
+        if params is None:
+            params = self.get_default_sampling_params()
+        return one_per_prompt("sampling_params", params, num)
 
     def _stream(self, request: Request) -> Generator[RequestOutput, None, None]:
         with self._shared.aborted_if_interrupted([request]):
-            ours, finished = self._shared.enqueue([request]), False
+            ours = self._shared.enqueue([request])
+            finished = False
             while not finished:
                 outputs = self._shared.step(ours)
                 if request.finished and not outputs:
@@ -305,7 +345,7 @@ class LLM:
                     yield output
 
     def __getattr__(self, name: str) -> Any:
-        """Raises an AttributeError that says what to use instead of a method that vLLM's LLM has."""
+        """Raise an AttributeError; for a method that only vLLM's LLM has, it says what to use instead."""
         from nanovllm.compat.refused import refused_method
 
         raise refused_method(type(self), name)

@@ -21,14 +21,16 @@ class Logprob:
 class CompletionOutput:
     """One sample of a request.
 
-    token_ids includes the token that ended the sequence, text does not. finish_reason is None while running, then
-    "stop" (stop_reason: the stop string or token id; None for EOS), "length", "abort" or "error". logprobs holds one
-    dict per generated token, {token_id: Logprob}, and cumulative_logprob their sum over the chosen tokens.
+    token_ids includes the token that ended the sequence; text does not. finish_reason is None while the sample runs,
+    then "stop", "length", "abort" or "error". After "stop", stop_reason is the stop string or token id, or None for
+    EOS. logprobs holds one dict per generated token, {token_id: Logprob}, and cumulative_logprob is their sum over the
+    chosen tokens.
 
     "error" ends a sample that cannot go on: its logits hold NaN or infinity (damaged weights, an adapter with huge
     numbers), no token is allowed, its grammar has grown beyond llguidance's limits, or one of its logits_processors
-    has raised. The tokens before are here, a warning in the log says why, and other samples and requests go on. The
-    server answers such a request by an error (status 500; 400 for a grammar), a batch job by an error record.
+    has raised. The tokens before the error are kept, a warning in the log says why, and other samples and requests go
+    on. The server answers such a request with an error (status 500; 400 for a grammar), a batch job with an error
+    record.
     """
 
     index: int
@@ -47,7 +49,8 @@ class CompletionOutput:
 class RequestMetrics(DraftRates):
     """Points in time of a request, in seconds of time.perf_counter(); None until they have happened.
 
-    Output tokens, draft tokens that were computed and those that became output (chapter 13) are of the first sample.
+    The counters are those of the first sample: its output tokens, the draft tokens that were computed, and the draft
+    tokens that became output (chapter 13).
     """
 
     arrival_time: float
@@ -78,12 +81,13 @@ class RequestMetrics(DraftRates):
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request and its samples so far. prompt is None where token ids were given.
+    """A request and its samples so far. prompt is None if token ids were given.
 
-    num_cached_tokens: prompt tokens found in the prefix cache when sample 0 was first admitted. vLLM gives that of the
-    sample that ends last, which found what sample 0 had just computed; ours says what the prompt cost. prompt_logprobs:
-    one dict a prompt token, None for the first; as logprobs of a sample. output["text"] and output["token_ids"] are
-    those of sample 0: nano-vllm's generate() returns a dict of these two.
+    num_cached_tokens: prompt tokens found in the prefix cache when sample 0 was first admitted. vLLM reports the number
+    for the sample that ends last, which found what sample 0 had just computed; ours says what the prompt cost.
+    prompt_logprobs: one dict per prompt token, like a sample's logprobs; None for the first token.
+
+    output["text"] and output["token_ids"] are those of sample 0: nano-vllm's generate() returns a dict of these two.
     """
 
     request_id: str
@@ -95,7 +99,7 @@ class RequestOutput:
     metrics: RequestMetrics
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
-    __iter__ = None  # or a class that can be subscripted would count as a sequence
+    __iter__ = None  # without this, Python would iterate by calling __getitem__ with 0, 1, 2 ...
 
     def __getitem__(self, key: str) -> Any:
         if key not in ("text", "token_ids"):

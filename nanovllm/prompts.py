@@ -1,6 +1,6 @@
-"""From what a user gives to token ids: the forms of a prompt. The mirror of detokenizer.py. Chats: render.py."""
+"""Prompts: the forms that a user may give them in, and their token ids. features/chat_template does this for chats."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -12,32 +12,35 @@ Prompt = str | list[int] | dict[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
-def prompts_in(prompts: Any) -> list[Any]:
-    """What a call is given: a list of token ids is one prompt, any other list is many."""
+def split_prompts(prompts: Any) -> list[Any]:
+    """The prompts of a call as a list. A list of token ids is one prompt; any other list holds one prompt per item."""
     if not isinstance(prompts, list | tuple):
         return [prompts]
     is_token_ids = bool(prompts) and all(isinstance(p, Integral) for p in prompts)
     return [list(prompts)] if is_token_ids else list(prompts)
 
 
-def for_each(name: str, given: Any, num: int) -> list[Any]:
-    """One of these for each prompt, of a list or of one for all. Raises ValueError."""
+def one_per_prompt(name: str, given: Any, num_prompts: int) -> list[Any]:
+    """An argument's value for each prompt: `given` is a list of them, or one value for all prompts.
+
+    Raises ValueError for a list of another length.
+    """
     if not isinstance(given, list | tuple):
-        return [given] * num
-    if len(given) != num:
-        raise ValueError(f"{num} prompts need {num} {name} (or one for all), found {len(given)}")
+        return [given] * num_prompts
+    if len(given) != num_prompts:
+        raise ValueError(f"{num_prompts} prompts need {num_prompts} {name} (or one for all), found {len(given)}")
     return list(given)
 
 
 def parse_prompt(
     tokenizer: Any, prompt: Prompt, check: Callable[[str], None] = lambda text: None
 ) -> tuple[str | None, list[int], str | None]:
-    """(text, token ids, cache salt) of a prompt in any of its forms. check: of a text before it is tokenized.
+    """Returns (text, token ids, cache salt) of a prompt in any of its forms. Raises ValueError.
 
-    Raises ValueError.
+    check: called with a text before it is tokenized. It raises ValueError for a text that is too long.
     """
-    fields = prompt if isinstance(prompt, dict) else {}
-    fields = known_names({str(key): value for key, value in fields.items()}, PROMPT_KEYS, "a prompt")
+    given = prompt if isinstance(prompt, dict) else {}
+    fields = known_names({str(key): value for key, value in given.items()}, PROMPT_KEYS, "a prompt")
     salt = fields.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise ValueError(f"cache_salt must be a string that is not empty, found {salt!r}")
@@ -46,8 +49,7 @@ def parse_prompt(
     if text is not None and not isinstance(text, str):
         raise ValueError(f"prompt must be a string, found {type(text).__name__}")
     if token_ids is not None:
-        types = set(map(type, token_ids)) if isinstance(token_ids, list | tuple) else {str}
-        if not all(issubclass(t, Integral) and t is not bool for t in types):
+        if not isinstance(token_ids, list | tuple) or not _are_whole_numbers(token_ids):
             raise ValueError(f"prompt token ids must be a list of whole numbers, found {shorten(token_ids)}")
         return text, [int(t) for t in token_ids], salt
     if text is None:
@@ -57,3 +59,8 @@ def parse_prompt(
         )
     check(text)
     return text, tokenize(tokenizer, text), salt
+
+
+def _are_whole_numbers(token_ids: Sequence[Any]) -> bool:
+    types = set(map(type, token_ids))  # a long prompt has many numbers and few types
+    return all(issubclass(t, Integral) and t is not bool for t in types)

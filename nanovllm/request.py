@@ -5,7 +5,7 @@ A request owns its samples; a sample owns its sequence, its text and its logprob
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence, SequenceStatus
@@ -13,12 +13,18 @@ from nanovllm.detokenizer import Detokenizer
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nanovllm.features.callers.output_kind import OutputFilter
+    from nanovllm.features.logprobs.scores import TokenLogprobs
+
 logger = logging.getLogger("nanovllm")
 
 
 @dataclass
 class Sample:
-    """One of the n continuations of a prompt. logprobs: one dict a token, if the request asked for them."""
+    """One of the n continuations of a prompt. logprobs: one dict per token, if the request asked for them."""
 
     seq: Sequence
     detokenizer: Detokenizer
@@ -30,7 +36,7 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """What may be shown: while the sample runs, only what later tokens cannot change."""
+        """The text that may be shown. While the sample runs, that is only the part that later tokens cannot change."""
         seq, params = self.seq, self.detokenizer.params
         if not params.detokenize:
             return ""
@@ -45,9 +51,9 @@ class Sample:
 
     @property
     def ended_by_token(self) -> bool:
-        """Its last token is the EOS or stop token that ended it."""
+        """Did an EOS or stop token end it? Then its last token is that one."""
         seq = self.seq
-        if seq.finish_reason != "stop" or isinstance(seq.stop_reason, str):  # a str: a stop string
+        if seq.finish_reason != "stop" or isinstance(seq.stop_reason, str):  # a str is a stop string
             return False
         if isinstance(seq.stop_reason, int):  # a stop token
             return True
@@ -58,10 +64,11 @@ class Sample:
         """Why it has ended with finish_reason "error"; "" if it has not."""
         if self.seq.finish_reason != "error":
             return ""
-        gave_up = "".join(part.error for part in (self.seq.grammar, self.seq.functions) if part is not None)
-        return gave_up or "there is no token to choose: the logits hold NaN or infinity, or no token is allowed"
+        reason = "".join(part.error for part in (self.seq.grammar, self.seq.functions) if part is not None)
+        return reason or "there is no token to choose: the logits hold NaN or infinity, or no token is allowed"
 
     def output(self, with_logprobs: bool) -> CompletionOutput:
+        """Everything that the sample has so far."""
         seq = self.seq
         token_ids = seq.generated_token_ids
         logprobs = None
@@ -82,7 +89,10 @@ class Sample:
 
 @dataclass
 class Request:
-    """request_id is "" until it is queued. stream: somebody reads its text while it grows."""
+    """A prompt, its samples, and what has been measured of them.
+
+    request_id is "" until the request is queued. stream: somebody reads its text while it grows.
+    """
 
     request_id: str
     prompt: str | None
@@ -92,9 +102,9 @@ class Request:
     stream: bool
     metrics: RequestMetrics
     num_cached_tokens: int | None = None  # prompt tokens found in the cache when sample 0 was first admitted
-    pooled: Any = None  # of a pooling model: the embedding or the scores, once the prompt has been computed
-    output_filter: Any = None  # an OutputFilter, if step() is to return something other than everything so far
-    # One dict a prompt token; nothing comes before the first, so no logits say how likely it is.
+    pooled: "Tensor | None" = None  # with a pooling model: the embedding or scores, once the prompt has been computed
+    output_filter: "OutputFilter | None" = None  # set if step() is to return something other than everything so far
+    # One dict per prompt token. Nothing comes before the first token, so no logits say how likely it is.
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
 
     @property
@@ -112,20 +122,21 @@ class Request:
             self.num_cached_tokens = seq.num_cached_tokens
             self.metrics.first_scheduled_time = now
 
-    def add_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> None:
-        """Let text, logprobs and metrics grow by the tokens that the scheduler has just appended to a sample.
+    def add_tokens(self, chunk: ScheduledChunk, logprobs: "list[TokenLogprobs | None]", now: float) -> None:
+        """Add the tokens that the scheduler has just appended to a sample to its text, logprobs and metrics.
 
-        logprobs: of each row of the chunk that gave logits, a TokenLogprobs, or None if they are not asked for.
+        logprobs: an entry for each row of the chunk with logits; None if the request asks for no logprobs.
         """
         seq = chunk.seq
         sample = self.samples[seq.sample_index]
         new_token_ids = seq.tokens[chunk.known_end :]
         # With stop strings, the scheduler has given the tokens to this detokenizer: it is the seq.stop_checker.
         if self.text_grows and seq.stop_checker is None:
-            sample.detokenizer.append(new_token_ids[:-1] if sample.ended_by_token else new_token_ids)
-        for found in logprobs[: len(new_token_ids)]:  # rows after a rejected draft token are dropped
-            if found is not None:
-                self.set_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), found)
+            shown_token_ids = new_token_ids[:-1] if sample.ended_by_token else new_token_ids
+            sample.detokenizer.append(shown_token_ids)
+        for of_token in logprobs[: len(new_token_ids)]:  # rows after a rejected draft token are dropped
+            if of_token is not None:
+                self.set_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), of_token)
         if sample.error:
             logger.warning("request %s ends with an error: %s", self.request_id, sample.error.splitlines()[0])
         if seq.sample_index == 0 and new_token_ids:
@@ -133,24 +144,27 @@ class Request:
             self.metrics.last_token_time = now
             self.metrics.count(len(chunk.draft_token_ids), len(new_token_ids))
 
-    def set_logprobs(self, entries: list, token_ids: list[int], position: int, found: Any) -> None:
-        """Write the entry of token_ids[position], dropping any later ones. found: its TokenLogprobs."""
+    def set_logprobs(self, entries: list, token_ids: list[int], position: int, of_token: "TokenLogprobs") -> None:
+        """Set entries[position] to the logprobs of token_ids[position], and drop any later entries.
+
+        entries: the logprobs of a sample or of the prompt.
+        """
         from nanovllm.features.logprobs.entries import make_entries
 
         tokenizer = self.samples[0].detokenizer.tokenizer if self.params.detokenize else None
-        del entries[position:]  # a prompt that is computed again, after a preemption or a failed step, has some
-        entries.append(make_entries(tokenizer, found, token_ids, position))
+        del entries[position:]  # there are some if a prompt is computed again after a preemption or a failed step
+        entries.append(make_entries(tokenizer, of_token, token_ids, position))
 
-    def take_back(self, chunk: ScheduledChunk) -> None:
-        """The step has failed: the chunk's sequence has the tokens from before it, and so have text and logprobs."""
+    def roll_back(self, chunk: ScheduledChunk) -> None:
+        """Undo what a failed step has added to the chunk's sequence, to its text and to its logprobs."""
         seq = chunk.seq
         sample = self.samples[seq.sample_index]
         if chunk.reaches_end:
             seq.truncate(chunk.known_end)
         if seq.sample_index == 0:
-            num_lost = self.metrics.num_output_tokens - seq.num_generated_tokens
-            if num_lost > 0:
-                self.metrics.count(len(chunk.draft_token_ids), num_lost, sign=-1)
+            num_counted = self.metrics.num_output_tokens - seq.num_generated_tokens  # by the step that has failed
+            if num_counted > 0:
+                self.metrics.count(len(chunk.draft_token_ids), num_counted, sign=-1)
             if seq.num_generated_tokens == 0:
                 self.metrics.first_token_time = None
         del sample.logprobs[seq.num_generated_tokens :]
@@ -158,11 +172,11 @@ class Request:
             sample.detokenizer.restart(seq.generated_token_ids)
 
     def filtered(self, output: RequestOutput) -> RequestOutput | None:
-        """An output of this request in the form that its output_kind asks for; None: there is nothing to show."""
+        """An output of this request in the form that its output_kind asks for. None if there is nothing to show."""
         return output if self.output_filter is None else self.output_filter.take(output)
 
     def output(self) -> RequestOutput:
-        """What there is so far."""
+        """Everything that the request has so far."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,

@@ -1,10 +1,10 @@
 """SamplingParams: how the tokens of one request are chosen and when they end (chapter 8).
 
-Names, defaults and meanings are vLLM's. The control plane imports this file, so it loads no wing: what a wing knows
-about a parameter is asked of it when somebody gives one.
+Names, defaults and meanings are vLLM's. The control plane imports this file, so this file imports no feature. Where
+only a feature can check a parameter, the feature is imported when somebody sets that parameter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from numbers import Integral, Real
@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     from nanovllm.features.grammar.params import StructuredOutputsParams
 
 __path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
-MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's limit; each is ranked among all words, at each position
+MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's limit; each of them is ranked in the whole vocabulary, at each position
 
 
 class RequestOutputKind(Enum):
-    """For AsyncLLM, LLM.stream() and LLMEngine.step(); generate() and chat() return whole answers whatever it is.
+    """What the outputs of a running request hold, in AsyncLLM, LLM.stream() and LLMEngine.step().
 
-    CUMULATIVE: each output holds all tokens and the whole text so far. DELTA: each holds what the one before had not,
-    and only samples that have something new; cumulative_logprob is of the whole sample, prompt_logprobs come once.
-    FINAL_ONLY: one output, at the end.
+    CUMULATIVE: each output holds all tokens and the whole text so far.
+    DELTA: each output holds only what is new, and only the samples that have something new. But cumulative_logprob
+    covers the whole sample, and prompt_logprobs come once.
+    FINAL_ONLY: there is one output, at the end.
+
+    generate() and chat() return whole answers, whatever it is.
     """
 
     CUMULATIVE = 0
@@ -38,19 +41,20 @@ class RequestOutputKind(Enum):
 class SamplingParams:
     """Parameters of one request, copied when it is made.
 
-    Applied in this order: structured_outputs, allowed_token_ids, bad_words, logit_bias, logits_processors, penalties,
-    temperature, min_p, top_k, top_p.
+    They are applied in this order: structured_outputs, allowed_token_ids, bad_words, logit_bias, logits_processors,
+    penalties, temperature, min_p, top_k, top_p. Logprobs are computed after structured_outputs and before the others.
 
-    Logprobs are of the logits before all that, structured_outputs apart.
-
-    Raises ValueError for an unknown name, a wrong type or a value out of range, when a field is assigned, too.
+    The constructor, and the assignment of a field, raise ValueError for an unknown name, a wrong type or a value out of
+    range.
     """
 
     n: int = option(1, "samples per prompt; they share the prompt's K/V through the prefix cache", low=1, high=16_384)
     temperature: float = option(1.0, "0 is greedy (the most likely token, always); less than 1e-5 counts as 0", low=0.0)
-    top_p: float = option(1.0, "probability mass to keep", low=MIN_POSITIVE, high=1.0)
+    top_p: float = option(
+        1.0, "keep the most likely tokens until their probabilities add up to this", low=MIN_POSITIVE, high=1.0
+    )
     top_k: int = option(0, "number of tokens to keep; 0 or -1 keeps all", low=-1)
-    min_p: float = option(0.0, "least probability to keep, as a share of the largest", low=0.0, high=1.0)
+    min_p: float = option(0.0, "keep tokens with at least this share of the largest probability", low=0.0, high=1.0)
     seed: int | None = option(
         None,
         "same seed, same tokens, whatever else is in the batch; -1: the engine chooses",
@@ -58,38 +62,42 @@ class SamplingParams:
         high=HIGHEST_SEED,
     )
     max_tokens: int | None = option(16, "most tokens to generate; None: as many as fit in max_model_len", low=1)
-    min_tokens: int = option(0, "before so many tokens neither EOS nor a stop ends the sequence", low=0)
+    min_tokens: int = option(0, "until there are so many tokens, neither EOS nor a stop ends the sequence", low=0)
     stop: list[str] = option(None, "strings that end the text (they are not part of it)")
     stop_token_ids: list[int] = option(None, "token ids that end the sequence, beside the checkpoint's EOS")
     include_stop_str_in_output: bool = option(False, "a stop string, or a stop token's text, is part of the text")
     ignore_eos: bool = option(False, "generate on past EOS")
     logprobs: int | None = option(None, "top tokens to report beside the chosen one, at each position; -1: all", low=-1)
-    logprob_token_ids: list[int] | None = option(None, "tokens to report there instead of the top ones")
+    logprob_token_ids: list[int] | None = option(None, "tokens whose logprobs to report, instead of the top ones")
     prompt_logprobs: int | None = option(
-        None, "the same for the prompt, computed anew then: a cache has no logits", low=-1
+        None, "top tokens to report at each prompt position; the prompt is then computed without the cache", low=-1
     )
     repetition_penalty: float = option(
         1.0, "> 1 discourages tokens of prompt and output (CTRL, arXiv:1909.05858)", low=MIN_POSITIVE, high=MAX_POSITIVE
     )
     presence_penalty: float = option(
-        0.0, "subtracted from the logits of tokens that the output has", low=-2.0, high=2.0
+        0.0, "subtracted from the logits of all tokens that are in the output", low=-2.0, high=2.0
     )
-    frequency_penalty: float = option(0.0, "subtracted from them once for each time", low=-2.0, high=2.0)
-    logit_bias: dict[int, float] | None = option(None, "{token id: what is added to its logit}")
-    allowed_token_ids: list[int] | None = option(None, "no other token is chosen")
-    bad_words: list[str] = option(None, "texts not generated: a token that would complete one is not chosen")
-    logits_processors: list[Any] = option(None, "functions (generated_token_ids, logits_row) -> logits_row")
-    extra_args: dict[str, Any] | None = option(None, "what the classes of LLM(logits_processors=...) are to know")
+    frequency_penalty: float = option(
+        0.0, "subtracted from a token's logit as many times as the token is in the output", low=-2.0, high=2.0
+    )
+    logit_bias: dict[int, float] | None = option(None, "{token id: number that is added to its logit}")
+    allowed_token_ids: list[int] | None = option(None, "the only tokens that may be chosen")
+    bad_words: list[str] = option(None, "texts to avoid: a token that would complete one is not chosen")
+    logits_processors: list[Callable[..., Any]] = option(
+        None, "functions (generated_token_ids, logits_row) -> logits_row"
+    )
+    extra_args: dict[str, Any] | None = option(None, "parameters for the classes of LLM(logits_processors=...)")
     structured_outputs: "StructuredOutputsParams | None" = option(
         None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar"
     )
     detokenize: bool = option(True, "False: the output has token ids and no text")
     skip_special_tokens: bool = option(True, "special tokens are not part of the text")
-    spaces_between_special_tokens: bool = option(True, "where they are, spaces stand between them")
+    spaces_between_special_tokens: bool = option(True, "special tokens in the text have spaces between them")
     output_kind: RequestOutputKind = option(RequestOutputKind.CUMULATIVE, "what outputs of a running request hold")
 
     def clone(self) -> "SamplingParams":
-        """A copy that shares no list, checked as a whole: fields may have been assigned one by one."""
+        """A copy that shares no list. It is checked as a whole, for fields may have been assigned one by one."""
         return replace(self)
 
     def __post_init__(self) -> None:
@@ -107,13 +115,16 @@ class SamplingParams:
             raise ValueError("allowed_token_ids may leave no token of structured_outputs: give one of them")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A field in its one form, as its type says it. The constructor assigns fields, too."""
+        """Check the value of a field, and store it in the form that the field's type says.
+
+        The constructor assigns fields as well, so it checks them here.
+        """
         fields = self.__dataclass_fields__
         if name not in fields:
             from nanovllm.compat.names import accepted
 
             accepted({name: value}, fields, "SamplingParams")
-            return  # it asks for nothing
+            return  # an option of vLLM's, at a value that changes nothing
         if name in ("stop", "bad_words"):
             value = list_of(value, str, "strings", name)
             if "" in value:
@@ -161,7 +172,7 @@ def _bias(value: Any) -> dict[int, float]:
     return bias
 
 
-def _functions(value: Any) -> list[Any]:
+def _functions(value: Any) -> list[Callable[..., Any]]:
     if value is None or value == []:
         return []
     from nanovllm.features.logits_processors.functions import functions_of
@@ -170,7 +181,7 @@ def _functions(value: Any) -> list[Any]:
 
 
 def _output_kind(value: Any) -> RequestOutputKind:
-    number = getattr(value, "value", value)  # of anybody's Enum
+    number = getattr(value, "value", value)  # vLLM's Enum is accepted, too
     if type(number) is not int or number not in range(len(RequestOutputKind)):
         names = ", ".join(kind.name for kind in RequestOutputKind)
         raise ValueError(f"output_kind must be a RequestOutputKind ({names}), found {value!r}")

@@ -17,7 +17,7 @@ class DraftRates:
     num_accepted_tokens: int
 
     def count(self, num_draft_tokens: int, num_new_tokens: int, sign: int = 1) -> None:
-        """A step has checked draft tokens and given new tokens. sign: -1 takes it back."""
+        """Count a step that has checked draft tokens and given new tokens. sign=-1 undoes that."""
         self.num_output_tokens += sign * num_new_tokens
         self.num_draft_tokens += sign * num_draft_tokens
         self.num_accepted_tokens += sign * max(num_new_tokens - 1, 0)
@@ -29,16 +29,24 @@ class DraftRates:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Tokens that a step gives a sequence it samples for: 1, and the accepted ones. None before the first."""
-        return self.num_output_tokens / (self.num_output_tokens - self.num_accepted_tokens or 1) or None
+        """How many tokens a sequence gets in a step that samples for it. None before the first such step.
+
+        It gets the accepted draft tokens and one more. So the steps are the output tokens minus the accepted ones.
+        """
+        if self.num_output_tokens == 0:
+            return None
+        return self.num_output_tokens / max(self.num_output_tokens - self.num_accepted_tokens, 1)
 
 
 @dataclass
 class EngineStats(DraftRates):
     """Counters since the engine was built.
 
-    Prefill counts tokens that were known before their step, decode those computed one by one and accepted draft tokens,
-    output those sampled. num_draft_tokens were computed, num_accepted_tokens became output (chapter 13).
+    num_prefill_tokens      tokens computed for sequences that had not sampled since their admission
+    num_decode_tokens       tokens computed one by one after that, and accepted draft tokens
+    num_output_tokens       tokens that were sampled
+    num_draft_tokens        draft tokens that were computed (chapter 13)
+    num_accepted_tokens     draft tokens that became output
     """
 
     num_steps: int = 0
@@ -51,11 +59,11 @@ class EngineStats(DraftRates):
     num_accepted_tokens: int = 0
 
     def __sub__(self, earlier: "EngineStats") -> "EngineStats":
-        """Between two moments."""
+        """What has been counted between two snapshots."""
         return EngineStats(*(a - b for a, b in zip(astuple(self), astuple(earlier), strict=True)))
 
     def count_scheduled(self, output: "SchedulerOutput") -> None:
-        """A step is about to be computed."""
+        """Count the tokens of a step that is about to be computed."""
         for chunk in output.chunks:
             if chunk.seq.status is SequenceStatus.PREFILL:
                 self.num_prefill_tokens += chunk.end - chunk.start
@@ -63,8 +71,9 @@ class EngineStats(DraftRates):
                 self.num_decode_tokens += 1
 
     def count_step(self, output: "SchedulerOutput", num_finished: int, seconds: float) -> None:
-        """A step has succeeded."""
-        self.num_steps += bool(output.chunks)
+        """Count a step that has succeeded."""
+        if output.chunks:
+            self.num_steps += 1
         self.num_finished_requests += num_finished
         self.step_time_s += seconds
         for chunk in output.chunks:

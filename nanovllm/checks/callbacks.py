@@ -18,7 +18,7 @@ WITHIN_A_STEP = (
 )
 
 
-def told_to(observer: Callable[..., None], *news: Any) -> bool:
+def notify(observer: Callable[..., None], *news: Any) -> bool:
     """Call it. False if it raises, and the log says what. Ctrl-C and the like go on to the caller."""
     try:
         observer(*news)

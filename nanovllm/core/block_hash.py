@@ -5,14 +5,14 @@ prefix. A chain of hashes includes the prefix at the cost of hashing one block:
 
     block_hash = H(parent's block_hash, token ids, extra keys)
 
-The parent implies the position, so that needs no field.
+The parent's hash implies the block's position, so the position needs no field of its own.
 
 The bytes that are hashed decode in only one way (tags, lengths, fixed widths), so different blocks give different
 input to H, and two block hashes are equal only if H itself collides. xxh64 is fast, but somebody who searches for a
 collision will find one. Therefore every hit is verified (block_manager.py), and there is sha256 for tenants who do not
 trust each other.
 
-Extra keys tell apart what equal token ids may hide:
+Extra keys make a difference where equal token ids do not mean equal K/V:
 - cache_salt enters the first block, and through the chain every later one;
 - lora_id enters every block: adapters change K and V from the first token on;
 - a multimodal span (an image's placeholders all have the same id) enters each block it overlaps, as the content's
@@ -36,7 +36,7 @@ class MMSpan(NamedTuple):
     content_hash: str
 
 
-ExtraKeys = tuple[tuple, ...]
+ExtraKeys = tuple[tuple, ...]  # each is ("salt", text), ("lora", id) or ("mm", content hash, relative start)
 
 HASH_FUNCTIONS: dict[str, Callable[[bytes], bytes]] = {
     "xxh64": xxhash.xxh64_digest,
@@ -51,7 +51,7 @@ def extra_keys(
     lora_id: int | None = None,
     mm_spans: Sequence[MMSpan] = (),
 ) -> ExtraKeys:
-    """What enters the hash of this block beside its parent and its token ids. () for plain text."""
+    """What enters the hash of this block besides its parent's hash and its token ids. () for plain text."""
     keys: list[tuple] = []
     if cache_salt is not None and block_index == 0:
         keys.append(("salt", cache_salt))
@@ -67,8 +67,8 @@ def extra_keys(
 class BlockHasher:
     """Hashes blocks of `block_size` tokens to 8 bytes (xxh64) or 32 (sha256).
 
-    adapter_digest: of the content of the adapter with this lora_id. With it, hashes hold in every process; without it
-    only in this one, for a lora_id is whatever number an adapter got here.
+    adapter_digest: a function that returns the digest of an adapter's content, given its lora_id. With it, hashes hold
+    in every process. Without it they hold in this process only, for a lora_id is whatever number an adapter got here.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class BlockHasher:
             return b"S" + _encode_text(key[1])
         if key[0] == "mm":
             return b"M" + _encode_text(key[1]) + struct.pack("<q", key[2])
-        # "lora"
+        # The only other kind is "lora".
         if self._adapter_digest is not None:
             return b"A" + _encode_text(self._adapter_digest(key[1]))
         return b"L" + struct.pack("<q", key[1])

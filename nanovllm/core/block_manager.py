@@ -107,13 +107,15 @@ class FreeBlockQueue:
 
     def _insert(self, before: Block, block: Block, after: Block) -> None:
         assert block.next_free is None, f"block {block.block_id} is in the free queue already"
-        before.next_free, block.prev_free = block, before
-        block.next_free, after.prev_free = after, block
+        block.prev_free = before
+        block.next_free = after
+        before.next_free = block
+        after.prev_free = block
         self._len += 1
 
     def remove(self, block: Block) -> None:
-        before, after = block.prev_free, block.next_free
-        before.next_free, after.prev_free = after, before
+        block.prev_free.next_free = block.next_free
+        block.next_free.prev_free = block.prev_free
         block.prev_free = block.next_free = None  # type: ignore[assignment]
         self._len -= 1
 
@@ -149,7 +151,7 @@ Listener = Callable[[BlockEvent], None]
 
 
 def broadcast(*listeners: Listener | None) -> Listener | None:
-    """One listener that tells each of these, in this order; None if there is none."""
+    """One listener that calls each of the given ones, in this order; None if none is given."""
     given = [listener for listener in listeners if listener is not None]
     if len(given) < 2:
         return given[0] if given else None
@@ -217,9 +219,9 @@ class BlockManager:
     def allocate_with_prefix(self, seq: Sequence) -> bool:
         """Reuse the longest cached prefix of seq.tokens and reserve fresh blocks for the rest.
 
-        For all its tokens, not only those of the first chunk: a prompt in chunks never waits for blocks. Sets
-        block_table, num_cached_tokens and num_computed_tokens. A fully cached sequence still computes its last token,
-        to have logits to sample from. Returns False, with nothing changed, when the pool cannot hold it.
+        It reserves blocks for all tokens, not only for those of the first chunk, so a prompt in chunks never waits for
+        blocks. It sets block_table, num_cached_tokens and num_computed_tokens. A fully cached sequence still computes
+        its last token, to have logits to sample from. Returns False, with nothing changed, if the pool cannot hold it.
         """
         assert seq.tokens and not seq.block_table, f"{seq} is empty or already holds blocks"
         found = self.get_computed_blocks(seq)
@@ -256,7 +258,9 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return
         num_full_blocks = seq.num_computed_tokens // self.block_size
-        for index in range(seq.num_registered_blocks, 0 if seq.hash_collision else num_full_blocks):
+        for index in range(seq.num_registered_blocks, num_full_blocks):
+            if seq.hash_collision:
+                break
             block = self.blocks[seq.block_table[index]]
             block_hash, content = self.hash_block(seq, index)
             copies = self.hash_to_block.setdefault(block_hash, {})
@@ -273,7 +277,7 @@ class BlockManager:
             self.snapshots.take(seq, self.block_size)
 
     def append_slots(self, seq: Sequence, num_tokens: int = 1) -> bool:
-        """Grow the table to hold num_computed_tokens + num_tokens. False, with nothing changed, when it can't."""
+        """Grow the table to hold num_computed_tokens + num_tokens. False, with nothing changed, if it can't."""
         num_needed = self.num_blocks_for(seq.num_computed_tokens + num_tokens) - len(seq.block_table)
         if num_needed > len(self.free_blocks):
             return False
@@ -361,9 +365,9 @@ class BlockManager:
     def clear(self) -> None:
         """Make every block free and uncached, in whatever state the pool is.
 
-        Also after a step that has failed: the exception may have come between any two lines of this file, so nothing
-        is undone, and everything is built anew. If clear() is interrupted too, it is called again. The sequences'
-        own fields are the caller's to reset.
+        It is called after a step that has failed, too. The exception may have come between any two lines of this file,
+        so it undoes nothing and builds everything anew. If clear() itself is interrupted, it is called again. The
+        caller resets the sequences' own fields.
         """
         for block in self.blocks:
             block.ref_count = 0
@@ -382,22 +386,22 @@ class BlockManager:
     # -- parts of the above; core/tiers uses touch, take_fresh_blocks and uncache ----------------------------------
 
     def _reusable(self, seq: Sequence, blocks: list[Block]) -> list[Block]:
-        """Those of the cached blocks with which the sequence can begin."""
+        """Those of the cached blocks that the sequence can use: all, unless the model has states (core/snapshots)."""
         if self.snapshots is None:
             return blocks
         return self.snapshots.reusable(seq, blocks, self.block_size)
 
     def _has_room(self, seq: Sequence, hits: list[Block]) -> bool:
-        """Can the rest of the sequence have fresh blocks?"""
+        """Are there enough free blocks for the part of the sequence that is not in `hits`?"""
         if self.snapshots is not None and not self.snapshots.can_allocate():
             return False
         num_fresh = self.num_blocks_for(len(seq.tokens)) - len(hits)
-        # Unreferenced hits are in the free queue, too: it must hold the fresh blocks beside them.
+        # The free queue holds the unreferenced hits as well. They leave it, and the fresh blocks must still be in it.
         num_unreferenced = sum(block.ref_count == 0 for block in hits)
         return num_fresh + num_unreferenced <= len(self.free_blocks)
 
     def touch(self, blocks: list[Block]) -> None:
-        """Take a reference to each of these blocks. It leaves the free queue, so it is not evicted."""
+        """Take a reference to each of these blocks. Those in the free queue leave it, so none of them is evicted."""
         for block in blocks:
             if block.ref_count == 0:
                 self.free_blocks.remove(block)
@@ -416,7 +420,7 @@ class BlockManager:
             self._emit("allocate", block.block_id, seq.seq_id)
 
     def uncache(self, block: Block) -> None:
-        """Take a block's hash away, so that nobody finds it any more. Other copies stay. Harmless if it has none."""
+        """Take a block's hash away, so that nobody finds it. Other copies stay. Does nothing if there is no hash."""
         block_hash = block.block_hash
         if block_hash is None:
             return

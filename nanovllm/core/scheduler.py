@@ -1,9 +1,9 @@
 """Scheduler: which tokens of which sequences are computed in the next step (chapters 5 and 6).
 
-There is no prefill step and no decode step. Each sequence has tokens and a count of those computed; a step gives
-it some more, within a budget of tokens, and when the count reaches the end the step samples one. A whole prompt, a
-chunk of one, the tail after a prefix hit, a sequence resumed after preemption and an ordinary decode differ in numbers
-only (chunked prefill: Sarathi-Serve, arXiv:2403.02310; continuous batching: Orca, OSDI 2022).
+There is no prefill step and no decode step. Each sequence has tokens and a count of those that are computed. A step
+computes some more of them, within a budget of tokens, and when the count reaches the end it samples the next token. A
+whole prompt, a chunk of one, the tail after a prefix hit, a sequence resumed after preemption and an ordinary decode
+differ in numbers only (chunked prefill: Sarathi-Serve, arXiv:2403.02310; continuous batching: Orca, OSDI 2022).
 
 Invariants:
 - a sequence in `waiting` holds no blocks and has computed nothing;
@@ -40,8 +40,8 @@ class ScheduledChunk:
         K/V is written                             write_start ................ to end
         rows with logits                                         [x        x          x]
 
-    write_start      the first position whose K/V is written: start, or end for the last token of a fully cached prompt,
-                     whose K/V is in a shared block already and which is computed for its logits only
+    write_start      the first position whose K/V is written. Usually it is start. It is end for the last token of a
+                     fully cached prompt: its K/V is in a shared block already, and only its logits are wanted
     draft_token_ids  tokens that may follow the known ones (features/speculation); mostly none
     reaches_end      known_end is the end of the known tokens. So the row before it gives the next token, and the row
                      of each draft token the token after that. False for a chunk that ends inside a prompt.
@@ -74,7 +74,7 @@ class ScheduledChunk:
     def sampled_seqs(self) -> list[Sequence]:
         """One sequence for each row with logits: seq itself, then for each draft token a copy that ends with it.
 
-        The copies are for the sampler to read: they share all but their tokens with seq.
+        The sampler may only read the copies, for they share everything except their tokens with seq.
         """
         seqs = [self.seq] if self.reaches_end else []
         for n in range(1, self.num_logits):
@@ -161,7 +161,7 @@ class Scheduler:
     # -- the queue ------------------------------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
-        """Put a sequence in the queue, after all of its priority. ValueError if it is too long, or empty."""
+        """Queue a sequence behind the others of its priority. Raises ValueError if it is empty or too long."""
         max_tokens = self.max_model_len if seq.pools else self.max_model_len - 1  # one place is for the first token
         if not 1 <= len(seq.tokens) <= max_tokens:
             bounds = f"1 to {max_tokens} tokens (max_model_len={self.max_model_len}, prompt and output)"
@@ -183,9 +183,9 @@ class Scheduler:
             self.block_manager.free(seq)
 
     def restart(self, seqs: Iterable[Sequence]) -> None:
-        """Begin anew with these sequences, in the order given within a priority; the pool is forgotten.
+        """Empty the pool and queue these sequences again. Within a priority they keep the order given.
 
-        For a step that has failed: the queues, the pool and the sequences' blocks may be in any state.
+        It follows a failed step: the queues, the pool and the sequences' blocks may be in any state.
         """
         self.block_manager.clear()
         self.seqs = {seq.seq_id: seq for seq in seqs}
@@ -212,7 +212,7 @@ class Scheduler:
     def schedule(self, drafts: Mapping[int, list[int]] = {}) -> SchedulerOutput:
         """Choose the next step's chunks: running sequences first, in their order, then admissions.
 
-        drafts: {seq_id: tokens that may follow those of a running sequence}. They get what room the others leave.
+        drafts: {seq_id: draft tokens of a running sequence}. They share the budget that all other tokens leave.
         """
         chunks: list[ScheduledChunk] = []
         preempted: list[Sequence] = []
@@ -247,10 +247,10 @@ class Scheduler:
         return SchedulerOutput(chunks, preempted, num_tokens=self.max_num_batched_tokens - budget)
 
     def update(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[Sequence]:
-        """Take the step's result: sequences grow by the sampled tokens, and end. Returns those that have ended.
+        """Append a step's sampled tokens to their sequences. Returns the sequences that have ended.
 
-        sampled_token_ids: of each chunk, a token for each row with logits: none for a chunk inside a prompt. Between
-        schedule() and update() no sequence may be aborted; an engine puts that off.
+        sampled_token_ids: for each chunk, a token for each row with logits; a chunk that ends inside a prompt has none.
+        No sequence may be aborted between schedule() and update(): the engine aborts it after the step.
         """
         finished = []
         for chunk, token_ids in zip(output.chunks, sampled_token_ids, strict=True):
@@ -301,8 +301,8 @@ class Scheduler:
     def make_chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
         """Give a running sequence its next num_tokens tokens, and register the blocks that they fill.
 
-        Registered *before* they are computed, so that a sequence admitted later in the same step shares them. It reads
-        nothing that is not there: in every layer all K/V of the step is written before any attention reads.
+        Blocks are registered *before* they are computed, so that a sequence admitted later in the same step shares
+        them. It never reads K/V that is missing: every layer writes all K/V of the step before any attention reads.
 
             schedule:  A gets tokens 0..31, registers blocks 0 and 1     B finds 0 and 1, gets tokens 32..39
             layer 1:   write K/V of A 0..31 and B 32..39   then   attention of A and B        layer 2: the same ...
@@ -312,13 +312,13 @@ class Scheduler:
         return chunk
 
     def add_drafts(self, chunks: list[ScheduledChunk], drafts: Mapping[int, list[int]], budget: int) -> int:
-        """Replace chunks by longer ones, with draft tokens, where slots are left. Returns the budget that is left."""
+        """Replace chunks by longer ones with draft tokens, where there are slots. Returns the budget that is left."""
         for i, chunk in enumerate(chunks):
             draft = drafts.get(chunk.seq.seq_id)
             if draft and chunk.reaches_end:
                 draft = draft[: min(budget, self.num_tokens_left(chunk.seq) - 1)]
                 draft = draft[: self.num_draft_slots(chunk.seq, len(draft))]
-                # num_computed_tokens is the end of the known tokens by now (make_chunk): these slots come after it.
+                # make_chunk has moved num_computed_tokens to the end of the known tokens; these slots follow it.
                 has_slots = self.block_manager.append_slots(chunk.seq, len(draft))
                 assert has_slots, "num_draft_slots has counted them"
                 chunks[i] = replace(chunk, end=chunk.end + len(draft), draft_token_ids=draft)
@@ -326,22 +326,25 @@ class Scheduler:
         return budget
 
     def num_draft_slots(self, seq: Sequence, num_tokens: int) -> int:
-        """How many of num_tokens draft tokens may have a slot. Always those left in its last block.
+        """How many of num_tokens draft tokens get a slot. They may always use what is left of the last block.
 
-        Fresh blocks only if nobody waits and each running sequence could have one more after that.
+        They get fresh blocks only if no sequence waits and each running one could still have another block after that.
         """
         manager = self.block_manager
-        num_slots = len(seq.block_table) * manager.block_size - seq.num_computed_tokens
-        if num_tokens <= num_slots:
+        num_slots_left = len(seq.block_table) * manager.block_size - seq.num_computed_tokens
+        if num_tokens <= num_slots_left:
             return num_tokens
-        num_spare_blocks = 0 if self.waiting else len(manager.free_blocks) - len(self.running)
-        return num_tokens if manager.num_blocks_for(num_tokens - num_slots) <= num_spare_blocks else num_slots
+        if self.waiting:
+            return num_slots_left
+        num_fresh_blocks = manager.num_blocks_for(num_tokens - num_slots_left)
+        num_spare_blocks = len(manager.free_blocks) - len(self.running)
+        return num_tokens if num_fresh_blocks <= num_spare_blocks else num_slots_left
 
     def preempt_last(self) -> Sequence:
-        """Preempt the last running sequence: of those of the lowest importance, the one admitted last. Returns it.
+        """Preempt the last running sequence, the one that was admitted last among the least important. Returns it.
 
         It waits before all others of its priority, for it was admitted before them. Its blocks stay cached until
-        they are taken; admitted again, it starts from what is left of them.
+        they are taken. When it is admitted again, it starts from what is left of them.
         """
         seq = self.running.pop()
         self.block_manager.free(seq)
@@ -355,8 +358,8 @@ class Scheduler:
     def accept_tokens(self, chunk: ScheduledChunk, token_ids: list[int]) -> None:
         """Append the sampled tokens, up to the first that differs from its draft token or ends the sequence.
 
-        token_ids: what each row with logits sampled. A draft token is accepted if it is the token sampled in its place;
-        the token after the last accepted one is appended, too, and those after it were computed for nothing.
+        token_ids: what each row with logits sampled. A draft token is accepted if it is the token sampled in its place.
+        The token sampled after the last accepted one is appended, too. The rest were computed for nothing.
         """
         seq = chunk.seq
         seq.status = SequenceStatus.DECODE
@@ -374,10 +377,10 @@ class Scheduler:
             self.finish(seq, reason, stop_reason)
 
     def check_stop(self, seq: Sequence, token_id: int) -> tuple[str | None, int | str | None]:
-        """(finish_reason, stop_reason) after token_id; (None, None): the sequence goes on.
+        """Returns (finish_reason, stop_reason) after token_id; (None, None) if the sequence goes on.
 
-        To be called once for each new token: the stop checker and the grammar take the token in, unless EOS or a stop
-        token has ended the sequence before.
+        Call it once for each new token: the stop checker and the grammar take the token in, unless it is the EOS or
+        stop token that ends the sequence.
         """
         params = seq.sampling_params
         if token_id == NO_TOKEN:
@@ -392,7 +395,8 @@ class Scheduler:
             if stop_string is not None:
                 return "stop", stop_string
         if seq.grammar is not None and seq.grammar.is_complete(seq.generated_token_ids):
-            return "error" if seq.grammar.error else "stop", None
+            reason = "error" if seq.grammar.error else "stop"
+            return reason, None
         if self.num_tokens_left(seq) <= 0:
             return "length", None
         return None, None

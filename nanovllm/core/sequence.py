@@ -5,10 +5,19 @@ A sequence knows nothing of schedulers or tensors; they write their progress int
 
 from enum import Enum, auto
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nanovllm.core.block_hash import MMSpan
 from nanovllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from nanovllm.core.snapshots.state import SequenceState
+    from nanovllm.detokenizer import Detokenizer
+    from nanovllm.features.grammar.grammar import AfterReasoning, Grammar
+    from nanovllm.features.images.prompt_images import PromptImages
+    from nanovllm.features.logits_processors.bad_words import BadWords
+    from nanovllm.features.logits_processors.functions import CallersFunctions
+    from nanovllm.features.lora.adapter import Adapter
 
 
 class SequenceStatus(Enum):
@@ -31,7 +40,8 @@ class Sequence:
     block_table             ids of the blocks that hold its K/V, in the order of its tokens; append-only while it runs
     block_hashes            hashes of its full blocks, computed when they are needed and kept (see block_hash.py)
     num_registered_blocks   blocks at its beginning that it has registered or found in the prefix cache
-    hash_collision          another block's content has the hash of one of its blocks: no more of them are registered
+    hash_collision          one of its blocks has the hash of a cached block with other content; from that block on,
+                            none of its blocks is registered
     was_admitted            it has had blocks; if it waits, it was preempted, or its step has failed
     awaits_blocks           it waits for K/V that is on its way into the pool (core/tiers); others may pass it
 
@@ -71,20 +81,20 @@ class Sequence:
         self.was_admitted = False
         self.awaits_blocks = False
 
-        # What the engine adds, most of it for some requests only.
-        self.request_id = ""  # of the request that it is a sample of
+        # The engine sets these, most of them for some requests only.
+        self.request_id = ""  # the request that this sequence belongs to
         self.priority = 0  # the lowest number comes first
-        self.stop_checker: Any = None  # its sample's Detokenizer, if it has stop strings: gets each token it accepts
+        self.stop_checker: Detokenizer | None = None  # its sample's, if it has stop strings; gets each accepted token
         self.skip_prefix_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
         self.pools = False  # its last hidden state is wanted, and no token is sampled (features/pooling)
-        self.bad_words: Any = None  # texts not to generate (features/logits_processors/bad_words.py)
-        self.images: Any = None  # of its prompt, with their placeholders (features/images/prompt_images.py)
-        self.state: Any = None  # of a hybrid model, while it runs (core/snapshots/state.py)
-        self.adapter: Any = None  # the weights that lora_id names (features/lora/adapter.py)
-        self.grammar: Any = None  # what the output must fit (features/grammar/grammar.py)
-        self.functions: Any = None  # the caller's, on its logits (features/logits_processors/functions.py)
+        self.bad_words: BadWords | None = None  # texts that must not be generated
+        self.images: PromptImages | None = None  # of its prompt, with their placeholders
+        self.state: SequenceState | None = None  # of a running sequence, if the model is a hybrid one
+        self.adapter: Adapter | None = None  # the weights that lora_id names
+        self.grammar: Grammar | AfterReasoning | None = None  # what the output must fit
+        self.functions: CallersFunctions | None = None  # functions of the caller that change its logits
 
-        # A sample's noise depends on these and on the token's position in the output, on nothing else (sampler.py).
+        # The random numbers of a sample depend on these two and on the token's position in the output (sampler.py).
         self.seed = self.seq_id if sampling_params.seed is None else int(sampling_params.seed)
         self.sample_index = 0
 
@@ -100,7 +110,10 @@ class Sequence:
         self.tokens.append(token_id)
 
     def reset(self) -> None:
-        """Wait, with nothing computed. Its blocks have been freed already; an admission sets the rest anew."""
+        """Wait again, with nothing computed. Its blocks have been freed already.
+
+        The next admission sets num_registered_blocks and hash_collision.
+        """
         self.status = SequenceStatus.WAITING
         self.block_table = []
         self.state = None
@@ -108,7 +121,7 @@ class Sequence:
         self.num_cached_tokens = 0
 
     def truncate(self, num_tokens: int) -> None:
-        """Go back to the first num_tokens tokens, as if it had never had more: it has not ended, and it waits."""
+        """Go back to the first num_tokens tokens, as if there had never been more. The sequence is waiting then."""
         del self.tokens[num_tokens:]
         self.block_hashes.clear()  # they are computed again when they are needed
         self.finish_reason = None

@@ -13,7 +13,7 @@ from contextlib import suppress
 from threading import TIMEOUT_MAX, Condition
 from typing import Any
 
-from nanovllm.checks.callbacks import told_to
+from nanovllm.checks.callbacks import notify
 from nanovllm.checks.exits import Worker, finish_at_exit
 from nanovllm.checks.forks import check_process
 from nanovllm.engine import LLMEngine
@@ -146,7 +146,7 @@ class EngineThread:
     def forget(self, requests: list[Request], reason: str = "abort") -> None:
         """End requests, queued or not; their blocks are free before the next step."""
         queued = self.engine.requests
-        told_to(self.on_end, [r for r in requests if not r.finished and queued.get(r.request_id) is r], reason)
+        notify(self.on_end, [r for r in requests if not r.finished and queued.get(r.request_id) is r], reason)
         self.engine.abort_requests(requests)
         for request in requests:  # one that was refused may have the id of another
             reader = self.readers.get(request.request_id)

@@ -3,7 +3,7 @@
     paged_attention(q, k_cache, v_cache, batch, window=0) -> out
 
 q and out are [T, num_heads, head_dim]; the caches are one layer's. Row i of sequence b attends causally to positions
-0 .. seqlens_k[b] - query_len[b] + i, whose K/V are found through block_tables[b]; this step's own K/V were written
+0 .. seqlens_k[b] - query_lens[b] + i, whose K/V are found through block_tables[b]; this step's own K/V were written
 before. Scores are scaled by head_dim ** -0.5; num_heads / num_kv_heads query heads share a KV head (grouped-query
 attention, arXiv:2305.13245). With a window, a row attends only to the last `window` positions of these
 (windowed_attention.py).
@@ -22,20 +22,20 @@ from nanovllm.worker.batch import Batch, cdiv, move_together
 # Decodes are grouped so that a group's gathered keys, padding included, are no more than this, unless a single sequence
 # has more.
 MAX_GATHERED_KEYS = 1 << 16
-TILE_ROWS = 128
+TILE_ROWS = 128  # query rows of a longer sequence that are computed at a time
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
-    """See the top of this file for shapes and meaning."""
+    """Attention of each row of q to the keys that it may see; the top of this file says which, and has the shapes."""
     if window:
         from nanovllm.features.positions.windowed_attention import windowed_attention
 
         out = windowed_attention(q, k_cache, v_cache, batch, window)
     else:
         out = _attention(q, k_cache, v_cache, batch)
-    # A masked value that is NaN makes its row NaN (0 * NaN). On a GPU each layer would wait for the answer, so there
-    # only _decode replaces what is masked by zeros: a prompt whose K/V holds NaN may spoil earlier rows of its own
-    # blocks, and whoever reuses these blocks ends with an error, too.
+    # A value that is NaN spoils rows that mask it, too: 0 * NaN is NaN. On a CPU these rows are computed again, one by
+    # one. On a GPU, to look for NaN would make each layer wait, so there only _decode replaces masked values by zeros.
+    # A prompt whose K/V holds NaN may then spoil its earlier rows, and whoever reuses its blocks ends with an error.
     if out.device.type == "cpu" and not out.isfinite().all():
         from nanovllm.features.positions.windowed_attention import attention_row_by_row
 
@@ -64,7 +64,8 @@ def _decode_groups(batch: Batch, block_size: int) -> list[Group]:
     """The sequences with one query row, those of similar lengths together. The layers of a step share them."""
     decodes = [b for b, num_rows in enumerate(batch.query_lens) if num_rows == 1]
     groups: list[list[int]] = []
-    for b in sorted(decodes, key=batch.key_lens.__getitem__):
+    for b in sorted(decodes, key=lambda b: batch.key_lens[b]):
+        # The shortest come first, so a group is padded to the length of the one that joins it last.
         if not groups or (len(groups[-1]) + 1) * batch.key_lens[b] > MAX_GATHERED_KEYS:
             groups.append([])
         groups[-1].append(b)
@@ -88,14 +89,15 @@ def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, seqlens
     # The query heads that share a KV head become query rows, so K and V are not repeated.
     q = q.view(n, k.shape[1], -1, head_dim)
     mask = torch.arange(k.shape[2], device=q.device) < seqlens_k[:, None]  # [n, padded_len]
-    if q.device.type != "cpu":  # NaN in a key that is masked would outlive the mask: 0 * NaN is NaN
-        k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
+    if q.device.type != "cpu":  # a NaN that is masked would outlive the mask: 0 * NaN is NaN
+        masked = ~mask[:, None, :, None]
+        k, v = k.masked_fill(masked, 0), v.masked_fill(masked, 0)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
     return out.reshape(n, num_heads, head_dim)
 
 
 def _prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, b: int, out: Tensor) -> None:
-    """The rows of one sequence. q, out: [rows, num_heads, head_dim]."""
+    """Compute the rows of sequence b into out. q, out: [rows, num_heads, head_dim]."""
     num_rows, _, head_dim = q.shape
     num_keys, num_kv_heads = batch.key_lens[b], k_cache.shape[2]
     table = batch.block_tables[b : b + 1, : cdiv(num_keys, k_cache.shape[1])]
@@ -106,9 +108,12 @@ def _prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, b: int, 
     for start in range(0, num_rows, TILE_ROWS):
         rows = q[:, :, start : start + TILE_ROWS]
         tile = rows.shape[2]
-        seen = num_keys - num_rows + start  # keys that every row of the tile sees; it sees one more of its own a row
-        scores = (rows.reshape(num_kv_heads, -1, head_dim) @ k[:, : seen + tile].mT).view(*rows.shape[:3], -1)
-        later = position[:tile, None] < position[:tile]
-        scores[..., seen:].masked_fill_(later, -torch.inf)
-        result = scores.softmax(-1).view(num_kv_heads, -1, seen + tile) @ v[:, : seen + tile]
+        # Every row of the tile sees the keys before the tile, and row i also sees the first i + 1 keys of the tile.
+        num_before = num_keys - num_rows + start
+        end = num_before + tile
+        scores = rows.reshape(num_kv_heads, -1, head_dim) @ k[:, :end].mT  # [num_kv_heads, group_size * tile, end]
+        scores = scores.view(*rows.shape[:3], end)
+        is_later = position[:tile, None] < position[:tile]
+        scores[..., num_before:].masked_fill_(is_later, -torch.inf)
+        result = scores.softmax(-1).view(num_kv_heads, -1, end) @ v[:, :end]
         out[start : start + tile] = result.view(num_kv_heads, -1, tile, head_dim).permute(2, 0, 1, 3).flatten(1, 2)

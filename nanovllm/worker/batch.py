@@ -34,14 +34,15 @@ class Batch:
     cu_seqlens_q           [B + 1]   sequence b's tokens are rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]
     seqlens_k              [B]       tokens that the last of those rows attends to: all so far, itself included
     block_tables           [B, max_blocks]   padded with 0; what is found there is masked
-    logits_rows            [R]       rows whose hidden state is needed: those that sample, in the order of the chunks,
-                                     then the prompt rows whose logprobs are wanted (SamplingBatch.prompt_rows)
-    max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without waiting for a device
-    segments               [S, 8]    of a hybrid model's states: core/snapshots/segments.py; None for other models. They
-                                     say which slots the host takes, and stay in its memory
+    logits_rows            [R]       rows whose hidden state is needed. First come the rows that sample, in the order of
+                                     the chunks, then prompt rows whose logprobs are wanted (SamplingBatch.prompt_rows)
+    max_query_len                    the most rows that one sequence has
+    max_key_len                      the largest of seqlens_k. Both are known without waiting for a device
+    segments               [S, 8]    where a hybrid model's states are read and written (core/snapshots/segments.py);
+                                     None for other models. They stay in the CPU's memory
     image_rows, images     where the step has placeholders of images, and the vectors that stand in for their
                            embeddings, once the tower has made them: features/images/rows.py
-    attn_metadata          what a backend works out in the first layer and uses in the others: a cache of one step.
+    attn_metadata          a cache for one step: what a backend works out in the first layer and uses in the others.
                            replace() begins with an empty one
     """
 
@@ -82,11 +83,11 @@ class Batch:
             tables.append(table[: cdiv(chunk.end, block_size)])
             logits_rows += range(len(input_ids) - chunk.num_logits, len(input_ids))
         width = max(map(len, tables))
+        query_lens = [chunk.end - chunk.start for chunk in output.chunks]
 
         def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=dtype)
 
-        query_lens = [chunk.end - chunk.start for chunk in output.chunks]
         segments = None
         if output.chunks[0].seq.state is not None:
             from nanovllm.core.snapshots.segments import step_segments
@@ -104,15 +105,14 @@ class Batch:
             max_key_len=max(seqlens_k),
             segments=segments,
         )
-        batch.attn_metadata.update(
-            query_lens=query_lens, key_lens=seqlens_k
-        )  # known here: reading a tensor waits for a GPU
+        # They are known here. To read them from a tensor would mean to wait for a GPU.
+        batch.attn_metadata.update(query_lens=query_lens, key_lens=seqlens_k)
         return batch
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch in a device's memory, by one copy that nothing waits for.
+        """The same batch in a device's memory, moved by one non-blocking copy.
 
-        Numbers that the host needs during the step are computed on the host first, so it never waits for the device.
+        What the host needs to know during the step is computed on the host first, so it never waits for the device.
         """
         if device.type == "cpu":
             return self
@@ -123,11 +123,11 @@ class Batch:
         batch.attn_metadata.update(query_lens=self.query_lens, key_lens=self.key_lens, written=(rows, slots))
         return batch
 
-    # Worked out once a step, by whoever asks first, and kept in attn_metadata.
+    # These are worked out once per step, when somebody first asks for them, and kept in attn_metadata.
 
     @property
     def query_lens(self) -> list[int]:
-        """Rows of each sequence."""
+        """How many rows each sequence has."""
         if "query_lens" not in self.attn_metadata:
             self.attn_metadata["query_lens"] = self.cu_seqlens_q.diff().tolist()
         return self.attn_metadata["query_lens"]
@@ -151,18 +151,20 @@ class Batch:
 
 
 def move_together(tree: Any, device: torch.device) -> Any:
-    """Nested tuples, lists and dicts of tensors, in a device's memory: by one copy that nothing waits for.
+    """Move all tensors in nested tuples, lists and dicts to a device, by one non-blocking copy. Returns such a tree.
 
     All numbers travel in one pinned buffer, in which each tensor begins at a multiple of 16 bytes: Triton compiles a
     kernel anew for a pointer that does not. What is not a tensor stays as it is.
     """
-    tensors = list({id(x): x for x in _tensors_in(tree)}.values())
+    tensors = list({id(x): x for x in _tensors_in(tree)}.values())  # a tensor that occurs twice is moved once
     if device.type == "cpu" or not tensors:
         return tree
     padded = [F.pad(x.flatten().view(torch.uint8), (0, -x.nbytes % 16)) for x in tensors]
     packed = torch.cat(padded).pin_memory().to(device, non_blocking=True)
     parts = packed.split([len(x) for x in padded])
-    moved = {id(x): part[: x.nbytes].view(x.dtype).view(x.shape) for x, part in zip(tensors, parts, strict=True)}
+    moved: dict[int, Tensor] = {}
+    for x, part in zip(tensors, parts, strict=True):
+        moved[id(x)] = part[: x.nbytes].view(x.dtype).view(x.shape)
     return _replaced(tree, moved)
 
 
@@ -183,5 +185,6 @@ def _replaced(tree: Any, moved: dict[int, Tensor]) -> Any:
         return {key: _replaced(part, moved) for key, part in tree.items()}
     if isinstance(tree, tuple | list):
         parts = [_replaced(part, moved) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        is_named_tuple = hasattr(tree, "_fields")
+        return type(tree)(*parts) if is_named_tuple else type(tree)(parts)
     return tree

@@ -1,6 +1,6 @@
 """Kernels: what a decoder layer computes, as functions that can be swapped (chapter 10).
 
-The ones here are plain PyTorch, for any device; cpu/c_kernels.py has the same in C and is tested against these.
+The functions in this file are plain PyTorch, for any device. cpu/c_kernels.py has the same in C, tested against them.
 
     add_rms_norm(hidden, residual, weight, eps, offset=0.0) -> normed, residual
         residual += hidden, in place, or residual = hidden where it is None. normed is residual / rms(residual) *
@@ -8,19 +8,20 @@ The ones here are plain PyTorch, for any device; cpu/c_kernels.py has the same i
     silu_and_mul(gate_up) -> [T, size]
         silu(gate) * up for gate_up [T, 2 * size].
     rotary_and_write(q, k, v, cos_sin, kv_layer, batch)
-        Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place (arXiv:2104.09864; cos_sin None:
-        this layer does not), then stores k and v at batch.slot_mapping; slot -1 is not written.
+        Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place (arXiv:2104.09864), unless cos_sin
+        is None. Then stores k and v at batch.slot_mapping, except where the slot is -1.
     paged_attention(q, k_cache, v_cache, batch, window=0) -> [T, num_heads, head_dim]
         window: how many keys a row sees, its own and those just before it; 0: all. See worker/attention.py.
-    reorder_weight(weight, out_dtype=None) -> reordered or None, linear(x, reordered, bias, out_dtype=None) -> y
-        y = x W^T + b with a weight that was laid out for it once; None: not this weight. out_dtype: of y, float32, or
-        None: as x. See cpu/reorder.py.
+    reorder_weight(weight, out_dtype=None) -> reordered or None
+        The weight in the memory layout that linear() reads, made once; None if linear() can't take this weight.
+    linear(x, reordered, bias, out_dtype=None) -> y
+        y = x W^T + b. out_dtype: the dtype of y, float32, or None for the dtype of x. See cpu/reorder.py.
     most_likely(logits) -> token ids
-        The first of each row's largest logits, float32 [R, vocab_size]; NO_TOKEN: one is NaN or +infinity, or all
-        -infinity.
+        The first of each row's largest logits, float32 [R, vocab_size]. NO_TOKEN for a row that holds NaN or +infinity,
+        or nothing but -infinity.
     library, num, recorder
-        The compiled C library, in which features find kernels of their own, the dtype of its numbers, and who makes its
-        calls (cpu/recorder.py). None: PyTorch does the work.
+        The compiled C library, the dtype of its numbers, and the Recorder through which it is called (cpu/recorder.py).
+        Features find kernels of their own in the library. None if PyTorch does the work.
 """
 
 from collections.abc import Callable
@@ -41,6 +42,8 @@ Tensors = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Kernels:
+    """The functions that the top of this file describes, in one implementation."""
+
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], Tensors]
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_and_write: Callable[[Tensor, Tensor, Tensor, Tensors | None, Tensors, Batch], None]
@@ -80,7 +83,7 @@ def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, k
 
 
 def rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate the heads of q and k in place; in some models only the first numbers of each, twice as many as cos has."""
+    """Rotate each head of q and k in place: its first 2 * cos.shape[1] numbers, which is all of them in most models."""
     for x in (q, k):
         x = x[..., : 2 * cos.shape[1]]
         x.copy_(rotate(x, cos, sin))

@@ -12,6 +12,7 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import check_number
 from nanovllm.config import EngineConfig
+from nanovllm.worker.batch import cdiv
 from nanovllm.worker.cpu.memory import lazy_zeros
 
 if TYPE_CHECKING:
@@ -25,21 +26,21 @@ MAX_NUM_BLOCKS = 2**22  # each is a Python object of the block manager
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """What the control plane needs to know of the KV cache. num_bytes: over all ranks."""
+    """What the control plane needs to know of the KV cache. num_bytes: the sum over all ranks."""
 
     num_blocks: int
     block_size: int
     max_model_len: int  # what the caller asked for, or the most that model and pool allow
     num_bytes: int
-    states: "StateSlots | None" = None  # of a hybrid model
+    states: "StateSlots | None" = None  # None unless the model is a hybrid one
 
 
 def num_blocks_for_pool(
     config: EngineConfig, model: ModelConfig, block_size: int, itemsize: int, max_model_len: int, free_bytes: int
 ) -> int:
-    """Blocks of the pool. itemsize: bytes of a number. free_bytes: memory that may be used for it, as it was measured.
+    """How many blocks the pool gets. itemsize: bytes of a number. free_bytes: memory that was measured for the pool.
 
-    Raises ValueError when not one block fits, or more are asked for than any machine holds.
+    Raises ValueError if not even one block fits, or if more are asked for than any machine holds.
     """
     block_bytes = block_size * model.kv_bytes_per_token(itemsize)
     pool_bytes = free_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
@@ -52,14 +53,14 @@ def num_blocks_for_pool(
             f"{block_bytes / 1e6:.1f} MB; free some memory or raise kv_cache_memory_bytes"
         )
     elif config.kv_cache_memory_bytes is None:
-        # No more than max_num_seqs sequences of max_model_len can use; more would only keep cached prefixes longer.
-        num_blocks = min(num_blocks, config.max_num_seqs * -(-max_model_len // block_size))
+        # max_num_seqs sequences of max_model_len tokens use no more. Others would only keep cached prefixes longer.
+        num_blocks = min(num_blocks, config.max_num_seqs * cdiv(max_model_len, block_size))
     check_number("the size of the KV pool in bytes", num_blocks * block_bytes, Integral)
     return check_number("the size of the KV pool in blocks", num_blocks, Integral, 1, MAX_NUM_BLOCKS)
 
 
 def max_model_len_of_pool(config: EngineConfig, num_blocks: int, block_size: int, max_model_len: int) -> int:
-    """The tokens that one sequence may have in this pool, max_model_len at most.
+    """How many tokens one sequence may have in this pool, max_model_len at most.
 
     Raises ValueError if the caller has asked for more than the pool holds.
     """
@@ -81,10 +82,12 @@ class KVCache:
 
     layers[i] is the pair (k_cache, v_cache) of layer i, each [num_blocks, block_size, num_kv_heads, head_dim]. Inside a
     block, kernels may order the numbers in their own way, as those of cpu/attention.h do.
-    Sequences keep their blocks until they end, those too that lie in front of every layer's window: block tables are
+
+    A sequence keeps all its blocks until it ends, even those that no layer's window reaches any more: block tables are
     append-only, and the prefix cache finds a block only through the one before it. A window saves reading, not memory.
+
     Blocks start as zeros: padded reads reach slots that nothing has been written to, and a NaN there would survive
-    being masked (0 * NaN is NaN). What earlier sequences have left in a block is attention.py's concern.
+    being masked (0 * NaN is NaN). attention.py deals with what earlier sequences have left in a block.
     """
 
     def __init__(
@@ -96,9 +99,9 @@ class KVCache:
         device: torch.device,
         states: "StatePool | None" = None,
     ) -> None:
-        """states: of a hybrid model's other layers, which are put between these (features/hybrid/state_pool.py).
+        """Raises ValueError if the cache does not fit.
 
-        Raises ValueError where they do not fit.
+        states: the states of a hybrid model's other layers; join() puts these layers between the ones with K and V.
         """
         shape = (2, config.num_kv_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
         self.data = lazy_zeros(shape, dtype) if device.type == "cpu" else device_zeros(shape, dtype, device)
@@ -109,7 +112,7 @@ class KVCache:
 
 
 def device_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros on a GPU. Raises ValueError where they do not fit."""
+    """Zeros on a GPU. Raises ValueError if they do not fit."""
     try:
         return torch.zeros(shape, dtype=dtype, device=device)
     except torch.OutOfMemoryError:

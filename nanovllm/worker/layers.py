@@ -29,7 +29,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What every layer of one step gets alike. cos_sin: of the batch's positions, each [T, rotary_dim / 2]."""
+    """What all layers of a step share. cos_sin: of the batch's positions, [T, rotary_dim / 2] cosines and sines."""
 
     batch: Batch
     cos_sin: Tensors
@@ -46,18 +46,18 @@ class RMSNorm(nn.Module):
         self.offset = offset
 
     def forward(self, hidden: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        """(normed sum, sum) of hidden and residual. The sum is written into residual's memory.
+        """Add hidden to residual, in residual's memory. Returns (the normed sum, the sum).
 
-        residual: None if there is nothing to add; then the sum is hidden itself, which the next norm writes into.
+        residual: None in the first layer. Then the sum is hidden itself, and the next norm writes into it.
         """
         return context.kernels.add_rms_norm(hidden, residual, self.weight, self.eps, self.offset)
 
 
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """F.linear, whose sums are float32; out_dtype: float32 leaves them so, None rounds them to x's dtype."""
+    """y = x W^T + b, summed in float32. out_dtype: float32 keeps the sums as they are, None rounds to x's dtype."""
     if out_dtype in (None, x.dtype):
         return F.linear(x, weight, bias)
-    if x.is_cpu:  # PyTorch has no such product there: a part of the weight at a time, which stays in a core's cache
+    if x.is_cpu:  # PyTorch's mm has no out_dtype on a CPU. A part of the weight, as float32, fits into a core's cache
         wide = x.float()
         y = torch.cat([wide @ part.float().T for part in weight.split(FLOAT32_ROWS)], dim=1)
     else:
@@ -66,10 +66,10 @@ def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torc
 
 
 class Linear(nn.Module):
-    """y = x W^T + b. out_sizes: of the projections that are merged into the weight, all of the same input.
+    """y = x W^T + b. The weight may be several projections of the same input, one below the other.
 
-    parts: their names in a checkpoint, whose tensors lie one below the other. (): the checkpoint has the whole weight.
-    out_dtype: of y; None: as x.
+    out_sizes: the size of each projection. parts: their names in a checkpoint; () if it has the whole weight as one.
+    out_dtype: the dtype of y; None means the dtype of x.
     """
 
     out_dtype: torch.dtype | None = None
@@ -88,7 +88,7 @@ class Linear(nn.Module):
 
 
 class OutputHead(Linear):
-    """Logits, in float32 whatever the weight is: rounded to bf16, the largest ones of a row often tie."""
+    """Computes logits, in float32 whatever the weight's dtype is. In bf16 the largest logits of a row often tie."""
 
     out_dtype = torch.float32
 
@@ -100,7 +100,7 @@ class MLP(nn.Module):
     """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
     def __init__(self, config: ModelConfig, intermediate_size: int | None = None) -> None:
-        """intermediate_size: the config's, if it is not given."""
+        """intermediate_size: None takes the config's."""
         super().__init__()
         size = intermediate_size or config.intermediate_size
         self.gate_up_proj = Linear(config.hidden_size, (size, size), config.mlp_bias, ("gate_proj", "up_proj"))
@@ -123,7 +123,7 @@ class RotaryEmbedding:
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
         exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64) / config.rotary_dim
         inv_freq = 1.0 / (config.rope_theta**exponents)  # radians a position: [rotary_dim / 2]
-        factor = 1.0
+        factor = 1.0  # cosines and sines are multiplied by it (YaRN's attention factor)
         if config.rope_scaling["rope_type"] != "default" or "divisors" in config.rope_scaling:
             from nanovllm.features.positions.rope_frequencies import scale_frequencies
 

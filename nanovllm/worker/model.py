@@ -22,6 +22,8 @@ from nanovllm.worker.layers import MLP, ForwardContext, Linear, OutputHead, RMSN
 
 
 class Attention(nn.Module):
+    """The first half of layer `index`: each row's query attends to the keys of its sequence so far."""
+
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.window = config.windows.get(index, 0)
@@ -53,7 +55,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:  # both or neither
             q, _ = self.q_norm(q, None, context)
             k, _ = self.k_norm(k, None, context)
-        # First the K/V of all rows is written, then attention reads: a row may see blocks that another one fills now.
+        # All K/V is written before attention reads: a row may see K/V that another sequence computes in this step.
         # q and k are rotated in place.
         cos_sin = context.cos_sin if self.has_rotary else None
         context.kernels.rotary_and_write(q, k, v, cos_sin, kv_layer, context.batch)
@@ -95,7 +97,7 @@ def make_experts(config: ModelConfig) -> nn.Module:
 
 
 class Decoder(nn.Module):
-    """The whole network: token ids in, hidden states of the wanted rows out; logits() of them."""
+    """The whole network. forward() makes hidden states of token ids, and logits() makes logits of these."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -125,12 +127,12 @@ class Decoder(nn.Module):
                 hidden = batch.images.add_after(index, hidden)
         rows = batch.logits_rows
         hidden, residual = self.norm(hidden[rows], residual[rows], context)
-        # The norm of a row whose square is infinite is all zeros, which look sound. 0 * infinity marks it with NaN.
+        # If the sum of a row's squares is infinite, the normed row is all zeros and looks sound. 0 * infinity is NaN.
         hidden[:, 0] += 0 * residual.float().square().sum(-1)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [R, vocab_size] of [R, hidden_size]."""
+        """Returns logits, float32 [R, vocab_size]. hidden: [R, hidden_size]."""
         return self.lm_head(hidden)
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -138,7 +140,7 @@ class Decoder(nn.Module):
         return self.lookup(input_ids, self.embed_tokens)
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name in the checkpoint, the place it is read into) for every tensor; merged weights give one view a part."""
+        """(name in the checkpoint, where to read it to) for each tensor. A merged weight has a view for each part."""
         yield "model.embed_tokens.weight", self.embed_tokens
         yield "model.norm.weight", self.norm.weight
         if not self.config.tie_word_embeddings:

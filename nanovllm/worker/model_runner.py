@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nanovllm")
 
 DEFAULT_BLOCK_SIZE = 16
-Packed = tuple[Batch, SamplingBatch, "BatchAdapters | None"]
+Packed = tuple[Batch, SamplingBatch, "BatchAdapters | None"]  # what pack() makes of a step and execute() computes
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutputs:
-    """What execute() makes of a batch: an entry for each row of logits. pooled instead of tokens, if the model pools.
+    """What execute() returns for a batch. Each list has an entry for each row of logits, in the order of the rows.
 
-    prompt_logprobs: (seq_id, position, TokenLogprobs of the token there), where a request asks for them.
+    A pooling model fills `pooled`, every other model token_ids and logprobs. prompt_logprobs is not by rows: it has
+    (seq_id, position, TokenLogprobs of the token there) for each prompt token whose logprobs a request asks for.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -52,9 +53,9 @@ class ModelRunnerOutput:
     """What a step has computed. Each list has an entry for each chunk of the SchedulerOutput, in its order.
 
     sampled_token_ids   a token for each row with logits (ScheduledChunk.num_logits): none for a chunk inside a prompt
-    logprobs            of the same rows; None where the request asks for none
+    logprobs            the logprobs of each of these tokens; None where the request asks for none
     pooled              the sequence's vector, float32 in the CPU's memory; None inside a prompt, or without pooling
-    prompt_logprobs     (position, TokenLogprobs of the token there) for each row whose next token is the prompt's
+    prompt_logprobs     (position, TokenLogprobs of the token there) for each prompt token that the chunk's rows score
     """
 
     sampled_token_ids: list[list[int]] = field(default_factory=list)
@@ -79,7 +80,7 @@ class ModelRunnerOutput:
 def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> Packed:
     """A step as tensors: all that a rank of a tensor-parallel group receives.
 
-    eos_token_ids: not to be sampled before min_tokens.
+    eos_token_ids: tokens that are not sampled before min_tokens.
     """
     batch = Batch.from_scheduler_output(output, block_size)
     sampling = SamplingBatch.from_scheduler_output(output, eos_token_ids)
@@ -101,8 +102,8 @@ def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]
 class ModelRunner:
     """All of the model, or one rank's share (features/parallel). load(), prepare(), then a run() for each step.
 
-    recorded_steps    forward passes to replay; None: each one runs as it is
-    batch_invariant   words for where a row's logits do not depend on the rest of the step: Platform.batch_invariant
+    recorded_steps    forward passes to replay; None: every step runs the model's code
+    batch_invariant   says where a row's logits do not depend on the rest of the step (see Platform.batch_invariant)
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class ModelRunner:
         self.recorded_steps: RecordedSteps | None = None
         self.tower: Tower | None = None  # of a model that sees images, once there is one
         self._scratch = torch.empty(0)
-        self._free_bytes = self.platform.free_bytes(config)  # None, on a GPU: prepare() measures them
+        self._free_bytes = self.platform.free_bytes(config)  # None on a GPU, where prepare() measures them
         if self._free_bytes is not None:
             self.allocate_kv_cache(self._free_bytes)
 
@@ -174,7 +175,7 @@ class ModelRunner:
             )
 
     def prepare(self) -> KVPool:
-        """The weights are there: on a GPU allocate the KV cache, and record what can be replayed."""
+        """Allocate the KV cache if that had to wait for the weights (on a GPU), and record what can be replayed."""
         if self._free_bytes is None:
             self.kv_cache = self.kv_cache_of_one_block()
             free_bytes = self.platform.profile_free_bytes(
@@ -199,7 +200,7 @@ class ModelRunner:
         )
 
     def allocate_kv_cache(self, free_bytes: int) -> None:
-        """The KV cache in its final size. free_bytes: what K/V may take, and states where there are any."""
+        """Allocate the KV cache in its final size. free_bytes: memory for K/V and for a hybrid model's states."""
         self.states = self.make_states(free_bytes)
         if self.states is not None:
             free_bytes -= self.states.slots.num_bytes
@@ -232,7 +233,7 @@ class ModelRunner:
         self.platform.kv_cache_allocated(self.kv_cache)
 
     def kv_cache_of_one_block(self) -> KVCache:
-        """To try steps with, before the KV cache has its size."""
+        """A KV cache for steps that are run to measure their memory, before the pool has its size."""
         return KVCache(
             self.kv_config,
             num_blocks=1,
@@ -243,7 +244,7 @@ class ModelRunner:
         )
 
     def make_states(self, free_bytes: int) -> "StatePool | None":
-        """Slots for states, of a hybrid model."""
+        """Slots for the states of a hybrid model; None for any other model."""
         if self.model_config.hybrid is None:
             return None
         from nanovllm.features.hybrid.state_pool import StatePool
@@ -251,7 +252,7 @@ class ModelRunner:
         return StatePool(self.config, self.local_config, self.dtype, self.device, free_bytes)
 
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step; nothing, if it has no chunks."""
+        """Compute one step. A step without chunks computes nothing."""
         if not output.chunks:
             return ModelRunnerOutput()
         batch, sampling, adapters = pack(output, self.block_size, self.model_config.eos_token_ids)
@@ -263,7 +264,7 @@ class ModelRunner:
         """Compute a step that pack() has packed."""
         with self.step_context():
             if self.adapter_slots is not None:
-                self.adapter_slots.begin_step(adapters, batch)  # without adapters, too: it drops the last step's rows
+                self.adapter_slots.begin_step(adapters, batch)  # even without adapters: it drops the last step's rows
             # Recorded steps know neither adapters nor rows of prompts, and no images.
             is_plain = adapters is None and sampling.prompt_rows is None and not batch.image_rows
             if self.recorded_steps is not None and is_plain:
@@ -290,7 +291,7 @@ class ModelRunner:
         return self.forward_pass.hidden_states(batch)
 
     def _sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> RowOutputs:
-        """logits: float32 [num_sampled, vocab_size]."""
+        """Choose a token for each row of logits, float32 [num_sampled, vocab_size]. A pooling model's rows are kept."""
         num_rows = len(logits)
         if num_rows == 0:  # a step of prompt chunks only, or a rank that gets no logits
             return RowOutputs()

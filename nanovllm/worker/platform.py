@@ -2,9 +2,9 @@
 
 A ModelRunner calls its platform in this order:
 
-    __init__()   choose_kernels, kv_format, free_bytes; kv_cache_allocated if free_bytes knew
+    __init__()   choose_kernels, kv_format, free_bytes; on a CPU, kv_cache_allocated
     load()       prepare_weights, step_context
-    prepare()    profile_free_bytes and kv_cache_allocated if free_bytes did not; record_steps, batch_invariant
+    prepare()    on a GPU, profile_free_bytes and kv_cache_allocated; record_steps, batch_invariant
 
 Only profile_free_bytes() calls back: it runs whole steps, to see how much memory they take.
 """
@@ -37,7 +37,7 @@ class ForwardPass:
     kernels: Kernels
 
     def hidden_states(self, batch: Batch) -> Tensor:
-        """Run one step, writing K/V. [R, hidden_size], of the batch's logits_rows."""
+        """Run one step, writing K/V. Returns [R, hidden_size], the hidden states of the batch's logits_rows."""
         return self.model(batch, self.rotary, self.kv_cache, self.kernels)
 
 
@@ -48,8 +48,8 @@ class RecordedSteps(ABC):
     def run(self, batch: Batch, forward_pass: ForwardPass) -> Tensor | None:
         """float32 logits [R, vocab_size], valid until the next call; None: this step is not among the recorded ones.
 
-        batch: in the CPU's memory. forward_pass: what the runner would compute the step with. A record that was made
-        of something else does not stand for it.
+        batch: in the CPU's memory. forward_pass: what the runner would compute the step with. A recorded step is
+        replayed only if it was recorded with the same model, KV cache and kernels.
         """
 
 
@@ -78,9 +78,9 @@ class Platform(ABC):
 
     @abstractmethod
     def free_bytes(self, config: EngineConfig) -> int | None:
-        """Bytes that the KV pool may take, where they are known before the weights are read.
+        """Bytes that the KV pool may take. None if they are known only after the weights have been read.
 
-        None: profile_free_bytes() tells, once they are.
+        In that case profile_free_bytes() returns them.
         """
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Platform(ABC):
 
     @abstractmethod
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
-        """Makes the context that each step is computed in."""
+        """A function that makes the context in which a step is computed."""
 
     def profile_free_bytes(
         self,
@@ -103,9 +103,10 @@ class Platform(ABC):
         max_model_len: int,
         block_size: int,
     ) -> int:
-        """Bytes that weights, the largest step and its records leave for the KV pool. Asked if free_bytes() is None.
+        """Bytes left for the KV pool by the weights, the largest step and the steps that will be recorded.
 
-        forward_pass: with a KV cache of one block. run: a whole step with it, sampling included.
+        It is called only if free_bytes() is None. forward_pass: has a KV cache of one block. run: computes a whole step
+        with that, sampling included.
         """
         raise NotImplementedError
 
@@ -113,7 +114,10 @@ class Platform(ABC):
     def record_steps(
         self, config: EngineConfig, forward_pass: ForwardPass, max_model_len: int, block_size: int
     ) -> RecordedSteps | None:
-        """Everything that a step reads has its place: record what can be. None: each step is computed as it is."""
+        """Record the steps that can be replayed. None if there are none.
+
+        By now everything that a step reads has its final place in memory.
+        """
 
     @abstractmethod
     def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:
@@ -124,7 +128,7 @@ class Platform(ABC):
 
 
 def platform_of_this_machine() -> Platform:
-    """The other one is not loaded."""
+    """The GPU's if there is one, else the CPU's. Only that platform's modules are imported."""
     if torch.cuda.is_available():
         from nanovllm.worker.cuda.platform import CUDAPlatform
 

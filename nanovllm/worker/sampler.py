@@ -22,27 +22,32 @@ if TYPE_CHECKING:
     from nanovllm.features.logits_processors.processors import LogitsProcessors
     from nanovllm.features.logprobs.scores import PromptRows, TokenLogprobs
 
-NUMBERS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")  # the fields that are tensors
-NOTHING = torch.empty(0)  # made once: the calls of a step for which nothing is drawn take time, too
-MIN_TEMPERATURE = 1e-5  # less counts as 0: divided by it, logits leave the range of float32
+# The fields of a SamplingBatch that are tensors.
+TENSORS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")
+EMPTY = torch.empty(0)  # made once, for steps that draw nothing: to make one in every step takes time
+MIN_TEMPERATURE = 1e-5  # less counts as 0: divided by less, logits leave the range of float32
 
 
 def uniform_noise(seq: Sequence) -> float:
     """A number in [0, 1) that depends on the seed, the sample index and the position in the output alone."""
     key = f"{seq.seed},{seq.sample_index},{seq.num_generated_tokens}".encode()
-    return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    upper_53_bits = int.from_bytes(digest, "little") >> 11  # as many as a float64 holds
+    return upper_53_bits * 2.0**-53
 
 
 @dataclass(slots=True)
 class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
-    num_logprobs        of each row: a number of top tokens, or a list of tokens, whose logprobs are wanted, or None
-    processors          what happens to the logits before a token is chosen; None: nothing
-    random_rows         rows with a temperature: their token is drawn. The other rows take the most likely token
-    temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
-    has_filters         does any of them set top_k, top_p or min_p?
-    prompt_rows         PromptRows: prompt tokens whose logprobs are wanted, too (features/logprobs/scores.py)
+    num_logprobs    for each row, the tokens whose logprobs are wanted: how many of the top ones, or a list, or None
+    processors      what happens to the logits before a token is chosen; None: nothing
+    random_rows     rows with a temperature: their token is drawn. The other rows take the most likely token
+    has_filters     does any of them set top_k, top_p or min_p?
+    prompt_rows     rows of prompts whose tokens' logprobs are wanted, too (features/logprobs/scores.py)
+
+    temperature, top_k, top_p, min_p and noise have an entry for each of random_rows. noise is a uniform random number;
+    top_k 0 keeps all tokens.
     """
 
     num_logprobs: list[int | list[int] | None]
@@ -58,7 +63,7 @@ class SamplingBatch:
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput, eos_token_ids: frozenset[int]) -> "SamplingBatch":
-        """Of a step's rows that sample, and of its prompts whose logprobs are wanted."""
+        """What the sampler needs to know of a step's rows that sample, and of prompts whose logprobs are wanted."""
         seqs = [seq for chunk in output.chunks for seq in chunk.sampled_seqs()]
         batch = cls.from_sequences(seqs, eos_token_ids)
         if any(chunk.seq.skip_prefix_cache for chunk in output.chunks):
@@ -69,20 +74,21 @@ class SamplingBatch:
 
     @property
     def num_rows(self) -> int:
-        """Rows that sample."""
+        """How many rows sample."""
         return len(self.num_logprobs)
 
     @property
     def is_greedy(self) -> bool:
-        """Is every row's most likely token wanted, of the model's own logits, and nothing else?"""
+        """Does every row want just the most likely token of the model's own logits, without logprobs?"""
         return len(self.random_rows) == 0 and self.processors is None and all(k is None for k in self.num_logprobs)
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
-        each = [seq.sampling_params for seq in seqs]
-        random_rows = [row for row, p in enumerate(each) if p.temperature >= MIN_TEMPERATURE]
-        params = [each[row] for row in random_rows]
-        num_logprobs = [p.logprob_token_ids or p.logprobs for p in each]
+        """What the sampler needs to know of these sequences, which sample one row each."""
+        all_params = [seq.sampling_params for seq in seqs]
+        num_logprobs = [params.logprob_token_ids or params.logprobs for params in all_params]
+        random_rows = [row for row, params in enumerate(all_params) if params.temperature >= MIN_TEMPERATURE]
+        random_params = [all_params[row] for row in random_rows]
         processors = None
         if any(changes_logits(seq) for seq in seqs):
             from nanovllm.features.logits_processors.processors import LogitsProcessors
@@ -92,35 +98,35 @@ class SamplingBatch:
             return cls(
                 num_logprobs=num_logprobs,
                 processors=processors,
-                random_rows=NOTHING,
-                temperature=NOTHING,
-                top_k=NOTHING,
-                top_p=NOTHING,
-                min_p=NOTHING,
-                noise=NOTHING,
+                random_rows=EMPTY,
+                temperature=EMPTY,
+                top_k=EMPTY,
+                top_p=EMPTY,
+                min_p=EMPTY,
+                noise=EMPTY,
                 has_filters=False,
             )
         return cls(
             num_logprobs=num_logprobs,
             processors=processors,
             random_rows=torch.tensor(random_rows, dtype=torch.int64),
-            temperature=torch.tensor([p.temperature for p in params]),
-            top_k=torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int64),
-            top_p=torch.tensor([p.top_p for p in params]),
-            min_p=torch.tensor([p.min_p for p in params]),
+            temperature=torch.tensor([params.temperature for params in random_params]),
+            top_k=torch.tensor([max(params.top_k, 0) for params in random_params], dtype=torch.int64),
+            top_p=torch.tensor([params.top_p for params in random_params]),
+            min_p=torch.tensor([params.min_p for params in random_params]),
             noise=torch.tensor([uniform_noise(seqs[row]) for row in random_rows], dtype=torch.float64),
-            has_filters=any(p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0 for p in params),
+            has_filters=any(params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 for params in random_params),
         )
 
     def to(self, device: torch.device) -> "SamplingBatch":
-        """The same in a device's memory, by one copy that nothing waits for. Prompt rows are not the sampler's."""
+        """The same in a device's memory, moved by one non-blocking copy. prompt_rows stay where they are."""
         if device.type == "cpu":
             return self
-        numbers = {name: getattr(self, name) for name in NUMBERS}
+        tensors = {name: getattr(self, name) for name in TENSORS}
         if self.processors is None:
-            return replace(self, **move_together(numbers, device))
-        numbers, of_processors = move_together((numbers, self.processors.tensors()), device)
-        return replace(self, **numbers, processors=replace(self.processors, **of_processors))
+            return replace(self, **move_together(tensors, device))
+        tensors, processor_tensors = move_together((tensors, self.processors.tensors()), device)
+        return replace(self, **tensors, processors=replace(self.processors, **processor_tensors))
 
 
 def changes_logits(seq: Sequence) -> bool:

@@ -24,6 +24,7 @@ def step_segments(chunks: "list[ScheduledChunk]") -> list[list[int]]:
     table, row = [], 0
     for chunk in chunks:
         state, begin = chunk.seq.state, chunk.start
+        assert state is not None
         for start, end, source, target in state.segments:
             logged, first = max(min(end, begin) - start, 0), max(start, begin)
             rows = row + first - begin, max(end - first, 0)

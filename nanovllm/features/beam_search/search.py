@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nanovllm.checks.values import check_number, make_all
 from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from nanovllm.outputs import RequestOutput
-from nanovllm.prompts import for_each, prompts_in
+from nanovllm.prompts import one_per_prompt, split_prompts
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ def beam_search(
     """See LLM.beam_search. max_model_len ends a search as max_tokens does."""
     if not isinstance(params, BeamSearchParams):
         raise ValueError(f"params must be BeamSearchParams, found {type(params).__name__}")
-    engine, tokenizer, given = llm.engine, llm.get_tokenizer(), prompts_in(prompts)
+    engine, tokenizer, given = llm.engine, llm.get_tokenizer(), split_prompts(prompts)
     num_logprobs = min(2 * params.beam_width, engine.model_config.vocab_size)
     how: dict[str, Any] = dict(max_tokens=1, temperature=params.temperature, logprobs=num_logprobs, detokenize=False)
     one_token = SamplingParams(**how)
-    adapters = for_each("lora_request", lora_request, len(given))
+    adapters = one_per_prompt("lora_request", lora_request, len(given))
 
     def begin(each: tuple[Any, Any]) -> Search:
         request = engine.make_request(each[0], one_token, each[1])

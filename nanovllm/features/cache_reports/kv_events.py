@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanovllm.checks.callbacks import told_to
+from nanovllm.checks.callbacks import notify
 from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
 from nanovllm.core.tiers.store import BLOCK, NO_EXTRA, Record
 from nanovllm.features.cache_reports.events import (
@@ -207,7 +207,7 @@ class KVEvents:
             return
         batch = KVEventBatch(time.time(), list(_merged(events)))
         self._write(batch)
-        if self.on_batch is not None and not told_to(self.on_batch, batch):
+        if self.on_batch is not None and not notify(self.on_batch, batch):
             self._bound()
             return
         del self._events[: len(events)]

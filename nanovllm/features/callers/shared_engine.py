@@ -41,13 +41,15 @@ class SharedEngine:
                 self.left.clear()
             return [self.outputs.pop(request_id) for request_id in self.outputs.keys() & ours]
 
-    def in_kind(self, growing: Generator[RequestOutput, None, None], params: SamplingParams) -> Iterator[RequestOutput]:
-        """Outputs of one request in the form that its output_kind asks for."""
+    def filtered(
+        self, outputs: Generator[RequestOutput, None, None], params: SamplingParams
+    ) -> Iterator[RequestOutput]:
+        """The growing outputs of one request, in the form that its output_kind asks for."""
         if params.output_kind is RequestOutputKind.CUMULATIVE:
-            return growing
+            return outputs
         from nanovllm.features.callers.output_kind import OutputFilter
 
-        return OutputFilter(params.output_kind).through(growing)
+        return OutputFilter(params.output_kind).through(outputs)
 
     def stats(self) -> dict[str, Any]:
         """See LLM.stats."""

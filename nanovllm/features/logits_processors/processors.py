@@ -119,6 +119,7 @@ class LogitsProcessors:
             rows, token_ids, added = self.bias
             logits[rows, token_ids] += added
         for row, seq in self.functions:
+            assert seq.functions is not None
             logits[row] = seq.functions.apply(seq, logits[row])
         if self.seen is not None:
             rows, token_ids, factors = self.seen

@@ -17,7 +17,7 @@ from nanovllm.features.pooling.outputs import (
     ScoringRequestOutput,
 )
 from nanovllm.features.pooling.params import TASKS, PoolingParams, check_task
-from nanovllm.prompts import for_each, prompts_in
+from nanovllm.prompts import one_per_prompt, split_prompts
 
 if TYPE_CHECKING:
     from nanovllm.features.lora.lora_request import LoRARequest
@@ -39,18 +39,18 @@ def encode(
     truncate_prompt_tokens: int | None = None,
     tokenization_kwargs: dict[str, Any] | None = None,
 ) -> list[PoolingRequestOutput]:
-    """What embed and classify are made of: outputs.data is a tensor. pooling_task: "embed" or "classify"."""
+    """Compute what embed() or classify() returns, as a tensor in outputs.data. pooling_task: "embed" or "classify"."""
     from nanovllm.features.pooling.requests import make_request, pooling_of
 
     pooling_of(llm.engine, "encode()")
     if pooling_task is None:
         raise ValueError(f"encode() needs a pooling_task, {' or '.join(TASKS)}; or call embed() or classify()")
     check_task("pooling_task", pooling_task)
-    given = prompts_in(prompts)
+    given = split_prompts(prompts)
     if not given:
         raise ValueError("there must be a prompt, found an empty list")
-    params = for_each("pooling_params", pooling_params, len(given))
-    adapters = for_each("lora_request", lora_request, len(given))
+    params = one_per_prompt("pooling_params", pooling_params, len(given))
+    adapters = one_per_prompt("lora_request", lora_request, len(given))
     truncation = _truncation(truncate_prompt_tokens, tokenization_kwargs)
 
     def make(each: tuple[Any, Any, Any]) -> "PoolingRequest":
@@ -101,7 +101,7 @@ def score(
     if not isinstance(chat_template, str | None):
         raise ValueError(f"chat_template must be a template's text, found {shorten(chat_template)}")
     num = len(pairs.documents) + (len(pairs.queries) if pooling.task == "embed" else 0)
-    adapters = for_each("lora_request", lora_request, num)
+    adapters = one_per_prompt("lora_request", lora_request, num)
     truncation = _truncation(truncate_prompt_tokens, tokenization_kwargs)
     requests = pairs.make_requests(llm.engine, pooling_params, adapters, truncation, chat_template)
     return pairs.scores(llm.engine, llm._complete(requests, use_tqdm))

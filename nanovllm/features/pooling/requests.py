@@ -111,6 +111,7 @@ class PoolingRequest(Request):
 
     def add_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> None:
         """The step has computed its last token, and pooled."""
+        assert self.pooled is not None
         if not bool(self.pooled.isfinite().all()):
             chunk.seq.finish_reason = "error"
             logger.warning("request %s ends with an error: %s", self.request_id, self.samples[0].error)

@@ -101,7 +101,7 @@ class Pairs:
 
     def scores(self, engine: "LLMEngine", outputs: list[PoolingRequestOutput]) -> list[ScoringRequestOutput]:
         """One a pair, in order. outputs: of the requests, in their order."""
-        if engine.model_config.pooling.task == "classify":
+        if pooling_of(engine, "score()").task == "classify":
             return list(map(ScoringRequestOutput.from_base, outputs))
         queries, documents = outputs[: len(self.queries)], outputs[len(self.queries) :]
         queries *= len(documents) if len(queries) == 1 else 1
@@ -175,7 +175,7 @@ def _joined(
     engine: "LLMEngine", query: str, document: str, chat_template: str | None, instruction: str | None
 ) -> Callable[[str], Joined]:
     """How the query is joined with a document. Raises ValueError."""
-    pooling, tokenizer = engine.model_config.pooling, engine.tokenizer
+    pooling, tokenizer = pooling_of(engine, "score()"), engine.tokenizer
     if chat_template is not None:
         options = {**tokenizer.special_tokens_map} | ({} if instruction is None else {"instruction": instruction})
 

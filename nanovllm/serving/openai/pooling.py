@@ -111,7 +111,9 @@ class _Asked:
         if not isinstance(said, str | None):
             raise ValueError(f"instruction must be a text, found {shorten(said)}")
         lengths = {name: check_number(name, body.get(name, 0), Integral, 0) for name in LENGTHS}
-        is_pair = self.llm.engine.model_config.pooling.task == "classify"
+        pooling = self.llm.engine.model_config.pooling
+        assert pooling is not None
+        is_pair = pooling.task == "classify"
         num = len(pairs.documents) + (0 if is_pair else len(pairs.queries))
         given = None, said, self.salt or None, self.request_id or None
         adapters = [self.adapter] * num
