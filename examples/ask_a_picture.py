@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw
@@ -63,15 +64,16 @@ def make_checkpoint(folder: Path) -> Path:
     )
     tokenizer.chat_template = TEMPLATE
     language.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    image_token_id: Any = tokenizer.convert_tokens_to_ids("<image>")
     config = SmolVLMConfig(
         text_config=language.config.to_dict() | {"vocab_size": len(tokenizer)},
         vision_config=VISION,
         scale_factor=2,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_id=image_token_id,
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    model = SmolVLMForConditionalGeneration(config).to(torch.bfloat16)
+    model = SmolVLMForConditionalGeneration(config).bfloat16()
     model.model.text_model.load_state_dict(language.model.state_dict())
     model.tie_weights()
     model.save_pretrained(folder)

@@ -28,10 +28,14 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.features.images.tower import Tower
 from nanovllm.tools.demo_model import demo_model_path
 
-TEXT_135M = dict(model_type="llama", hidden_size=576, intermediate_size=1536, num_hidden_layers=30, head_dim=64)
+TEXT_135M: dict[str, Any] = dict(
+    model_type="llama", hidden_size=576, intermediate_size=1536, num_hidden_layers=30, head_dim=64
+)
 TEXT_135M |= dict(num_attention_heads=9, num_key_value_heads=3, rms_norm_eps=1e-5, max_position_embeddings=8192)
 SIGLIP_512 = dict(image_size=512, patch_size=16, hidden_size=768, intermediate_size=3072, num_hidden_layers=12)
-TEXT_0_8B = dict(hidden_size=1024, intermediate_size=3584, num_hidden_layers=24, head_dim=256, rms_norm_eps=1e-6)
+TEXT_0_8B: dict[str, Any] = dict(
+    hidden_size=1024, intermediate_size=3584, num_hidden_layers=24, head_dim=256, rms_norm_eps=1e-6
+)
 TEXT_0_8B |= dict(num_attention_heads=8, num_key_value_heads=2, linear_num_key_heads=16, linear_num_value_heads=16)
 TEXT_0_8B |= dict(max_position_embeddings=8192, hidden_act="silu", attn_output_gate=True)
 TEXT_0_8B |= dict(
@@ -112,7 +116,7 @@ class Clock:
             self.seconds += time.perf_counter() - started
             return features
 
-        Tower._run = timed  # type: ignore[method-assign]
+        Tower._run = timed  # type: ignore[assignment, method-assign]
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -10,6 +10,7 @@ them; its answers mean nothing. Then the same picture comes again, and one that 
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw
@@ -47,15 +48,17 @@ def make_checkpoint(folder: Path) -> Path:
         tokenizer_object=tokenizer, additional_special_tokens=SPECIAL, eos_token="word 2", chat_template=TEMPLATE
     ).save_pretrained(folder)
     rope = dict(rope_type="default", rope_theta=10_000.0, mrope_section=[4, 2, 2], mrope_interleaved=True)
-    text = dict(vocab_size=len(vocabulary), hidden_size=64, intermediate_size=96, num_hidden_layers=3, head_dim=16)
+    text: dict[str, Any] = dict(
+        vocab_size=len(vocabulary), hidden_size=64, intermediate_size=96, num_hidden_layers=3, head_dim=16
+    )
     text |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, rope_parameters=rope)
-    vision = dict(depth=2, hidden_size=32, intermediate_size=48, num_heads=2, patch_size=PATCH // 2)
+    vision: dict[str, Any] = dict(depth=2, hidden_size=32, intermediate_size=48, num_heads=2, patch_size=PATCH // 2)
     vision |= dict(num_position_embeddings=256, out_hidden_size=64, deepstack_visual_indexes=[0])
     config = Qwen3VLConfig(text_config=text, vision_config=vision, image_token_id=WORDS["[IMG]"])
     torch.manual_seed(0)
     disable_progress_bar()
     Qwen3VLForConditionalGeneration(config).save_pretrained(folder)
-    processor = dict(patch_size=PATCH // 2, merge_size=2, temporal_patch_size=2)
+    processor: dict[str, Any] = dict(patch_size=PATCH // 2, merge_size=2, temporal_patch_size=2)
     processor |= dict(size={"shortest_edge": PATCH**2, "longest_edge": PATCHES * PATCH**2})
     (folder / "preprocessor_config.json").write_text(json.dumps(processor), "utf-8")
     return folder

@@ -312,9 +312,10 @@ class ModelRunner:
         if self.tower is None:
             from nanovllm.features.images.tower import Tower
 
+            assert self.model_config.images is not None
             self.tower = Tower(
                 self.directory,
-                self.model_config,
+                self.model_config.images,
                 dtype=self.dtype,
                 device=self.device,
                 dummy=self.config.load_format == "dummy",

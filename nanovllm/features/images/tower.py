@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.images.image_config import ImageConfig, language_tensors
 from nanovllm.features.images.prompt_images import Image
 from nanovllm.features.images.rows import BatchImages
@@ -32,13 +31,13 @@ class Tower:
     """
 
     def __init__(
-        self, directory: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, dummy: bool
+        self, directory: Path, config: ImageConfig, *, dtype: torch.dtype, device: torch.device, dummy: bool
     ) -> None:
         """Read the weights. Raises ValueError for a checkpoint whose tower is not what config.json says."""
         self.dtype = dtype
         self.device = device
         self.num_runs = 0
-        self._model = _load(directory, config.images, dtype, dummy).to(device)
+        self._model = _load(directory, config, dtype, dummy).to(device)
         self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
         self._kept: OrderedDict[str, Tensor] = OrderedDict()
 

@@ -105,6 +105,7 @@ class ParallelRunner:
         from nanovllm.features.images.tower import build_tower, check_tower
 
         if self.config.load_format != "dummy":  # before the ranks: whatever one of them raises ends the engine
+            assert self.model_config.images is not None
             places = build_tower(self.model_config.images, torch.float32).named_parameters(prefix="model")
             check_tower(self._directory, dict(places))
         self._ask("load_tower")
