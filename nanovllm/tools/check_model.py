@@ -75,6 +75,8 @@ def check_model(config: EngineConfig) -> Report:
         if model is not None:
             report.add("configuration", lambda: model_rows(model))
             report.add("weights", lambda: weight_rows(directory, model))
+            if model.images is not None:
+                report.add("images", lambda: tower_rows(directory, model))
         place = report.attempt(
             "tokenizer", lambda: resolve_tokenizer(config.tokenizer) if config.tokenizer else directory
         )
@@ -117,11 +119,27 @@ def model_rows(model: ModelConfig) -> Rows:
         rows.append(("hybrid", f"{model.num_kv_layers} layers with attention, the others keep a state of fixed size"))
     if model.windows:
         rows.append(("windows", f"{max(model.windows.values()):,} tokens at most, in {len(model.windows)} layers"))
+    if model.images is not None:
+        rows.append(
+            ("images", f"{model.images.architecture}: a prompt may have some, token {model.images.image_token_id}")
+        )
     if model.pooling is not None:
         rows.append(("pooling", f"{model.pooling.task}: it gives no text"))
     rows += [("dtype", model.dtype), ("context", f"{model.max_position_embeddings:,} tokens")]
     defaults = ", ".join(f"{name} {value}" for name, value in model.generation.items())
     return [*rows, ("sampling", defaults or "no defaults in the files")]
+
+
+def tower_rows(directory: Path, model: ModelConfig) -> Rows:
+    """What looks at pictures. Raises ValueError for files that are not this model's."""
+    import torch
+
+    from nanovllm.features.images.tower import build_tower, check_tower
+
+    assert model.images is not None
+    places = dict(build_tower(model.images, torch.bfloat16).named_parameters(prefix="model"))
+    check_tower(directory, places)
+    return [("tower", f"{sum(place.numel() for place in places.values()) / 1e6:,.1f} million")]
 
 
 def weight_rows(directory: Path, model: ModelConfig) -> Rows:

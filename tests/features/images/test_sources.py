@@ -15,9 +15,11 @@ import pytest
 from PIL import Image
 
 from nanovllm import LLM
+from nanovllm.config import EngineConfig
 from nanovllm.features.images import fetching, sources
 from nanovllm.features.images.sources import MAX_PIXELS, Sources
-from tests.checkpoints import make_checkpoint
+from nanovllm.tools.check_model import check_model
+from tests.checkpoints import edit, make_checkpoint
 from tests.image_checkpoints import make_image_checkpoint, picture
 
 TRUSTED = Sources(any_file=True)
@@ -262,6 +264,22 @@ def test_bad_prompts(name, llm):
     with pytest.raises(ValueError, match=said) as error:
         llm.generate([good, prompt], use_tqdm=False)
     assert "prompts[1]" in str(error.value) and not llm.engine.has_unfinished_requests()
+
+
+def test_check_model(tmp_path):
+    """It says that a model sees images, and what is wrong with a tower, without loading a weight."""
+    folder = make_image_checkpoint(tmp_path / "whole", "smolvlm")
+    report = check_model(EngineConfig(model=str(folder)))
+    rows = dict(report.rows)
+    assert rows["images"].startswith("SmolVLMForConditionalGeneration") and "million" in rows["tower"]
+    assert not report.errors
+    edit(folder / "config.json", vision_config={"image_size": 32, "patch_size": 8, "hidden_size": 64})
+    [error] = check_model(EngineConfig(model=str(folder))).errors
+    assert "the vision tower in" in error and "wrong shape" in error
+    llm = LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks_override=50, max_model_len=100)
+    with pytest.raises(ValueError, match="wrong shape"):
+        llm.generate({"prompt": "<image>", "multi_modal_data": {"image": RED}})
+    assert llm.generate("a text alone still works", use_tqdm=False)[0].finished
 
 
 def test_options_of_images():
