@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import socket
 import struct
 import subprocess
@@ -273,7 +274,8 @@ def test_check_model(tmp_path):
     rows = dict(report.rows)
     assert rows["images"].startswith("SmolVLMForConditionalGeneration") and "million" in rows["tower"]
     assert not report.errors
-    edit(folder / "config.json", vision_config={"image_size": 32, "patch_size": 8, "hidden_size": 64})
+    vision = json.loads((folder / "config.json").read_text())["vision_config"]
+    edit(folder / "config.json", vision_config=vision | {"intermediate_size": 56})
     [error] = check_model(EngineConfig(model=str(folder))).errors
     assert "the vision tower in" in error and "wrong shape" in error
     llm = LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks_override=50, max_model_len=100)
