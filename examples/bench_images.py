@@ -146,7 +146,7 @@ def measure(shape: str, repeats: int, with_transformers: bool, console: Console)
             clock.seconds = 0.0
             image = picture(seed)
             started = time.perf_counter()
-            llm.engine.image_processor._processed(image, {})
+            llm.engine.image_processor.prepare(image, {})
             processing = time.perf_counter() - started
             first, num_tokens, _ = ask(image, QUESTIONS[0])
             second, _, cached = ask(image, QUESTIONS[1 + seed % 2])
@@ -163,7 +163,7 @@ def measure(shape: str, repeats: int, with_transformers: bool, console: Console)
                     )[0].prompt_token_ids
                 ]
             )
-            inputs = llm.engine.image_processor._processed(picture(1), {}).inputs
+            inputs = llm.engine.image_processor.prepare(picture(1), {}).inputs
             images = llm.engine.model_config.images
             del llm
             gc.collect()

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from importlib import import_module
+from numbers import Integral
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -14,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nanovllm.checks.values import shorten
+from nanovllm.checks.values import check_number, shorten
 from nanovllm.features.images.image_config import IDEFICS3, ImageConfig
 from nanovllm.features.images.prompt_images import Image, PromptImages
-from nanovllm.features.images.sources import Sources, pil
+from nanovllm.features.images.sources import MAX_PIXELS, Sources, pil
 from nanovllm.files.config_json import read_json
 from nanovllm.files.tokenizer import tokenize
 
@@ -77,7 +78,32 @@ class ImageProcessor:
                 f"a prompt may have {self.max_images} images, found {len(several)}; see limit_mm_per_prompt"
             )
         opener = Sources(True, None, self.sources.domains) if is_trusted else self.sources
-        return [opener.open(source) for source in several]
+        pictures: list[Any] = []
+        pixels_left = MAX_PIXELS
+        for source in several:
+            picture = opener.open(source, pixels_left)
+            pixels_left -= picture.width * picture.height
+            pictures.append(picture)
+        return pictures
+
+    def client_options(self, options: Any) -> dict[str, Any]:
+        """A client's mm_processor_kwargs. Raises ValueError for those that could ask for any amount of work."""
+        if not isinstance(options, dict) or options.keys() - {"do_image_splitting", "size"}:
+            known = "do_image_splitting and size, and no other option"
+            raise ValueError(f"mm_processor_kwargs of a client may be {known}; found {shorten(options)}")
+        if not isinstance(options.get("do_image_splitting", True), bool):
+            raise ValueError(
+                f"do_image_splitting must be true or false, found {shorten(options['do_image_splitting'])}"
+            )
+        if "size" not in options:
+            return options
+        most = {name: value for name, value in dict(self._processor.size).items() if value}
+        sizes = options["size"]
+        if not isinstance(sizes, dict) or sizes.keys() - most.keys():
+            raise ValueError(f"size of mm_processor_kwargs must have {', '.join(most)}, found {shorten(sizes)}")
+        for name, value in sizes.items():
+            check_number(f"{name} of mm_processor_kwargs", value, Integral, 1, int(most[name]))
+        return options | {"size": most | sizes}
 
     def expand(self, token_ids: list[int], pictures: list[Any], options: dict[str, Any] | None) -> ImagePrompt:
         """Put what stands for each picture in the place of each image token. Raises ValueError.
@@ -91,7 +117,7 @@ class ImageProcessor:
                 f"a prompt needs one image token ({token}) for each image: found {found} for {len(pictures)} images"
             )
         given = self._process_options(options or {})
-        images = [self._processed(picture, given) for picture in pictures]
+        images = [self.prepare(picture, given) for picture in pictures]
         coming = iter(images)
         expanded: list[int] = []
         places: list[list[int]] = []
@@ -115,7 +141,8 @@ class ImageProcessor:
                 raise ValueError(f"mm_processor_kwargs: this checkpoint's processor has no {shorten(name)}")
         return self._options | options
 
-    def _processed(self, picture: Any, options: dict[str, Any]) -> Image:
+    def prepare(self, picture: Any, options: dict[str, Any]) -> Image:
+        """What a tower takes, of an RGB picture; kept for the next time."""
         content = hashlib.sha256(f"{picture.width}x{picture.height} {json.dumps(options, sort_keys=True)} ".encode())
         content.update(picture.tobytes())
         key = content.hexdigest()

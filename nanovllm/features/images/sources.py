@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_BYTES = 32 << 20  # of a file
-MAX_PIXELS = 64_000_000  # of a picture
+MAX_PIXELS = 64_000_000  # of a prompt's pictures together
 MAX_SIDES = 200  # how much longer one side may be than the other, as Qwen's processors have it
 # Formats that PIL reads without calling another program.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -38,33 +38,33 @@ class Sources:
     folder: Path | None = None
     domains: tuple[str, ...] = ()
 
-    def open(self, source: Any) -> "Image":
+    def open(self, source: Any, max_pixels: int = MAX_PIXELS) -> "Image":
         """An RGB picture of a PIL image, a path, bytes or a URL. Raises ValueError."""
         image_class = pil().Image
         if isinstance(source, image_class):
-            return checked(source, "the image")
+            return checked(source, "the image", max_pixels)
         if isinstance(source, bytes | bytearray):
-            return decoded(bytes(source), "the image")
+            return decoded(bytes(source), "the image", max_pixels)
         if isinstance(source, Path):
-            return self._read(source)
+            return self._read(source, max_pixels)
         if not isinstance(source, str) or not source:
             raise ValueError(
                 "an image is a PIL image, a path, or a data:, file: or http(s): URL, found " + shorten(source)
             )
         if source.startswith("data:"):
-            return decoded(_data_of(source), "the data: URL")
+            return decoded(_data_of(source), "the data: URL", max_pixels)
         scheme = urlsplit(source).scheme.lower() if "://" in source[:16] else ""
         if scheme in ("http", "https"):
             from nanovllm.features.images.fetching import fetch
 
-            return decoded(fetch(source, self.domains), shorten(source))
+            return decoded(fetch(source, self.domains), shorten(source), max_pixels)
         if scheme == "file":
-            return self._read(Path(unquote(urlsplit(source).path)))
+            return self._read(Path(unquote(urlsplit(source).path)), max_pixels)
         if scheme:
             raise ValueError(f"an image's URL must be data:, file:, http: or https:, found {shorten(source)}")
-        return self._read(Path(source))
+        return self._read(Path(source), max_pixels)
 
-    def _read(self, path: Path) -> "Image":
+    def _read(self, path: Path, max_pixels: int) -> "Image":
         if not self.any_file:
             if self.folder is None:
                 raise ValueError("files of this machine are not read for a client; send the image as a data: URL")
@@ -75,7 +75,7 @@ class Sources:
             raise ValueError(f"there is no image file {path}")
         if (size := path.stat().st_size) > MAX_BYTES:
             raise ValueError(f"{path} has {size:,} bytes, an image may have {MAX_BYTES:,}")
-        return decoded(path.read_bytes(), str(path))
+        return decoded(path.read_bytes(), str(path), max_pixels)
 
 
 def pil() -> Any:
@@ -87,7 +87,7 @@ def pil() -> Any:
     return PIL.Image
 
 
-def decoded(data: bytes, name: str) -> "Image":
+def decoded(data: bytes, name: str, max_pixels: int) -> "Image":
     """The RGB picture that these bytes are a file of. name: for errors."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"{name} has {len(data):,} bytes, an image may have {MAX_BYTES:,}")
@@ -96,18 +96,19 @@ def decoded(data: bytes, name: str) -> "Image":
             warnings.simplefilter("ignore")
             image = pil().open(io.BytesIO(data), formats=FORMATS)
     except pil().DecompressionBombError:
-        raise ValueError(f"{name} has more than {MAX_PIXELS:,} pixels; make it smaller") from None
+        raise ValueError(f"{name} has too many pixels; a prompt's images may have {MAX_PIXELS:,} together") from None
     except Exception as error:
         known = ", ".join(FORMATS)
         raise ValueError(f"{name} is no image of a known kind ({known}): {type(error).__name__}") from None
-    return checked(image, name)
+    return checked(image, name, max_pixels)
 
 
-def checked(image: "Image", name: str) -> "Image":
+def checked(image: "Image", name: str, max_pixels: int) -> "Image":
     """Upright and in RGB, decoded. Raises ValueError for what is too large, moves, or is damaged."""
     width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"{name} has {width} x {height} pixels, more than {MAX_PIXELS:,}; make it smaller")
+    if width * height > max_pixels:
+        found = f"{name} has {width} x {height} pixels"
+        raise ValueError(f"{found}; a prompt's images may have {MAX_PIXELS:,} together; make it smaller")
     if min(width, height) < 1 or max(width, height) > MAX_SIDES * min(width, height):
         raise ValueError(f"{name} has {width} x {height} pixels; no side may be {MAX_SIDES} times the other")
     if getattr(image, "n_frames", 1) > 1:

@@ -64,7 +64,7 @@ CASES = [
 def reference_logits(llm: LLM, folder: Path, token_ids: list[int], pictures: list) -> torch.Tensor:
     """transformers' at every position: [len(token_ids), vocab_size]. Each picture as our processor has prepared it."""
     processor = llm.engine.image_processor
-    images = [processor._processed(picture, {}) for picture in pictures]
+    images = [processor.prepare(picture, {}) for picture in pictures]
     model, ids = reference(folder), torch.tensor([token_ids])
     inner = model.model
     with torch.no_grad():

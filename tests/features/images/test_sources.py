@@ -77,7 +77,7 @@ REFUSED = {
     "nothing": (b"", "no image of a known kind"),
     "PostScript, which PIL gives to another program": (b"%!PS-Adobe-3.0 EPSF-3.0\n", "no image of a known kind"),
     "cut off": (encoded(picture(60, 60))[:-200], "is damaged"),
-    "a bomb": (png_of_size(100_000, 100_000), f"more than {MAX_PIXELS:,}"),
+    "a bomb": (png_of_size(100_000, 100_000), f"may have {MAX_PIXELS:,}"),
     "a thread": (png_of_size(50_000, 10), "no side may be"),
     "more than 8 bits": (encoded(DEEP), "more than 8 bits"),
     "frames": (encoded(RED, "GIF", save_all=True, append_images=[RED.rotate(90), RED]), "frames"),

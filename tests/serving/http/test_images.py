@@ -114,3 +114,25 @@ def test_images_belong_to_users(server):
     messages = question(url_of(A))
     with pytest.raises(openai.BadRequestError, match="messages of role user"):
         server.client().chat.completions.create(messages=[messages[0] | {"role": "system"}, *messages], **SHORT)
+
+
+def test_what_a_client_may_ask_of_the_processor(server):
+    """Smaller pictures, and nothing that asks for more work."""
+    client, most = server.client(), server.llm.engine.image_processor._processor.size
+    name = "longest_edge"
+    smaller = {"size": {name: most[name] // 2}}
+    messages = question(url_of(A))
+    for good in (smaller, {"size": {name: most[name]}}):
+        options = SHORT | {"extra_body": {"ignore_eos": True, "mm_processor_kwargs": good}}
+        assert client.chat.completions.create(messages=messages, **options).usage.completion_tokens == 6
+    for bad in (
+        {"size": {name: 10**9}},
+        {"device": "cuda"},
+        {"do_resize": False},
+        {"size": {"depth": 3}},
+        smaller | {"x": 1},
+        5,
+    ):
+        options = SHORT | {"extra_body": {"mm_processor_kwargs": bad}}
+        with pytest.raises(openai.BadRequestError, match="mm_processor_kwargs"):
+            client.chat.completions.create(messages=messages, **options)
