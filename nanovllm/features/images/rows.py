@@ -57,6 +57,6 @@ def with_images(batch: Batch, output: SchedulerOutput) -> Batch:
                 rows = torch.tensor([row + at - chunk.start for at in places])
                 found.append(ImageRows(image, first, rows))
         row += chunk.end - chunk.start
-    columns = torch.tensor(positions).T.contiguous()  # [3, T]
+    columns = torch.tensor(list(zip(*positions, strict=True)))  # [3, T]
     is_text = bool((columns == columns[0]).all())
-    return replace(batch, positions=columns[0].contiguous() if is_text else columns, image_rows=found)
+    return replace(batch, positions=columns[0] if is_text else columns, image_rows=found)

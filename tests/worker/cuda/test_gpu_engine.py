@@ -19,6 +19,7 @@ from nanovllm.worker.kernels import TORCH_KERNELS, rotate
 from tests.checkpoints import HYBRIDS, VARIANTS, make_checkpoint
 from tests.features.lora.adapters import make_adapter
 from tests.features.speculation.test_speculation import assert_same, generate, random_requests
+from tests.image_checkpoints import make_image_checkpoint, picture
 from tests.parity import SETTINGS, check_setting
 from tests.pretend_gpu import PretendGPU, pretend_gpu
 from tests.worker.cpu.test_kernels import ragged_batch
@@ -352,3 +353,25 @@ def test_a_buffer_that_is_made_anew_is_found(checkpoint, gpu, monkeypatch):
     monkeypatch.setattr(graphs.DecodeGraphs, "_fill", fill_a_new_one)
     with pytest.raises((AssertionError, IndexError, RuntimeError)):
         assert tokens_of(llm) == expected
+
+
+@pytest.mark.parametrize(
+    "optimizations", [PYTORCH, pytest.param(GRAPHS, marks=pytest.mark.ci)], ids=["pytorch", "graphs"]
+)
+@pytest.mark.parametrize("kind", ["smolvlm", "qwen3_vl", "qwen3_5"])
+def test_images(kind, optimizations, tmp_path):
+    """Pictures in prompts that are cut into chunks, then the first one again."""
+    folder = make_image_checkpoint(tmp_path, kind)
+    mark = "<image>" if kind == "smolvlm" else "<|vision_start|><|image_pad|><|vision_end|>"
+    text = f"the quick {mark} brown fox"
+    prompts = [{"prompt": text, "multi_modal_data": {"image": picture(30, 40, seed)}} for seed in (0, 1)]
+    options = OPTIONS | {"max_model_len": 100}
+
+    def answers(llm: LLM) -> list[list[int]]:
+        found = llm.generate(prompts, GREEDY, use_tqdm=False) + llm.generate(prompts[0], GREEDY, use_tqdm=False)
+        assert found[2].num_cached_tokens > 0
+        return [output.outputs[0].token_ids for output in found]
+
+    expected = answers(LLM(str(folder), enforce_eager=True, **options))
+    with pretend_gpu():
+        assert answers(LLM(str(folder), optimizations=optimizations, **options)) == expected
