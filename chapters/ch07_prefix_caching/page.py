@@ -62,7 +62,8 @@ def draw_requests(world: Simulator, last: int = 6) -> str:
             chips.append(
                 f'<li class="chip {kind}" data-key="r{number}-{index}" data-from="q{block_id} b{block_id}"'
                 f"{marks(world.events, block_id) if is_last else ''}>"
-                f'<span class="sign">{KINDS[kind]}</span><b>{block_id}</b> <span class="words">{words}</span>{extra}</li>'
+                f'<span class="sign">{KINDS[kind]}</span><b>{block_id}</b> <span class="words">{words}</span>'
+                f"{extra}</li>"
             )
         if request.seq.tokens and request.num_computed == 0:
             chips.append('<li class="chip wrong"><span class="sign">!</span>no logits: nothing was computed</li>')

@@ -236,7 +236,7 @@ class Simulator:
         return ids
 
     def read(self, text: str) -> tuple[list[int], tuple[MMSpan, ...]]:
-        """Token ids of a text with pictures, and where these are. A picture's name stands for the hash of its pixels."""
+        """Token ids of a text, and where its pictures are. A picture's name stands for the hash of its content."""
         words: list[str] = []
         pictures: list[MMSpan] = []
         for word in text.split():
