@@ -39,8 +39,8 @@ SCENES = [
         "A picture in the prompt",
         f"/t({SEA} [boat] what is it)t({SEA} [gull] what is it)t({SEA} [boat] who is aboard)",
         "Two pictures after the same words, then a second question about the first. Each becomes six placeholders with "
-        "the same id, so only the extra keys tell the pictures apart. The pool shows of which picture it holds K and V. "
-        "Type a picture of your own as a word in brackets.",
+        "the same id, so only the extra keys tell the pictures apart. The pool shows which picture its "
+        "K and V are of. Type a picture of your own as a word in brackets.",
     ),
     Scene(
         "Trap 1: tokens named without their parent",
