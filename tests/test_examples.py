@@ -120,6 +120,10 @@ def test_image_blocks(status_of):
     assert [row[2] for row in blocks] == [f"mm {content}, starts at {start}" for start in (8, -8, -24, -40)]
     assert all(re.fullmatch("[0-9a-f]{16}", row[3]) for row in blocks[:3]) and blocks[3][3] == "not full: none"
     assert [row[1:] for row in results] == [["0", "1"], ["48", "1"], ["0", "2"]] and status == 0
+    chapter = (ROOT / "chapters" / "ch07_prefix_caching" / "README.md").read_text("utf-8")
+    shown = re.findall(r"^```text\n(┃ .*?)^```$", chapter, re.MULTILINE | re.DOTALL)
+    printed = [line for line in out.splitlines() if line.startswith(("┃", "│"))]
+    assert "".join(shown).splitlines() == printed, "chapter 7 shows both tables"
 
 
 @pytest.mark.ci

@@ -169,6 +169,16 @@ def names_images(function: Any, bench: Bench) -> None:
     pair = [(-1, 3, "cat"), (3, 5, "dog")]
     expect_names(function, False, dict(spans=pair), dict(spans=pair[:1]), hint)
     expect_names(function, False, dict(spans=pair), dict(spans=pair[1:]), hint)
+    hint = "the same picture can stand in a block twice: each span counts, not each content_hash"
+    twice = [(-1, 3, "cat"), (2, 5, "cat")]
+    expect_names(function, False, dict(spans=twice), dict(spans=twice[:1]), hint)
+    expect_names(function, False, dict(spans=twice), dict(spans=twice[1:]), hint)
+    hint = "images before the block or after it leave it alone, and those in it still count: look at every span"
+    before, after = (-9, 9, "bird"), (4, 9, "bird")
+    expect_names(function, True, dict(spans=[before, *pair, after]), dict(spans=pair), hint)
+    hint = "two images side by side: where the second begins says which placeholders belong to it"
+    split = [[(0, length, "cat"), (length, 4 - length, "dog")] for length in (1, 3)]
+    expect_names(function, False, image_ids | dict(spans=split[0]), image_ids | dict(spans=split[1]), hint)
     hint = "a span's start counts relative to the block, span.start - start, and start itself does not enter the hash"
     expect_names(function, True, dict(start=40, spans=[image]), dict(start=80, spans=[image]), hint)
     expect_names(function, True, dict(start=40), dict(start=80), hint)

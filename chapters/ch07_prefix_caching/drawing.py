@@ -7,7 +7,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from chapters.ch07_prefix_caching import beyond_drawing
-from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator
+from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator, in_words
 from chapters.ch07_prefix_caching.world import World
 from chapters.draw import draw_free_queue, pool_cells
 
@@ -49,7 +49,8 @@ def draw_requests(world: Simulator, last: int) -> Text:
     for request in world.requests[-last:]:
         state = "" if request.running else " (ended)"
         salt = f" salt {request.seq.cache_salt}" if request.seq.cache_salt else ""
-        line = Text(f"{request.name}{state}{salt} ", "bold" if request.running else "dim")
+        pictures = "".join(f" [{span.content_hash}]" for span in request.seq.mm_spans)
+        line = Text(f"{request.name}{state}{salt}{pictures} ", "bold" if request.running else "dim")
         for index, block_id in enumerate(request.table):
             kind = request.kind(index)
             words = world.text(request.seq.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
@@ -76,7 +77,7 @@ def draw_map(world: Simulator, last: int) -> Table:
     for name, copies in entries[-last:]:
         block = next(iter(copies.values()))
         parent = block.parent_hash.hex()[:6] if block.parent_hash else "-"
-        extra = "".join(f" ({key[0]} {key[1]})" for key in block.extra_keys)
+        extra = "".join(f" ({in_words(key)})" for key in block.extra_keys)
         table.add_row(name.hex()[:6], parent, world.text(block.token_ids) + extra, " ".join(map(str, copies)))
     return table
 

@@ -19,6 +19,7 @@ from chapters.ch07_prefix_caching.drawing import (
     panels,
 )
 from chapters.ch07_prefix_caching.policies import POLICIES, POOL_TOKENS, bursts, num_hits, play_conversations
+from chapters.ch07_prefix_caching.scenes import SEA
 from chapters.ch07_prefix_caching.simulator import Simulator
 from chapters.ch07_prefix_caching.traps import BLOCK_SIZE, tell_traps
 from chapters.ch07_prefix_caching.workloads import SYSTEM, WORKLOADS
@@ -66,6 +67,7 @@ def tell(story: Story) -> None:
         tell_forgetting(story)
         tell_copies(story)
         tell_salts(story, llm)
+        tell_pictures(story)
         tell_traps(story, llm)
         tell_cost(story, block_s)
         tell_tiers(story)
@@ -250,6 +252,24 @@ def tell_salts(story: Story, llm: LLM) -> None:
             title, kind = "Alice's letter" if letter == LETTERS[0] else "the other", "two" if salts[0] else "none"
             table.add_row(title, kind, f"{num_cached} of {num_tokens}", f"{ttft_ms:.0f} ms (measured)")
     story.show(table)
+
+
+def tell_pictures(story: Story) -> None:
+    story.part("A picture in the prompt")
+    story.say(
+        "A word in brackets is a picture. Whatever it shows, it becomes six placeholders with the same id, <P>. A asks "
+        "about a boat, B asks the same about a gull, and C asks something else about the boat:"
+    )
+    world = Simulator()
+    asked = "[boat] what is it", "[gull] what is it", "[boat] who is aboard"
+    story.log(*(world.typed(f"{SEA} {question}") for question in asked))
+    story.show(draw_requests(world, 3))
+    story.say("The names of their blocks, with the extra keys in brackets:")
+    story.show(draw_map(world, 8))
+    story.say(
+        "The first block lies before the picture, and all three requests share it. From the second block on, names "
+        "contain the picture's hash and say where it begins relative to the block."
+    )
 
 
 def tell_cost(story: Story, block_s: float) -> None:

@@ -4,10 +4,11 @@ from html import escape
 
 from chapters.ch07_prefix_caching import beyond_page
 from chapters.ch07_prefix_caching.scenes import SCENES as OF_POOL
-from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator
+from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator, in_words
 from chapters.ch07_prefix_caching.world import ACTIONS, World
 from chapters.site import pictures
 from chapters.site.pictures import draw_events, draw_queue
+from nanovllm.core.block_hash import extra_keys
 from nanovllm.core.block_manager import Block
 from nanovllm.serving.http.html_pictures import color, draw_counters, holders, label, marks
 
@@ -50,20 +51,24 @@ def draw_requests(world: Simulator, last: int = 6) -> str:
     rows = []
     for number, request in list(enumerate(world.requests))[-last:]:
         salt = f" <em>salt {escape(request.seq.cache_salt)}</em>" if request.seq.cache_salt else ""
+        pictures = "".join(f" <em>[{escape(span.content_hash)}]</em>" for span in request.seq.mm_spans)
         chips = []
         for index, block_id in enumerate(request.table):
             kind = request.kind(index)
             words = escape(world.text(request.seq.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]))
+            keys = extra_keys(index, BLOCK_SIZE, mm_spans=request.seq.mm_spans)
+            extra = "".join(f" <em>{escape(in_words(key))}</em>" for key in keys)
             is_last = request is world.requests[-1]
             chips.append(
                 f'<li class="chip {kind}" data-key="r{number}-{index}" data-from="q{block_id} b{block_id}"'
                 f"{marks(world.events, block_id) if is_last else ''}>"
-                f'<span class="sign">{KINDS[kind]}</span><b>{block_id}</b> <span class="words">{words}</span></li>'
+                f'<span class="sign">{KINDS[kind]}</span><b>{block_id}</b> <span class="words">{words}</span>'
+                f"{extra}</li>"
             )
         if request.seq.tokens and request.num_computed == 0:
             chips.append('<li class="chip wrong"><span class="sign">!</span>no logits: nothing was computed</li>')
         state = "" if request.running else " ended"
-        head = f'<span class="name">{label(request.name)}{salt}{state}</span>'
+        head = f'<span class="name">{label(request.name)}{salt}{pictures}{state}</span>'
         rows.append(f'<li class="request{state}">{head}<ol class="blocks">{"".join(chips)}</ol></li>')
     legend = "".join(
         f'<li class="chip {kind}"><span class="sign">{sign}</span>{LEGEND[kind]}</li>' for kind, sign in KINDS.items()
@@ -94,7 +99,7 @@ def draw_tree(world: Simulator, held: dict[int, list[str]]) -> str:
         drawn.add(name)
         copies = names[name]
         block = next(iter(copies.values()))
-        extra = "".join(f" <em>{escape(str(key[0]))} {escape(str(key[1]))}</em>" for key in block.extra_keys)
+        extra = "".join(f" <em>{escape(in_words(key))}</em>" for key in block.extra_keys)
         blocks = "".join(
             f'<span class="id{" " + color(held[i][0]) if held.get(i) else ""}">{i}</span>' for i in sorted(copies)
         )

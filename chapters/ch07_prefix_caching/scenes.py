@@ -3,6 +3,7 @@
 from chapters.site.player import Scene
 
 JAPAN, READER, BOTH = "I come from Japan", "I like to read", "my family lives in that country too"
+SEA = "look at this picture of the sea"
 KEEPER = "you keep a small lighthouse answer in short clear words"
 SCENES = [
     Scene(
@@ -33,6 +34,13 @@ SCENES = [
         "Salts keep tenants apart",
         f"/st({KEEPER})st({KEEPER})s2t({KEEPER})",
         "The same text from alice, from bob, and from alice again. Only the last one finds something.",
+    ),
+    Scene(
+        "A picture in the prompt",
+        f"/t({SEA} [boat] what is it)t({SEA} [gull] what is it)t({SEA} [boat] who is aboard)",
+        "Two pictures after the same words, then a second question about the first. Each becomes six placeholders with "
+        "the same id, so only the extra keys tell the pictures apart. The pool shows which picture its "
+        "K and V are of. Type a picture of your own as a word in brackets.",
     ),
     Scene(
         "Trap 1: tokens named without their parent",

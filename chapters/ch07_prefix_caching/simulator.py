@@ -6,6 +6,7 @@ the scheduler does for a sequence, and what the model does: which word comes nex
 would do then. Nothing is drawn here: drawing.py draws this object in a terminal, and any other face may.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,11 +18,14 @@ from chapters.ch07_prefix_caching.faults import Fault
 from chapters.ch07_prefix_caching.workloads import ANSWER, WORKLOADS, prompts
 from chapters.play import actions
 from chapters.stage import compute
+from nanovllm.core.block_hash import MMSpan
 from nanovllm.core.block_manager import BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 24
 SALTS = [None, "alice", "bob"]
+PICTURE = re.compile(r"\[(\w+)\]")  # a word of a typed text
+PLACEHOLDER, NUM_PLACEHOLDERS = "<P>", 6  # what a picture becomes
 FAULTS: dict[str, Fault] = {
     "": nullcontext,
     "tokens named without their parent": faults.without_parent,
@@ -57,6 +61,13 @@ class Request:
         return "hit" if index < self.num_hits else "miss" if index < self.num_named else "own"
 
 
+def in_words(key: tuple) -> str:
+    """An extra key of a block's hash."""
+    if key[0] == "mm":
+        return f"mm {key[1]}, starts at {key[2]}"
+    return f"{key[0]} {key[1]}"
+
+
 class Simulator:
     """A BlockManager, the requests that came to it, and the words they are made of. Actions return what happened."""
 
@@ -90,12 +101,13 @@ class Simulator:
         return self.typed(next(self._prompts[self.workload]))
 
     def typed(self, text: str) -> str:
-        """A request with this text."""
+        """A request with this text. A word in brackets, such as [boat], is a picture."""
         if not text.split():
             return "Type some words: each counts as a token."
         self.evicted, self._example = [], None
         with FAULTS[self.fault]():
-            said = self._admit(Sequence(self.ids(text), cache_salt=self.salt))
+            token_ids, pictures = self.read(text)
+            said = self._admit(Sequence(token_ids, cache_salt=self.salt, mm_spans=pictures))
         return said + self._aftermath()
 
     def grow(self) -> str:
@@ -106,7 +118,7 @@ class Simulator:
         with FAULTS[self.fault]():
             for request in self.running:
                 seq = request.seq
-                number = sum(seq.tokens[: seq.num_prompt_tokens]) + seq.num_generated_tokens
+                number = sum(self._seen(seq, seq.num_prompt_tokens)) + seq.num_generated_tokens
                 if not self._append(request, ANSWER[number % len(ANSWER)]):
                     return f"No block is free for the next word of {request.name}. End a request (e)."
         return self._aftermath()
@@ -223,6 +235,18 @@ class Simulator:
         self.words.update(zip(ids, text.split(), strict=True))
         return ids
 
+    def read(self, text: str) -> tuple[list[int], tuple[MMSpan, ...]]:
+        """Token ids of a text, and where its pictures are. A picture's name stands for the hash of its content."""
+        words: list[str] = []
+        pictures: list[MMSpan] = []
+        for word in text.split():
+            if picture := PICTURE.fullmatch(word):
+                pictures.append(MMSpan(len(words), NUM_PLACEHOLDERS, picture[1]))
+                words += [PLACEHOLDER] * NUM_PLACEHOLDERS
+            else:
+                words.append(word)
+        return self.ids(" ".join(words)), tuple(pictures)
+
     def text(self, token_ids: list[int]) -> str:
         return " ".join(self.words[token_id] for token_id in token_ids)
 
@@ -259,10 +283,18 @@ class Simulator:
         seq, first = request.seq, request.seq.num_computed_tokens // BLOCK_SIZE
         for index in range(first, len(seq.block_table)):
             if self.manager.blocks[seq.block_table[index]].block_hash is None:  # else its K/V is there
-                self.written[seq.block_table[index]] = seq.tokens[: (index + 1) * BLOCK_SIZE]
+                self.written[seq.block_table[index]] = self._seen(seq, (index + 1) * BLOCK_SIZE)
         compute(self.manager, seq)
         self._check()
         request.table, request.num_named = [*seq.block_table], seq.num_registered_blocks
+
+    def _seen(self, seq: Sequence, end: int) -> list[int]:
+        """Its first tokens as a model sees them: placeholders of different pictures are different."""
+        tokens = seq.tokens[:end]
+        for start, length, name in seq.mm_spans:
+            stop = min(start + length, len(tokens))
+            tokens[start:stop] = self.ids(f"<{name}> " * (stop - start))
+        return tokens
 
     def _check(self) -> None:
         if not self.fault:
@@ -279,7 +311,7 @@ class Simulator:
         wrong = []
         for request in self.running:
             for index, block_id in enumerate(request.seq.block_table):
-                text = request.seq.tokens[: (index + 1) * BLOCK_SIZE]
+                text = self._seen(request.seq, (index + 1) * BLOCK_SIZE)
                 if self.written[block_id] != text and index not in request.wrong:
                     request.wrong.add(index)
                     words = self.text(self.written[block_id][-2 * BLOCK_SIZE :])

@@ -129,6 +129,18 @@ def test_simulator_keeps_salts_apart():
     assert hits == [0, 0, 2, 0]
 
 
+def test_simulator_tells_pictures_apart():
+    """By extra keys alone, and K/V of another picture is wrong: with the first fault, a request reads it."""
+    world = simulator.Simulator()
+    for fault, hits in (("", [0, 1, 3]), ("tokens named without their parent", [0, 3, 3])):
+        while world.fault != fault:
+            world.next_fault()
+        for picture in ("[boat]", "[gull]", "[boat]"):
+            world.typed(f"one two three four five {picture} six")
+        assert [request.num_hits for request in world.requests] == hits
+        assert [bool(request.wrong) for request in world.requests] == [False, bool(fault), False]
+
+
 def test_with_room_below_the_pool_nothing_is_computed_twice():
     """A disk that holds all of it; a smaller one has whole chains, whatever it had to forget."""
     for order in beyond.ORDERS:

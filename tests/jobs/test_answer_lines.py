@@ -214,7 +214,12 @@ BAD_LINES = [
     (line(url=CHAT), "a conversation is a list of messages"),
     (line(url=CHAT, messages=[]), "a conversation is a list of messages"),
     (line(url=CHAT, messages=[{"role": "wizard", "content": "x"}]), "unknown role wizard"),
-    (line(url=CHAT, messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "parts of type text"),
+    (line(url=CHAT, messages=[{"role": "user", "content": [{"type": "video_url"}]}]), "parts of type text"),
+    (line(url=CHAT, messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "has its image under"),
+    (
+        line(url=CHAT, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+        "this model sees no images",
+    ),
     (line(prompt=FOX, echo="yes"), "echo must be true or false, found 'yes'"),
     (line(url=CHAT, messages=USER, tools=[{"type": "function"}]), "tools[0] must be {"),
     (line(url=CHAT, messages=USER, tool_choice="required"), "there are no tools"),

@@ -55,7 +55,7 @@ class ImageProcessor:
         options: dict[str, Any],
         sources: Sources,
     ) -> None:
-        """Raises ValueError or FileNotFoundError for a checkpoint without a processor, or without Pillow."""
+        """Raises ValueError for a checkpoint without a processor, or without Pillow."""
         pil()
         self.config = config
         self.tokenizer = tokenizer
@@ -217,4 +217,4 @@ def _processor_fields(directory: Path) -> dict[str, Any]:
             if name == FILES[1] or inner is not None:
                 left_out = ("image_processor_type", "processor_class", "auto_map", "feature_extractor_type")
                 return {key: value for key, value in fields.items() if key not in left_out}
-    raise FileNotFoundError(f"{directory} has no {FILES[1]}, so nothing says how its images are prepared")
+    raise ValueError(f"{directory} has no {FILES[1]}, so nothing says how its images are prepared")

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import NamedTuple
 
-from nanovllm.core.block_manager import Block, BlockEvent
+from nanovllm.core.block_hash import ExtraKeys, extra_keys
+from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
 
 
@@ -38,12 +39,28 @@ def holders(seqs: Iterable[Sequence], names: Mapping[int, str]) -> dict[int, lis
     return held
 
 
+def images(manager: BlockManager, seqs: Iterable[Sequence]) -> dict[int, list[str]]:
+    """block_id -> the images that the block overlaps, each by the first digits of its content hash."""
+    keys: dict[int, ExtraKeys] = {block.block_id: block.extra_keys for block in manager.blocks if block.extra_keys}
+    for seq in seqs:
+        if seq.mm_spans:  # its blocks that are not full have no keys yet
+            for index, block_id in enumerate(seq.block_table):
+                keys[block_id] = extra_keys(index, manager.block_size, mm_spans=seq.mm_spans)
+    found = {block_id: [key[1][:8] for key in of_block if key[0] == "mm"] for block_id, of_block in keys.items()}
+    return {block_id: overlapped for block_id, overlapped in found.items() if overlapped}
+
+
 def draw_block(
-    block: Block, names: list[str], events: Iterable[BlockEvent], words: str = "", has_snapshot: bool = False
+    block: Block,
+    names: list[str],
+    events: Iterable[BlockEvent],
+    words: str = "",
+    has_snapshot: bool = False,
+    images: Iterable[str] = (),
 ) -> str:
     """A block's holders, or cached, or free. A count that its holders do not explain is shown.
 
-    has_snapshot: a hybrid model's state was kept where this block ends (chapter 16).
+    has_snapshot: a hybrid model's state was kept where this block ends (chapter 16). images: those that it overlaps.
     """
     if block.ref_count != len(names):
         state, what = "lost", f"ref_count {block.ref_count}"
@@ -55,8 +72,10 @@ def draw_block(
     who = "".join(map(label, names[:4])) + more + (f"<em>{what}</em>" if what else "")
     text = f'<span class="words">{escape(words)}</span>' if words else ""
     tint = (f" {color(names[0])}" if names else "") + (" snapshot" if has_snapshot else "")
+    title = ", ".join(f"image {name}" for name in images)
+    overlaps, says = (" image", f' title="{escape(title)}"') if title else ("", "")
     return (
-        f'<li class="block {state}{tint}" data-key="b{block.block_id}"{marks(events, block.block_id)}>'
+        f'<li class="block {state}{tint}{overlaps}" data-key="b{block.block_id}"{says}{marks(events, block.block_id)}>'
         f'<span class="id">{block.block_id}</span><span class="holders">{who}</span>{text}</li>'
     )
 

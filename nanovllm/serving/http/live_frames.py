@@ -100,6 +100,9 @@ class Drawing:
         states = ["cached" if block.block_hash else "free" for block in blocks]
         for block_id, names in held.items():
             states[block_id] = " ".join(names)
+        images = pictures.images(self.engine.block_manager, self.engine.scheduler.running)
+        for block_id, overlapped in images.items():
+            states[block_id] += f", images {' '.join(overlapped)}"
         kept = {block.block_id for block in blocks if block.block_hash in self.snapshots}
         for block_id in kept:
             states[block_id] += ", a snapshot"
@@ -119,7 +122,8 @@ class Drawing:
             block = max(members, key=lambda b: (b.block_id in held, b.block_id in happened, b.block_hash is not None))
             names, events = held.get(block.block_id, []), happened.get(block.block_id, [])
             has_snapshot = any(member.block_id in kept for member in members)
-            cells[cell] = pictures.draw_block(block, names, events, has_snapshot=has_snapshot)
+            shown = dict.fromkeys(name for member in members for name in images.get(member.block_id, ()))
+            cells[cell] = pictures.draw_block(block, names, events, has_snapshot=has_snapshot, images=shown)
         return cells
 
     def _draw_panels(self) -> dict[str, str]:

@@ -17,6 +17,25 @@ WRONG = {
         Edit("true_salts_only", "cache_salt is not None and", "cache_salt and", "is not the same as no salt"),
         Edit("salt_in_every_block", " and parent is None", "", "the salt enters the first block only"),
         Edit("images_off_by_one", "length > start", "length >= start", "this span does not overlap the block"),
+        Edit(
+            "once_for_each_image",
+            "in mm_spans",
+            "in {span.content_hash: span for span in mm_spans}.values()",
+            "block twice",
+        ),
+        Edit(
+            "ends_at_an_image_elsewhere",
+            """
+            if span.start < start + len(token_ids) and span.start + span.length > start:
+                data += b"M" + _text(span.content_hash) + struct.pack("<q", span.start - start)
+            """,
+            """
+            if span.start >= start + len(token_ids) or span.start + span.length <= start:
+                break
+            data += b"M" + _text(span.content_hash) + struct.pack("<q", span.start - start)
+            """,
+            "look at every span",
+        ),
         Edit("absolute_image_start", "span.start - start", "span.start", "a span's start counts relative"),
         Edit("without_lengths", 'struct.pack("<I", len(encoded)) + encoded', "encoded", "two contents give the same"),
     ],

@@ -167,10 +167,9 @@ def test_the_text_part_of_a_model_that_sees_images(checkpoint, tmp_path, caplog)
     llm = LLM(str(as_on_the_hub(checkpoint("qwen3.5"), tmp_path / "hub")), **SMALL)
     expected = reference_logits(checkpoint("qwen3.5"), TOKENS)
     torch.testing.assert_close(logits_of(llm, TOKENS, [60]), expected, atol=1e-3, rtol=0)
-    for what in ("the vision tower", "heads that predict several tokens at once"):
-        assert caplog.text.count(f"has tensors of {what}") == 1
+    assert caplog.text.count("has tensors of heads that predict several tokens at once") == 1
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
-    with pytest.raises(ValueError, match="parts of type text"):
+    with pytest.raises(ValueError, match=r"has no preprocessor_config\.json"):
         llm.chat(image)
 
 

@@ -3,11 +3,13 @@
 import base64
 import io
 import json
+import re
 
 import openai
 import pytest
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.serving.http.live_frames import Drawing
 from nanovllm.serving.http.options import ServeOptions
 from tests.image_checkpoints import make_image_checkpoint, picture
 from tests.servers import serving
@@ -136,3 +138,41 @@ def test_what_a_client_may_ask_of_the_processor(server):
         options = SHORT | {"extra_body": {"mm_processor_kwargs": bad}}
         with pytest.raises(openai.BadRequestError, match="mm_processor_kwargs"):
             client.chat.completions.create(messages=messages, **options)
+
+
+def test_the_page_marks_blocks_of_images(llm, monkeypatch):
+    """A running request's, and those that stay cached: each names the images that it overlaps."""
+    engine, drawing = llm.engine, Drawing(llm.engine)
+    cells: dict[int, str] = {}
+    told = []  # step by step: a table, its images, what the page shows
+
+    def look() -> None:
+        frame, _ = drawing.draw()
+        cells.update(frame.cells)
+
+    def on_step(output, requests) -> None:
+        look()
+        told.extend((list(seq.block_table), seq.mm_spans, named()) for seq in engine.scheduler.running)
+
+    def named() -> dict[int, list[str]]:
+        titles = {i: re.search(r'class="block [^"]* image" [^>]*title="([^"]*)"', html) for i, html in cells.items()}
+        return {i: re.findall("image ([0-9a-f]{8})", found[1]) for i, found in titles.items() if found}
+
+    llm.reset_prefix_cache()
+    drawing.open()
+    monkeypatch.setattr(engine, "on_step", on_step)
+    content = [{"type": "image_pil", "image_pil": image} for image in (A, B)]
+    llm.chat([{"role": "user", "content": content}], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+    table, spans, shown = told[0]
+    expected: dict[int, list[str]] = {}
+    for start, length, content_hash in spans:
+        for index in range(start // 4, (start + length - 1) // 4 + 1):
+            expected.setdefault(table[index], []).append(content_hash[:8])
+    assert len(spans) == 2 and shown == expected
+    look()
+    whole = {block_id for block_id in expected if engine.block_manager.blocks[block_id].block_hash}
+    assert named() == {block_id: expected[block_id] for block_id in whole} and "cached" in cells[table[1]]
+    llm.reset_prefix_cache()
+    look()
+    drawing.close()
+    assert not named()

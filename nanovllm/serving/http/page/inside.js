@@ -62,6 +62,7 @@ function show(frame) {
   for (const [id, html] of Object.entries(frame.panels ?? {})) $(id).innerHTML = html;
   markOurs();
   drawPool(frame.cells ?? {});
+  $("of-images").hidden = !cells.some((cell) => cell.classList.contains("image"));
   $("of-snapshots").hidden = !frame.panels?.counters?.includes("snapshots");
   drawPace(frame);
 }
@@ -73,7 +74,7 @@ function drawPool(changed) {
   for (const [index, html] of Object.entries(changed)) {
     template.innerHTML = html;
     const cell = template.content.firstElementChild;
-    cell.title = cell.textContent;
+    cell.title = [cell.textContent, cell.title].filter(Boolean).join(", ");
     cells[index]?.replaceWith(cell);
     cells[index] = cell;
     if (cell.dataset.event) marked.push(cell);
@@ -84,7 +85,7 @@ function drawPool(changed) {
   pool.classList.toggle("tiny", shown.length > 320);
 }
 
-// The cells, but one stands for each run of 24 or more that are free, or cached, and to which nothing has happened.
+// The cells, but one stands for each run of 24 or more that are free, or cached, without marks, and to which nothing has happened.
 function folded() {
   const shown = [], before = runs;
   runs = new Map();
@@ -103,7 +104,7 @@ function folded() {
 }
 
 function unheld(cell) {
-  return cell.dataset.event || cell.classList.contains("snapshot") ? undefined : ["free", "cached"].find((state) => cell.classList.contains(state));
+  return cell.dataset.event || cell.matches(".snapshot, .image") ? undefined : ["free", "cached"].find((state) => cell.classList.contains(state));
 }
 
 function drawRun(state, start, end) {
