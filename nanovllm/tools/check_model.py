@@ -132,12 +132,10 @@ def model_rows(model: ModelConfig) -> Rows:
 
 def tower_rows(directory: Path, model: ModelConfig) -> Rows:
     """What looks at pictures. Raises ValueError for files that are not this model's."""
-    import torch
-
     from nanovllm.features.images.tower import build_tower, check_tower
 
     assert model.images is not None
-    places = dict(build_tower(model.images, torch.bfloat16).named_parameters(prefix="model"))
+    places = dict(build_tower(model.images).named_parameters(prefix="model"))
     check_tower(directory, places)
     return [("tower", f"{sum(place.numel() for place in places.values()) / 1e6:,.1f} million")]
 

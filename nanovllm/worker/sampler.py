@@ -110,10 +110,10 @@ class SamplingBatch:
             num_logprobs=num_logprobs,
             processors=processors,
             random_rows=torch.tensor(random_rows, dtype=torch.int64),
-            temperature=torch.tensor([params.temperature for params in random_params]),
+            temperature=torch.tensor([params.temperature for params in random_params], dtype=torch.float32),
             top_k=torch.tensor([max(params.top_k, 0) for params in random_params], dtype=torch.int64),
-            top_p=torch.tensor([params.top_p for params in random_params]),
-            min_p=torch.tensor([params.min_p for params in random_params]),
+            top_p=torch.tensor([params.top_p for params in random_params], dtype=torch.float32),
+            min_p=torch.tensor([params.min_p for params in random_params], dtype=torch.float32),
             noise=torch.tensor([uniform_noise(seqs[row]) for row in random_rows], dtype=torch.float64),
             has_filters=any(params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 for params in random_params),
         )

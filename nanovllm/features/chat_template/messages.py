@@ -151,7 +151,7 @@ def _checked_content(content: Any, index: int, role: str) -> Any:
         return content
     parts: list[dict[str, Any]] = []
     for part in content if isinstance(content, list) else [content]:
-        if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
+        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in IMAGE_PARTS:
             if role != "user":
                 raise ValueError(f"message {index}: images belong in messages of role user, found one of role {role}")
             parts.append({"type": "image", "image": _image_of(part, index)})

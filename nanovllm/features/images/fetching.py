@@ -4,14 +4,17 @@ import http.client
 import ipaddress
 import socket
 import ssl
-import time
-from urllib.parse import urlsplit
+from threading import Timer
+from urllib.parse import quote, urlsplit
 
 from nanovllm.checks.values import shorten
 from nanovllm.features.images.sources import MAX_BYTES
 
 MAX_SECONDS = 10.0  # for all of it
 READ_BYTES = 1 << 16
+SAFE = "%/:=&?~#+!$,;'@()*[]"  # what a URL's path and query may have as it is
+# Ranges of IPv6 that lead to an IPv4 address, which may be a private one.
+DETOURS = [ipaddress.ip_network(network) for network in ("64:ff9b::/96", "2002::/16", "2001::/32", "::/96")]
 
 
 def fetch(url: str, domains: tuple[str, ...]) -> bytes:
@@ -27,12 +30,15 @@ def fetch(url: str, domains: tuple[str, ...]) -> bytes:
     host = (parts.hostname or "").lower()
     if host not in domains:
         raise ValueError(f"images are fetched from {', '.join(domains)}, not from {shorten(host)}")
-    deadline = time.monotonic() + MAX_SECONDS
     connection: http.client.HTTPConnection | None = None
+    watchdog: Timer | None = None
     try:
         port = parts.port or (443 if parts.scheme.lower() == "https" else 80)
         connection = _connected(host, port, parts.scheme.lower() == "https")
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        watchdog = Timer(MAX_SECONDS, connection.sock.shutdown, [socket.SHUT_RDWR])  # however slowly it speaks
+        watchdog.daemon = True
+        watchdog.start()
+        path = quote(parts.path or "/", safe=SAFE) + (f"?{quote(parts.query, safe=SAFE)}" if parts.query else "")
         connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "nanovllm"})
         response = connection.getresponse()
         if response.status != 200:
@@ -42,12 +48,16 @@ def fetch(url: str, domains: tuple[str, ...]) -> bytes:
             body += part
             if len(body) > MAX_BYTES:
                 raise ValueError(f"the image has more than {MAX_BYTES:,} bytes")
-            if time.monotonic() > deadline:
-                raise ValueError(f"the image took longer than {MAX_SECONDS:.0f} seconds")
+        if response.length:
+            raise ValueError(
+                f"the answer ends {response.length:,} bytes early (or took more than {MAX_SECONDS:.0f} seconds)"
+            )
         return bytes(body)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise ValueError(f"{shorten(url)} could not be fetched: {error}") from None
     finally:
+        if watchdog is not None:
+            watchdog.cancel()
         if connection is not None:
             connection.close()
 
@@ -66,7 +76,8 @@ def _public_address(host: str, port: int) -> str:
     for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         address = ipaddress.ip_address(str(place[0]).partition("%")[0])
         inner = getattr(address, "ipv4_mapped", None) or address
-        if not inner.is_global or inner.is_multicast:
+        is_detour = any(inner in network for network in DETOURS if network.version == inner.version)
+        if not inner.is_global or inner.is_multicast or is_detour:
             raise ValueError("its address belongs to a private network")
         return str(place[0])
     raise ValueError("it has no address")

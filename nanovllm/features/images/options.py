@@ -6,6 +6,7 @@ from typing import Any
 
 from nanovllm.checks.values import check_number, list_of, shorten
 
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")  # of a checkpoint, the newer one first
 MOST_IMAGES = 16  # of a prompt, where nothing else is said
 
 

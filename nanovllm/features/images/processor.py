@@ -17,8 +17,10 @@ from torch import Tensor
 
 from nanovllm.checks.values import check_number, shorten
 from nanovllm.features.images.image_config import IDEFICS3, ImageConfig
+from nanovllm.features.images.options import PROCESSOR_FILES
 from nanovllm.features.images.prompt_images import Image, PromptImages
 from nanovllm.features.images.sources import MAX_PIXELS, Sources, pil
+from nanovllm.features.images.tower import whole_config
 from nanovllm.files.config_json import read_json
 from nanovllm.files.tokenizer import tokenize
 
@@ -29,7 +31,6 @@ PROCESSORS = {
     IDEFICS3[1]: ("smolvlm.image_processing_pil_smolvlm", "SmolVLMImageProcessorPil"),
 }
 QWENS = ("qwen2_vl.image_processing_pil_qwen2_vl", "Qwen2VLImageProcessorPil")
-FILES = ("processor_config.json", "preprocessor_config.json")  # the newer one first
 
 
 class ImagePrompt(NamedTuple):
@@ -65,7 +66,15 @@ class ImageProcessor:
         module, name = PROCESSORS.get(config.architecture, QWENS)
         processor_class = getattr(import_module(f"transformers.models.{module}"), name)
         self._options = options
-        self._processor = processor_class(**_processor_fields(directory))
+        try:
+            self._processor = processor_class(**_processor_fields(directory))
+        except (TypeError, AttributeError, KeyError) as error:
+            raise ValueError(
+                f"{directory}: the image processor's fields cannot be read: {shorten(str(error))}"
+            ) from None
+        whole = whole_config(config)
+        self._vision = whole.vision_config
+        self._scale_factor = getattr(whole, "scale_factor", 1)
         self._kept: OrderedDict[str, Image] = OrderedDict()
         self._lock = Lock()
         self._process_options({})
@@ -142,8 +151,9 @@ class ImageProcessor:
         return self._options | options
 
     def prepare(self, picture: Any, options: dict[str, Any]) -> Image:
-        """What a tower takes, of an RGB picture; kept for the next time."""
-        content = hashlib.sha256(f"{picture.width}x{picture.height} {json.dumps(options, sort_keys=True)} ".encode())
+        """What a tower takes, of an RGB picture; kept for the next time. Raises ValueError."""
+        given = json.dumps(options, sort_keys=True, default=str)
+        content = hashlib.sha256(f"{picture.width}x{picture.height} {given} ".encode())
         content.update(picture.tobytes())
         key = content.hexdigest()
         with self._lock:
@@ -162,30 +172,53 @@ class ImageProcessor:
         try:
             # Each picture alone, so that what becomes of it does not depend on the others.
             features = self._processor(images=[picture], return_tensors="pt", **options, **more)
-        except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
-            raise ValueError(f"the image processor does not take this image: {error}") from None
+        except Exception as error:  # whatever transformers or NumPy say of an option or a size
+            raise ValueError(f"the image processor does not take this image: {shorten(str(error))}") from None
         rows = columns = 0
         if self._is_idefics3:
             [[rows]], [[columns]] = features.pop("rows"), features.pop("cols")
-            frames = features["pixel_values"][0]
-            if (frames == 0).flatten(1).all(1).any():  # transformers' tower takes such a frame for padding
-                raise ValueError("a part of this image is exactly as bright as the processor's mean: it cannot be seen")
         inputs: dict[str, Tensor] = {name: features[name] for name in features if torch.is_tensor(features[name])}
-        grid = None
-        if not self._is_idefics3:
-            merge = self._processor.merge_size
-            _, height, width = inputs["image_grid_thw"][0].tolist()
-            grid = height // merge, width // merge
-        return Image(content_hash=key, inputs=inputs, grid=grid, split=(rows, columns))
+        if self._is_idefics3:
+            return self._of_tiles(key, inputs, rows, columns)
+        return self._of_patches(key, inputs)
+
+    def _of_tiles(self, key: str, inputs: dict[str, Tensor], rows: int, columns: int) -> Image:
+        """Idefics3's: tiles of one size, each with as many placeholders."""
+        tiles = inputs["pixel_values"][0]  # [tiles, channels, height, width]
+        side = _number(self._vision.image_size)
+        if tuple(tiles.shape[2:]) != (side, side):
+            raise ValueError(
+                f"the image processor makes tiles of {tiles.shape[3]} x {tiles.shape[2]} pixels, and the tower takes "
+                f"{side} x {side}: max_image_size does not fit the checkpoint"
+            )
+        if (tiles == 0).flatten(1).all(1).any():  # transformers' tower takes such a tile for padding
+            raise ValueError("a part of this image is exactly as bright as the processor's mean: it cannot be seen")
+        return Image(key, inputs, num_placeholders=len(tiles) * self._placeholders_of_tile, split=(rows, columns))
+
+    def _of_patches(self, key: str, inputs: dict[str, Tensor]) -> Image:
+        """Qwen's: patches in rows and columns, several of which are one placeholder."""
+        vision = self._vision
+        numbers = vision.in_channels * vision.temporal_patch_size * _number(vision.patch_size) ** 2  # of a patch
+        merge = vision.spatial_merge_size
+        if inputs["pixel_values"].shape[1] != numbers or self._processor.merge_size != merge:
+            raise ValueError(
+                "the image processor's patches do not fit the tower: patch_size, temporal_patch_size and merge_size "
+                "must be the checkpoint's"
+            )
+        _, height, width = inputs["image_grid_thw"][0].tolist()
+        grid = height // merge, width // merge
+        return Image(key, inputs, num_placeholders=grid[0] * grid[1], grid=grid)
+
+    @property
+    def _placeholders_of_tile(self) -> int:
+        side = _number(self._vision.image_size) // _number(self._vision.patch_size)
+        return side**2 // int(self._scale_factor) ** 2
 
     def _placeholders(self, image: Image) -> list[int]:
         """The token ids that stand for an image."""
-        token_id = self.config.image_token_id
         if image.grid is not None:
-            return [token_id] * (image.grid[0] * image.grid[1])
-        vision = self.config.config["vision_config"]
-        side = int(vision.get("image_size", 224)) // int(vision.get("patch_size", 32))
-        each = "<image>" * (side**2 // int(self.config.config.get("scale_factor", 2)) ** 2)
+            return [self.config.image_token_id] * image.num_placeholders
+        each = "<image>" * self._placeholders_of_tile
         rows, columns = image.split
         text = ""
         for row in range(1, rows + 1):
@@ -194,6 +227,11 @@ class ImageProcessor:
         text += "\n" if rows else ""
         text += f"<fake_token_around_image><global-img>{each}<fake_token_around_image>"
         return tokenize(self.tokenizer, text, add_special_tokens=False)
+
+
+def _number(size: Any) -> int:
+    """A side, of a field that may be a pair of equal ones."""
+    return int(size[0] if isinstance(size, list | tuple) else size)
 
 
 def _inherited(typed_dict: Any) -> dict[str, Any]:
@@ -207,14 +245,14 @@ def _inherited(typed_dict: Any) -> dict[str, Any]:
 
 def _processor_fields(directory: Path) -> dict[str, Any]:
     """What the checkpoint says of its image processor."""
-    for name in FILES:
+    for name in PROCESSOR_FILES:
         path = directory / name
         if path.is_file():
             fields = read_json(path)
             inner = fields.get("image_processor")
             if isinstance(inner, dict):
                 fields = inner
-            if name == FILES[1] or inner is not None:
+            if name == PROCESSOR_FILES[1] or inner is not None:
                 left_out = ("image_processor_type", "processor_class", "auto_map", "feature_extractor_type")
                 return {key: value for key, value in fields.items() if key not in left_out}
-    raise ValueError(f"{directory} has no {FILES[1]}, so nothing says how its images are prepared")
+    raise ValueError(f"{directory} has no {PROCESSOR_FILES[1]}, so nothing says how its images are prepared")

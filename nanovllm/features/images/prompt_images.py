@@ -16,12 +16,14 @@ class Image:
 
     content_hash   of its decoded pixels and the processor's options
     inputs         what the tower takes, by transformers' names
+    num_placeholders   one for each vector of the tower
     grid           rows and columns of its placeholders, if they have positions of their own (Qwen); None: they do not
     split          rows and columns of the parts that it was cut into (Idefics3); (0, 0): it was not
     """
 
     content_hash: str
     inputs: dict[str, Tensor] = field(repr=False)
+    num_placeholders: int
     grid: tuple[int, int] | None = None
     split: tuple[int, int] = (0, 0)
 

@@ -6,7 +6,6 @@ Everything that can be checked is checked before anything is decoded: bytes, for
 import base64
 import binascii
 import io
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 class Sources:
     """Where pictures may come from. A client may name less than the person whose machine this is.
 
-    any_file      every local file; otherwise only those below `folder` (None: none)
+    any_file      every local file, if there is no folder; otherwise only those below `folder` (None: none)
     domains       hosts from which http(s) URLs are fetched; () for none
     """
 
@@ -48,10 +47,10 @@ class Sources:
         if isinstance(source, Path):
             return self._read(source, max_pixels)
         if not isinstance(source, str) or not source:
-            raise ValueError(
-                "an image is a PIL image, a path, or a data:, file: or http(s): URL, found " + shorten(source)
-            )
-        if source.startswith("data:"):
+            kinds = "a PIL image, bytes, a path, or a data:, file: or http(s): URL"
+            raise ValueError(f"an image is {kinds}, found {type(source).__name__}")
+        source = source.strip() if source[:32].lstrip()[:5].lower() == "data:" else source
+        if source[:5].lower() == "data:":
             return decoded(_data_of(source), "the data: URL", max_pixels)
         scheme = urlsplit(source).scheme.lower() if "://" in source[:16] else ""
         if scheme in ("http", "https"):
@@ -65,17 +64,20 @@ class Sources:
         return self._read(Path(source), max_pixels)
 
     def _read(self, path: Path, max_pixels: int) -> "Image":
-        if not self.any_file:
-            if self.folder is None:
-                raise ValueError("files of this machine are not read for a client; send the image as a data: URL")
-            folder = self.folder.resolve()
-            if not path.resolve().is_relative_to(folder):
+        if not self.any_file and self.folder is None:
+            raise ValueError("files of this machine are not read for a client; send the image as a data: URL")
+        try:
+            if self.folder is not None and not path.resolve().is_relative_to(self.folder.resolve()):
                 raise ValueError("this file is outside the folder whose images a client may name")
-        if not path.is_file():
-            raise ValueError(f"there is no image file {path}")
-        if (size := path.stat().st_size) > MAX_BYTES:
-            raise ValueError(f"{path} has {size:,} bytes, an image may have {MAX_BYTES:,}")
-        return decoded(path.read_bytes(), str(path), max_pixels)
+            if not path.is_file():
+                raise ValueError(f"there is no image file {shorten(str(path))}")
+            if (size := path.stat().st_size) > MAX_BYTES:
+                raise ValueError(f"{path} has {size:,} bytes, an image may have {MAX_BYTES:,}")
+            data = path.read_bytes()
+        except (OSError, RuntimeError):  # a name that is too long, a loop of links
+            hint = "an image in base64 begins with data:image/png;base64,"
+            raise ValueError(f"{shorten(str(path))} is no file that can be read; {hint}") from None
+        return decoded(data, str(path), max_pixels)
 
 
 def pil() -> Any:
@@ -92,9 +94,7 @@ def decoded(data: bytes, name: str, max_pixels: int) -> "Image":
     if len(data) > MAX_BYTES:
         raise ValueError(f"{name} has {len(data):,} bytes, an image may have {MAX_BYTES:,}")
     try:
-        with warnings.catch_warnings():  # checked() is stricter than what PIL warns of
-            warnings.simplefilter("ignore")
-            image = pil().open(io.BytesIO(data), formats=FORMATS)
+        image = pil().open(io.BytesIO(data), formats=FORMATS)
     except pil().DecompressionBombError:
         raise ValueError(f"{name} has too many pixels; a prompt's images may have {MAX_PIXELS:,} together") from None
     except Exception as error:
@@ -111,28 +111,55 @@ def checked(image: "Image", name: str, max_pixels: int) -> "Image":
         raise ValueError(f"{found}; a prompt's images may have {MAX_PIXELS:,} together; make it smaller")
     if min(width, height) < 1 or max(width, height) > MAX_SIDES * min(width, height):
         raise ValueError(f"{name} has {width} x {height} pixels; no side may be {MAX_SIDES} times the other")
-    if getattr(image, "n_frames", 1) > 1:
-        raise ValueError(f"{name} has {image.n_frames} frames; send one of them as an image of its own")  # type: ignore[attr-defined]
     if image.mode in DEEP_MODES:
         raise ValueError(f"{name} has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits first")
+    try:
+        moves = _has_frames(image)
+        image.load()
+        rgb = _on_white(image)
+    except Exception as error:  # whatever a decoder says of a damaged file
+        raise ValueError(f"{name} is damaged: {type(error).__name__}: {shorten(str(error))}") from None
+    if moves:
+        raise ValueError(f"{name} has several frames; send one of them as an image of its own")
+    return rgb
+
+
+def _has_frames(image: "Image") -> bool:
+    """Is there a second one? They are not counted: a file may hold millions. A phone's MPO hides a thumbnail there."""
+    if image.format == "MPO":
+        return False
+    try:
+        image.seek(1)
+    except EOFError:
+        image.seek(0)
+        return False
+    return True
+
+
+def _on_white(image: "Image") -> "Image":
+    """Upright, in RGB; what is transparent shows white, as transformers' processors have it."""
     from PIL import ImageOps
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image.load()
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except Exception as error:  # whatever a decoder says of a damaged file
-        raise ValueError(f"{name} is damaged: {type(error).__name__}: {error}") from None
+    image = ImageOps.exif_transpose(image)
+    if image.mode == "La":  # Pillow converts it to nothing else
+        image = image.convert("LA")
+    if image.mode.lower().endswith("a") or image.info.get("transparency") is not None:
+        rgba = image.convert("RGBA")
+        white = pil().new("RGBA", rgba.size, (255, 255, 255, 255))
+        image = pil().alpha_composite(white, rgba)
+    return image.convert("RGB")
 
 
 def _data_of(url: str) -> bytes:
     head, comma, body = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    if not comma or not head.lower().endswith(";base64"):
         raise ValueError("a data: URL of an image looks like data:image/png;base64,...")
-    if len(body) > MAX_BYTES * 4 // 3 + 4:
+    if len(body) > 2 * MAX_BYTES:
         raise ValueError(f"the data: URL has more than {MAX_BYTES:,} bytes, which is what an image may have")
+    for escape, letter in (("%2B", "+"), ("%2F", "/"), ("%3D", "="), ("%2b", "+"), ("%2f", "/"), ("%3d", "=")):
+        body = body.replace(escape, letter)
     try:
-        return base64.b64decode(unquote(body), validate=True)
+        plain = "".join(body.split()).replace("-", "+").replace("_", "/")
+        return base64.b64decode(plain, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"the data: URL is no base64: {error}") from None

@@ -68,12 +68,16 @@ class Tower:
         inputs = {name: tensor.to(self.device) for name, tensor in image.inputs.items()}
         output = self._model.get_image_features(**inputs, return_dict=True)
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
-        return torch.stack([torch.cat(list(level)) for level in levels]).to(self.dtype)
+        features = torch.stack([torch.cat(list(level)) for level in levels]).to(self.dtype)
+        assert features.shape[1] == image.num_placeholders, (
+            "the processor fits the tower: ImageProcessor has checked it"
+        )
+        return features
 
 
 def _load(directory: Path, config: ImageConfig, dtype: torch.dtype, dummy: bool) -> Any:
     """The checkpoint's model in transformers' form, without its language model."""
-    model = build_tower(config, dtype)
+    model = build_tower(config).to(dtype)
     places = dict(model.named_parameters(prefix="model"))
     files = {} if dummy else check_tower(directory, places)
     with torch.no_grad():
@@ -86,14 +90,26 @@ def _load(directory: Path, config: ImageConfig, dtype: torch.dtype, dummy: bool)
     return model.eval().requires_grad_(False)
 
 
-def build_tower(config: ImageConfig, dtype: torch.dtype) -> Any:
-    """Modules of the right shapes, in CPU memory, with numbers that mean nothing yet."""
+def whole_config(config: ImageConfig) -> Any:
+    """config.json as transformers' object, which knows the defaults of fields. Raises ValueError."""
     from transformers import AutoConfig
+
+    fields = dict(config.config)
+    try:
+        return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    except Exception as error:  # whatever transformers says of a field
+        raise ValueError(f"config.json of a model that sees images: {type(error).__name__}: {error}") from None
+
+
+def build_tower(config: ImageConfig) -> Any:
+    """Modules of the right shapes, in CPU memory and in float32, with numbers that mean nothing yet.
+
+    In any other dtype transformers would change PyTorch's default dtype meanwhile, which other threads see, too.
+    """
     from transformers.initialization import no_init_weights
     from transformers.models.auto.modeling_auto import AutoModel
 
-    fields = dict(config.config)
-    whole = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    whole = whole_config(config)
     text = whole.text_config
     text.num_hidden_layers = 1  # there must be one; it is taken off below
     text.vocab_size = 1
@@ -103,7 +119,7 @@ def build_tower(config: ImageConfig, dtype: torch.dtype) -> Any:
     for each in (whole, text, whole.vision_config):
         each._attn_implementation = "sdpa"
     with no_init_weights():
-        model = AutoModel.from_config(whole, dtype=dtype)
+        model = AutoModel.from_config(whole, dtype=torch.float32)
     for name in ("language_model", "text_model"):
         if hasattr(model, name):
             setattr(model, name, None)

@@ -6,6 +6,7 @@ layer y = W x it holds two thin matrices, A [r, in] and B [out, r], and the laye
 
 import math
 import os
+import re
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -107,7 +108,8 @@ class Adapter:
         shapes, found, problems = stored_linear_shapes(model), dict[str, dict[str, Any]](), []
         for name, tensor in sorted(tensors.items()):
             suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
-            path = name.removeprefix(PREFIX).removesuffix(suffix).replace("model.language_model.", "model.")
+            path = name.removeprefix(PREFIX).removesuffix(suffix)
+            path = re.sub(r"^model\.(language_model|text_model)\.", "model.", path)
             kind, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
             if name.endswith(("base_layer.weight", "embed_tokens.weight")):
                 problems.append(f"{name} is the base model's; save_pretrained(..., save_embedding_layers=False)")

@@ -55,6 +55,7 @@ class ParallelRunner:
             raise ValueError(f"tensor_parallel_size={config.tensor_parallel_size} needs as many GPUs, found {found}")
         self.config, self.model_config, self.size = config, model_config, config.tensor_parallel_size
         self._slots: dict[int, int] = {}  # as the ranks have them: what fails ends the engine
+        self._asking = Lock()  # a tower is loaded by whoever brings the first picture, beside the steps
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen] = []
         self._end = weakref.finalize(self, _kill, self._processes, self._connections)  # at exit, too
@@ -100,13 +101,12 @@ class ParallelRunner:
 
     def load_tower(self) -> None:
         """See ModelRunner.load_tower. Each rank has the whole tower."""
-        import torch
 
         from nanovllm.features.images.tower import build_tower, check_tower
 
         if self.config.load_format != "dummy":  # before the ranks: whatever one of them raises ends the engine
             assert self.model_config.images is not None
-            places = build_tower(self.model_config.images, torch.float32).named_parameters(prefix="model")
+            places = build_tower(self.model_config.images).named_parameters(prefix="model")
             check_tower(self._directory, dict(places))
         self._ask("load_tower")
 
@@ -145,13 +145,14 @@ class ParallelRunner:
             raise RuntimeError("this engine has ended; build a new LLM")
         try:
             data = pickle.dumps(message)
-            for connection in self._connections:
-                with suppress(OSError):  # a rank that has died is found out below
-                    connection.send_bytes(data)
-            if late is not None:
-                with suppress(OSError):
-                    self._connections[0].send_bytes(pickle.dumps(late.wait()))
-            return self._collect()
+            with self._asking:
+                for connection in self._connections:
+                    with suppress(OSError):  # a rank that has died is found out below
+                        connection.send_bytes(data)
+                if late is not None:
+                    with suppress(OSError):
+                        self._connections[0].send_bytes(pickle.dumps(late.wait()))
+                return self._collect()
         except BaseException:
             self._end()
             del self._store

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from hashlib import blake2b
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +41,21 @@ def fingerprint(
         "how": (config.optimizations, config.tensor_parallel_size, torch.cuda.is_available(), batch_invariant),
         "processor": "any" if batch_invariant == "on every processor" else torch.backends.cpu.get_cpu_capability(),
         "code": (torch.__version__, code_digest()),
+        "images": None if model.images is None else processor_digest(directory, config.mm_processor_kwargs),
     }
     text = json.dumps(depends_on, sort_keys=True, default=lambda value: sorted(value, key=repr))
     return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def processor_digest(directory: Path, options: dict[str, Any] | None) -> str:
+    """Of what decides, beside its pixels, what a tower makes of a picture."""
+    import transformers
+
+    from nanovllm.features.images.options import PROCESSOR_FILES
+
+    files = [path.read_text("utf-8") for name in PROCESSOR_FILES if (path := directory / name).is_file()]
+    versions = [transformers.__version__, metadata.version("pillow")] if find_spec("PIL") else []
+    return xxhash.xxh3_128(json.dumps([files, versions, options], default=str).encode()).hexdigest()
 
 
 def code_digest() -> str:

@@ -1,6 +1,7 @@
 """Images in prompts, against transformers on the same checkpoint, and what the prefix cache makes of them."""
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.images.prompt_images import Image, PromptImages
+from tests.checkpoints import edit
 from tests.image_checkpoints import IDEFICS_PROCESSOR, KINDS, make_image_checkpoint, picture, reference
 
 MARKS = {"idefics3": "<image>", "smolvlm": "<image>"}
@@ -152,7 +154,7 @@ def test_positions_of_transformers(kind, folder_of):
         types += [0] * rng.randint(1, 4)
         ids = torch.zeros(1, len(types), dtype=torch.long)
         expected, delta = model.get_rope_index(ids, torch.tensor([types]), image_grid_thw=torch.tensor(grids))
-        images = tuple(Image("", {}, grid=(grid[1] // 2, grid[2] // 2)) for grid in grids)
+        images = tuple(Image("", {}, 0, grid=(grid[1] // 2, grid[2] // 2)) for grid in grids)
         ours = PromptImages(images, tuple(places))
         start = rng.randrange(len(types))
         assert ours.positions(0, len(types)) == list(map(tuple, expected[:, 0].T.tolist()))
@@ -241,6 +243,24 @@ def check_random_prompts(folder, kind, number, options, tmp_path) -> None:
         for i, request in enumerate(requests):
             if i not in aborted:
                 assert request.output().outputs == expected[i], f"prompt {i}"
+
+
+def test_a_directory_that_another_processor_has_filled(folder_of, tmp_path):
+    """What it keeps of a picture is not found after the processor's fields have changed."""
+    folder = shutil.copytree(folder_of("smolvlm"), tmp_path / "model")
+    prompt, options = (
+        prompt_of("smolvlm", "what is ", A, " fox"),
+        OPTIONS | {"prefix_cache_dir": str(tmp_path / "cache")},
+    )
+
+    def ask(**more) -> tuple[int, list[int]]:
+        [output] = LLM(str(folder), **OPTIONS | more).generate(prompt, GREEDY, use_tqdm=False)
+        return output.num_cached_tokens, output.outputs[0].token_ids
+
+    first, again = ask(**options), ask(**options)
+    assert first[0] == 0 and again[0] > 20 and first[1] == again[1]
+    edit(folder / "preprocessor_config.json", image_mean=[0.1, 0.2, 0.3])
+    assert ask(**options) == ask() and ask()[0] == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,12 +8,15 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy
 import pytest
+import torch
 from PIL import Image
+from transformers.image_transforms import convert_to_rgb
 
 from nanovllm import LLM
 from nanovllm.config import EngineConfig
@@ -59,9 +62,37 @@ def test_files_urls_bytes_and_images_are_one(kind, tmp_path):
 
 
 def test_forms_of_colour():
-    """Palettes, CMYK, grey, one bit and transparency become RGB as transformers' load_image has it."""
+    """Palettes, CMYK, grey and one bit become RGB."""
     for image in (RED.convert("P"), RED.convert("CMYK"), RED.convert("L"), RED.convert("1"), RED.convert("RGBA")):
         assert TRUSTED.open(image).tobytes() == image.convert("RGB").tobytes()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "La", "RGBa"])
+def test_what_is_transparent_is_white(mode):
+    """As transformers' processors make it, so a black logo does not drown in black."""
+    logo = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    logo.putpixel((3, 3), (0, 0, 0, 255))
+    found = TRUSTED.open(logo.convert("LA").convert(mode) if mode == "La" else logo.convert(mode))
+    assert found.tobytes() == convert_to_rgb(logo).tobytes()
+    assert found.getpixel((0, 0)) == (255, 255, 255) and found.getpixel((3, 3)) == (0, 0, 0)
+    palette = RED.convert("P")
+    palette.info["transparency"] = palette.getpixel((0, 0))
+    assert TRUSTED.open(encoded(palette, "PNG")).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_a_file_with_a_million_frames_is_not_counted():
+    """Directories of a TIFF are a chain: walking all of it takes a time that grows with its square."""
+    tags = struct.pack("<H", 8) + b"".join(
+        struct.pack("<HHII", tag, 3, 1, value)
+        for tag, value in ((256, 1), (257, 1), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (279, 1))
+    )
+    size, number = len(tags) + 4, 20_000
+    directories = b"".join(tags + struct.pack("<I", 8 + size * (i + 1)) for i in range(number))
+    data = b"II*\0" + struct.pack("<I", 8) + directories + tags + struct.pack("<I", 0)
+    started = time.thread_time()
+    with pytest.raises(ValueError, match="several frames"):
+        TRUSTED.open(data)
+    assert time.thread_time() - started < 1
 
 
 def test_a_picture_is_upright():
@@ -80,7 +111,9 @@ REFUSED = {
     "a bomb": (png_of_size(100_000, 100_000), f"may have {MAX_PIXELS:,}"),
     "a thread": (png_of_size(50_000, 10), "no side may be"),
     "more than 8 bits": (encoded(DEEP), "more than 8 bits"),
-    "frames": (encoded(RED, "GIF", save_all=True, append_images=[RED.rotate(90), RED]), "frames"),
+    "frames": (encoded(RED, "GIF", save_all=True, append_images=[RED.rotate(90), RED]), "several frames"),
+    "a name that is too long": ("x" * 5000, "no file that can be read; an image in base64 begins with"),
+    "a zero in its name": ("a\0.png", "no image file|no file that can be read|embedded null"),
     "neither": (7, "an image is a PIL image"),
     "an unknown scheme": ("ftp://example.com/a.png", "URL must be"),
     "no base64": ("data:image/png;base64,???", "no base64"),
@@ -98,8 +131,9 @@ def test_what_is_refused(name):
 
 def test_every_cut_of_a_file():
     """A damaged file is an error, whatever byte is missing or wrong; never a crash."""
-    whole = encoded(picture(20, 20), "JPEG")
-    for end in range(0, len(whole), 7):
+    files = [encoded(picture(20, 20), kind) for kind in ("JPEG", "TIFF", "PNG", "WEBP")]
+    cuts = [(file, end) for file in files for end in range(0, len(file), max(7, len(file) // 100))]
+    for whole, end in cuts:
         for data in (whole[:end], whole[:end] + bytes([whole[end] ^ 0xFF]) + whole[end + 1 :]):
             try:
                 assert TRUSTED.open(data).mode == "RGB"
@@ -169,6 +203,9 @@ def test_nothing_is_fetched_unless_it_is_allowed(host, monkeypatch):
     asked = []
     monkeypatch.setattr(socket, "create_connection", lambda *args, **more: asked.append(args))
     for address in (
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+        "[::127.0.0.1]",
         "127.0.0.1",
         "10.0.0.1",
         "192.168.1.1",
@@ -219,6 +256,51 @@ def test_without_pillow(tmp_path):
     number, wing, error = result.stdout.splitlines()
     assert number == "1" and wing == "['nanovllm.features.images.image_config']"
     assert "images need Pillow: pip install 'nanovllm[images]'" in error
+
+
+def test_forms_of_data_urls():
+    """As browsers and clients write them: escaped, in lines, with URL-safe letters, in capitals."""
+    noise = picture(9, 9)
+    plain = base64.b64encode(encoded(noise)).decode()
+    safe = plain.replace("+", "-").replace("/", "_")
+    lines = "\n".join(plain[i : i + 60] for i in range(0, len(plain), 60))
+    escaped = plain.replace("+", "%2B").replace("/", "%2f").replace("=", "%3D")
+    for url in (f"data:image/png;base64,{each}" for each in (plain, safe, lines, escaped)):
+        for form in (url, url.replace("data:image/png;base64", "DATA:image/PNG;charset=x;BASE64"), f" {url}"):
+            assert TRUSTED.open(form).tobytes() == noise.tobytes()
+    with pytest.raises(ValueError, match="no base64"):
+        TRUSTED.open("data:image/png;base64," + "%41" * 100)
+
+
+PROCESSORS = [
+    ("smolvlm", {"max_image_size": {"longest_edge": 64}}, "makes tiles of 64 x 64 pixels, and the tower takes 32 x 32"),
+    ("smolvlm", {"max_image_size": {"longest_edge": 16}}, "makes tiles of 16 x 16"),
+    ("qwen3_vl", {"merge_size": 4}, "do not fit the tower"),
+    ("qwen3_vl", {"patch_size": 16}, "do not fit the tower"),
+    ("qwen3_vl", {"temporal_patch_size": 1}, "do not fit the tower"),
+    ("qwen3_vl", {"image_std": "x"}, "cannot be read|does not take"),
+]
+
+
+@pytest.mark.parametrize("kind, fields, said", PROCESSORS)
+def test_a_processor_that_does_not_fit_its_tower(kind, fields, said, tmp_path):
+    """Each is an error of the prompt that has the picture: the others are answered."""
+    llm = LLM(str(make_image_checkpoint(tmp_path, kind, **fields)), dtype="float32", max_model_len=200)
+    mark = "<image>" if kind == "smolvlm" else IMAGE
+    with pytest.raises(ValueError, match=said):
+        llm.generate({"prompt": mark, "multi_modal_data": {"image": picture(60, 40)}}, use_tqdm=False)
+    assert llm.generate("a text", use_tqdm=False)[0].finished
+
+
+def test_the_tower_is_read_beside_others(tmp_path, monkeypatch):
+    """PyTorch's default dtype is the whole process's: nothing may change it while requests run."""
+    folder = make_image_checkpoint(tmp_path, "smolvlm")
+    llm = LLM(str(folder), dtype="bfloat16", block_size=16, num_gpu_blocks_override=20, max_model_len=200)
+    changes = []
+    before = torch.set_default_dtype
+    monkeypatch.setattr(torch, "set_default_dtype", lambda dtype: (changes.append(dtype), before(dtype)))
+    assert llm.engine.image_processor is not None
+    assert set(changes) <= {torch.float32}
 
 
 def test_a_model_that_sees_none(tmp_path):
