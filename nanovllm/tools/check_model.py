@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def check_model(config: EngineConfig) -> Report:
         tokenizer = None if place is None else report.attempt("tokenizer", lambda: load_tokenizer(place))
         if tokenizer is not None:
             report.add("tokenizer", lambda: tokenizer_rows(tokenizer, place))
+        if tokenizer is not None and model is not None and model.images is not None:
+            report.add("images", lambda: picture_rows(directory, model, tokenizer, report.warnings))
         if tokenizer is not None and model is not None and model.pooling is None:
             report.add("end tokens", lambda: end_token_rows(model, tokenizer, directory))
         if tokenizer is not None and (model is None or model.pooling is None):
@@ -138,6 +141,22 @@ def tower_rows(directory: Path, model: ModelConfig) -> Rows:
     places = dict(build_tower(model.images).named_parameters(prefix="model"))
     check_tower(directory, places)
     return [("tower", f"{sum(place.numel() for place in places.values()) / 1e6:,.1f} million")]
+
+
+def picture_rows(directory: Path, model: ModelConfig, tokenizer: Any, warnings: list[str]) -> Rows:
+    """What a picture becomes. Raises ValueError for an image processor that is not there, or does not fit the tower."""
+    if find_spec("PIL") is None:
+        warnings.append("pictures need Pillow: pip install 'nanovllm[images]'")
+        return []
+    from nanovllm.features.images.processor import ImageProcessor
+    from nanovllm.features.images.sources import Sources, pil
+
+    assert model.images is not None
+    processor = ImageProcessor(directory, model.images, tokenizer, max_images=1, options={}, sources=Sources())
+    if not 0 <= model.images.image_token_id < model.vocab_size:
+        raise ValueError(f"image_token_id {model.images.image_token_id} is outside the vocabulary")
+    image = processor.prepare(pil().new("RGB", (640, 480), (200, 30, 10)), {})
+    return [("pictures", f"640 x 480 pixels become {image.num_placeholders:,} placeholders")]
 
 
 def weight_rows(directory: Path, model: ModelConfig) -> Rows:
