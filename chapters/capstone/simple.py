@@ -79,6 +79,18 @@ class AnswerLengths(CombinedWithDrafts):
         return request.first_token_s is None, request.num_left + self.longest.get(request.beginning, 200)
 
 
+class SlackBudget(CombinedWithDrafts):
+    """All but the small budget: a step takes as long as the request closest to the TPOT limit allows, as in ours."""
+
+    token_budget = reference.Policy.token_budget
+
+
+class LengthsAndSlack(AnswerLengths):
+    """Both ideas: our token_budget, and an order that knows how long answers were."""
+
+    token_budget = reference.Policy.token_budget
+
+
 SIMPLE = (
     RefuseHopeless,
     ShortestFirst,
@@ -89,6 +101,8 @@ SIMPLE = (
     Combined,
     CombinedWithDrafts,
     AnswerLengths,
+    SlackBudget,
+    LengthsAndSlack,
 )
 
 

@@ -94,6 +94,7 @@ def test_simple_rules_leave_room():
         (simple.Combined, 30, 70),
         (simple.CombinedWithDrafts, 30, 70),
         (simple.AnswerLengths, 50, 85),
+        (simple.LengthsAndSlack, 70, 100),
     ):
         goodput = scale.goodput_of(policy_class, trace)
         assert least <= judge.percent_of(goodput, baseline, ours) <= most
