@@ -15,6 +15,7 @@ from nanovllm.checks.values import size_of
 
 POLICY = Path(__file__).with_name("policy.py")
 REFERENCE = Path(__file__).with_name("reference.py")
+SCALE = Path(__file__).with_name("scale.py")  # a student's edition has neither
 OURS = "our policy"
 PUBLIC_SEED = 1
 
@@ -44,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     trace.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
 
+    if SCALE.exists():
+        about = "for teachers: how far simple rules get, and our policy without one of its methods"
+        scale = actions.add_parser("scale", help=about, description="How far simple rules get.")
+        scale.add_argument("--seeds", type=int, default=8, metavar="N", help="traces (default: 8)")
+        scale.add_argument("--hybrid", action="store_true", help="what the placing of snapshots is worth")
+
     broken = actions.add_parser("broken", help="engines to repair", description="Five broken engines to repair.")
     broken.add_argument("number", type=int, help="which one, 1 to 5")
     what = broken.add_mutually_exclusive_group()
@@ -70,9 +77,15 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    return {"run": run_policy, "score": run_score, "board": run_board, "trace": run_trace, "broken": run_broken}[
-        args.action
-    ](args, console)
+    actions = {
+        "run": run_policy,
+        "score": run_score,
+        "board": run_board,
+        "trace": run_trace,
+        "scale": run_scale,
+        "broken": run_broken,
+    }
+    return actions[args.action](args, console)
 
 
 def run_policy(args: argparse.Namespace, console: Console) -> int:
@@ -126,6 +139,14 @@ def run_trace(args: argparse.Namespace, console: Console) -> int:
     write_trace(rows, args.out)
     console.print(f"{len(rows)} requests in {readable(args.out)}", markup=False)
     return 0
+
+
+def run_scale(args: argparse.Namespace, console: Console) -> int:
+    from chapters.capstone.scale import print_scale
+
+    if args.seeds < 1:
+        raise ValueError(f"--seeds is 1 or more, found {args.seeds}")
+    return print_scale(args.seeds, args.hybrid, console)
 
 
 def run_broken(args: argparse.Namespace, console: Console) -> int:

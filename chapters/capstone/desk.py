@@ -16,6 +16,7 @@ class Desk:
     def __init__(self, policy_class: Any, setup: list[Any]) -> None:
         self.policy = policy_class(Setup(*setup))
         self.known: dict[int, list[Any]] = {}  # id -> what does not change of a request
+        self.shown: dict[int, tuple[Any, Request]] = {}  # id -> what was last said of it, and what that made
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         if "snapshots" in message:
@@ -23,10 +24,9 @@ class Desk:
             return {"snapshots": positions if positions is None else list(map(list, positions.items()))}
         for request_id, *fixed in message["new"]:
             self.known[request_id] = fixed
-        waiting, running = (
-            tuple(Request(row[0], *self.known[row[0]], *row[1:]) for row in message[name]) for name in LISTS
-        )
+        waiting, running = (tuple(map(self._request, message[name])) for name in LISTS)
         self.known = {request.id: self.known[request.id] for request in waiting + running}
+        self.shown = {request.id: self.shown[request.id] for request in waiting + running}
         state = State(message["now"], waiting, running, message["free"])
         if refused := self.policy.refuse(state):
             gone = {*refused}
@@ -38,3 +38,11 @@ class Desk:
             "num_draft_tokens": list(map(list, self.policy.num_draft_tokens(state).items())),
             "worth": [self.policy.worth(state, Block(*block)) for block in message["released"]],
         }
+
+    def _request(self, row: Any) -> Request:
+        """Most of those who wait are as they were a step ago."""
+        last = self.shown.get(row[0])
+        if last is None or last[0] != row:
+            last = row, Request(row[0], *self.known[row[0]], *row[1:])
+            self.shown[row[0]] = last
+        return last[1]

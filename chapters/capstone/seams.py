@@ -36,6 +36,7 @@ class Client:
     num_checked: int = 0
     num_accepted: int = 0
     refused: bool = False
+    num_cached_blocks: int = 0  # when somebody looked last
 
     def note(self, chunk: ScheduledChunk, now: float) -> None:
         """A step is over, and this was its part."""
@@ -112,7 +113,7 @@ class Seams:
             {
                 "now": now,
                 "new": [(c.index, c.arrival_s, self._beginning(c.seq), c.seq.num_prompt_tokens) for c in self._new],
-                "waiting": [(c.index, self._num_cached(c.seq), 0, *self._progress(c)) for c in waiting],
+                "waiting": [(c.index, self._num_cached(c), 0, *self._progress(c)) for c in waiting],
                 "running": [
                     (c.index, c.seq.num_cached_tokens, c.seq.num_computed_tokens, *self._progress(c)) for c in running
                 ],
@@ -160,25 +161,27 @@ class Seams:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _progress(self, client: Client) -> tuple[Any, ...]:
-        first_s = client.token_times[0] if client.token_times else None
-        return client.seq.num_generated_tokens, first_s, client.num_checked, client.num_accepted
+        if not client.token_times:
+            return 0, None, 0, 0
+        return client.seq.num_generated_tokens, client.token_times[0], client.num_checked, client.num_accepted
 
     def _beginning(self, seq: Sequence) -> str:
         size = self.manager.block_size
         return self.manager.hash_block(seq, 0)[0].hex() if seq.num_prompt_tokens >= size else ""
 
-    def _num_cached(self, seq: Sequence) -> int:
-        """Blocks before a cached one are cached, too, so half of them can be left out at each look."""
-        low, high = 0, len(seq.tokens) // self.manager.block_size
-        for index in range(len(seq.block_hashes), high):
+    def _num_cached(self, client: Client) -> int:
+        """Blocks before a cached one are cached, too. So we look from where the cached ones ended the last time."""
+        seq, cached = client.seq, self.manager.hash_to_block
+        num_full = len(seq.tokens) // self.manager.block_size
+        for index in range(len(seq.block_hashes), num_full):
             self.manager.hash_block(seq, index)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if seq.block_hashes[middle - 1] in self.manager.hash_to_block:
-                low = middle
-            else:
-                high = middle - 1
-        return low * self.manager.block_size
+        num = min(client.num_cached_blocks, num_full)
+        while num < num_full and seq.block_hashes[num] in cached:
+            num += 1
+        while num > 0 and seq.block_hashes[num - 1] not in cached:
+            num -= 1
+        client.num_cached_blocks = num
+        return num * self.manager.block_size
 
     def _blocks_released(self) -> list[int]:
         """Those that are still cached, and that nobody has taken up since."""

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "prefix_id", "prefix_tokens")
-SECONDS, RATE = 60.0, 5.0  # of a drawn trace: its length, and requests a second in the mean
+SECONDS, RATE = 60.0, 7.0  # of a drawn trace: its length, and events a second; a chat or a document is one event
+QUIET, RUSH = 0.5, 2.0  # multiples of the rate
+NUM_APPS = 12
 MOST_TOKENS, MOST_REQUESTS = 1_000_000, 1_000_000
 
 
@@ -64,35 +66,95 @@ def write_trace(rows: Iterable[Row], path: Path) -> None:
         lines.writerows((row.request_id, f"{row.arrival_s:.3f}", *row[2:]) for row in rows)
 
 
+class App(NamedTuple):
+    """A program whose requests begin alike. own, output: the usual number of tokens of a question, and of an answer."""
+
+    name: str
+    prefix_tokens: int
+    own: float
+    output: float
+
+
 def draw_trace(seed: int, seconds: float = SECONDS, rate: float = RATE) -> list[Row]:
-    """Four kinds of requests, whose mix, prefixes and rush hours depend on the seed."""
+    """Apps, documents, chats and letters, whose mix, lengths and rush hours depend on the seed."""
     rng = random.Random(f"trace {seed}")
     tag = f"{rng.randrange(10**9)}"  # names of this trace only: what one has learnt of another's says nothing
-    phase, peaks = rng.random(), [(rng.uniform(0.1, 0.9) * seconds, rng.uniform(2, 5)) for _ in range(2)]
-    kinds = {"assistant": 0.45, "document": 0.2, "code": 0.2, "letter": 0.15}
+    rushes = _draw_rushes(rng, seconds)
+    apps = [_draw_app(rng, f"app {i} {tag}", is_writer=i % 3 == 0) for i in range(NUM_APPS)]
+    popularity = [rng.uniform(0.5, 1.5) for _ in apps]
+    kinds = {"app": 0.8, "document": 0.05, "chat": 0.07, "letter": 0.08}
     weights = [share * rng.uniform(0.7, 1.3) for share in kinds.values()]
-    prompts = [rng.randrange(500, 1500) for _ in range(6)]  # tokens of the assistants' common beginnings
-    documents: list[tuple[str, int]] = []
     rows: list[Row] = []
+    number = 0
     now = 0.0
-    while (now := now + rng.expovariate(4 * rate)) < seconds:
-        load = 1 + 0.5 * math.sin(2 * math.pi * (2 * now / seconds + phase))
-        load += sum(1.5 for start, length in peaks if start <= now < start + length)
-        if rng.random() > load / 4:
+    while (now := now + rng.expovariate(RUSH * rate)) < seconds:
+        is_rush = any(start <= now < end for start, end in rushes)
+        if not is_rush and rng.random() > QUIET / RUSH:
             continue
         [kind] = rng.choices([*kinds], weights)
-        prefix, shared = "", 0
-        if kind == "assistant":
-            [number] = rng.choices(range(len(prompts)), [1 / k for k in range(1, len(prompts) + 1)])
-            prefix, shared, own, output = f"assistant {number} {tag}", prompts[number], (20, 300), (40, 300)
+        number += 1
+        name = f"{number} {tag}"
+        if kind == "app":
+            [app] = rng.choices(apps, popularity)
+            prompt_tokens = app.prefix_tokens + _around(rng, app.own)
+            rows.append(Row(name, now, prompt_tokens, _around(rng, app.output), app.name, app.prefix_tokens))
         elif kind == "document":
-            if not documents or rng.random() < 0.4:
-                documents.append((f"document {len(documents)} {tag}", rng.randrange(1500, 5000)))
-            (prefix, shared), own, output = rng.choice(documents[-3:]), (20, 80), (20, 120)
-        elif kind == "code":
-            prefix, shared, own, output = f"code {tag}", 320, (100, 800), (16, 80)
+            rows += _document(rng, name, now)
+        elif kind == "chat":
+            rows += _chat(rng, name, now)
         else:
-            own, output = (30, 300), (150, 500)
-        num_own, num_output = rng.randint(*own), rng.randint(*output)
-        rows.append(Row(f"{len(rows)} {tag}", now, shared + num_own, num_output, prefix, shared))
+            rows.append(Row(name, now, _around(rng, 100), _around(rng, 250), "", 0))
+    return sorted((row for row in rows if row.arrival_s < seconds), key=lambda row: row.arrival_s)
+
+
+def _draw_app(rng: random.Random, name: str, is_writer: bool) -> App:
+    """Of a writer one asks little, and it answers at length."""
+    if is_writer:
+        return App(name, round(_between(rng, 64, 200)), _between(rng, 30, 80), _between(rng, 300, 1000))
+    return App(name, round(_between(rng, 100, 2000)), _between(rng, 40, 500), _between(rng, 12, 200))
+
+
+def _draw_rushes(rng: random.Random, seconds: float) -> list[tuple[float, float]]:
+    """(start, end) of the rush hours."""
+    rushes = []
+    now = rng.uniform(1.0, 6.0)
+    while now < seconds:
+        end = now + rng.uniform(4.0, 10.0)
+        rushes.append((now, end))
+        now = end + rng.uniform(4.0, 10.0)
+    return rushes
+
+
+def _between(rng: random.Random, low: float, high: float) -> float:
+    """As often below the geometric mean of the two as above it."""
+    return low * (high / low) ** rng.random()
+
+
+def _around(rng: random.Random, usual: float) -> int:
+    """Half as many to twice as many."""
+    return round(_between(rng, usual / 2, usual * 2))
+
+
+def _document(rng: random.Random, name: str, now: float) -> list[Row]:
+    """It is asked about a few times, and never again."""
+    length = rng.randrange(1200, 4000)
+    rows = []
+    for i in range(rng.randint(1, 4)):
+        rows.append(
+            Row(f"{name} {i}", now, length + rng.randint(20, 80), rng.randint(20, 120), f"document {name}", length)
+        )
+        now += rng.uniform(1.0, 5.0)
+    return rows
+
+
+def _chat(rng: random.Random, name: str, now: float) -> list[Row]:
+    """Each turn's prompt is the whole conversation so far."""
+    length = 0
+    rows = []
+    for i in range(rng.randint(2, 7)):
+        length += rng.randint(60, 400)
+        output = _around(rng, 120)
+        rows.append(Row(f"{name} {i}", now, length, output, f"chat {name}", length))
+        length += output
+        now += output * 0.02 + rng.uniform(2.0, 8.0)
     return rows

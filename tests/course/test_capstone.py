@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chapters.__main__ import main
-from chapters.capstone import battery, judge, policy, reference, repair
+from chapters.capstone import battery, judge, policy, reference, repair, scale, simple
 from chapters.capstone.desk import Desk
 from chapters.capstone.faults import CASES, FAULTS
 from chapters.capstone.real import SIZES, RealServer
@@ -84,9 +84,42 @@ def test_our_policy_beats_the_engine_by_itself(seed):
     assert baseline is not None and ours.goodput > 1.4 * baseline.goodput
 
 
+def test_simple_rules_leave_room():
+    """The README has the figures of eight traces."""
+    trace = draw_trace(104)
+    baseline, ours = scale.goodput_of(None, trace), scale.goodput_of(reference.Policy, trace)
+    assert baseline < ours < scale.upper_bound(trace)
+    for policy_class, least, most in (
+        (simple.RefuseHopeless, 0, 20),
+        (simple.Combined, 30, 70),
+        (simple.CombinedWithDrafts, 30, 70),
+        (simple.AnswerLengths, 50, 85),
+        (simple.LengthsAndSlack, 70, 100),
+    ):
+        goodput = scale.goodput_of(policy_class, trace)
+        assert least <= judge.percent_of(goodput, baseline, ours) <= most
+
+
+def test_the_upper_bound_is_by_hand():
+    """1,000 tokens of its own take 0.1 s: ten seconds hold a hundred such requests. What is shared costs nothing."""
+    rows = [Row(f"{i}", i / 10, 5900, 101, "shared", 5000) for i in range(101)] + [Row("x", 10.0, 9000, 9000, "", 0)]
+    assert scale.upper_bound(rows) == pytest.approx(10.0)
+
+
+def test_the_scale_goes_on_beyond_our_policy():
+    """No percentage if our policy is no better than the engine by itself, as it may be on a trace of one's own."""
+    found = judge.scored(served(SHORT, policy.Policy), SETUP)
+    verdicts = [judge.Verdict(judge.BASELINE, found._replace(goodput=1.0))]
+    verdicts += [judge.Verdict("ada", found._replace(goodput=6.0)), judge.Verdict("bob", None, "it imports gc")]
+    ours = judge.Verdict("our policy", found._replace(goodput=5.0))
+    assert [*judge.table_of([*verdicts, ours]).columns[-1].cells] == ["0 %", "125 %", "-25 %", "100 %"]
+    worse = judge.Verdict("our policy", found._replace(goodput=0.5))
+    assert judge.table_of([*verdicts, worse]).columns[-1].header == "hits"
+
+
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_as_it_stands_the_policy_is_the_engine(hybrid):
-    trace = draw_trace(3, seconds=3.0)
+    trace = draw_trace(3, seconds=6.0)
     engine, same = simulate(trace, SETUP, hybrid=hybrid), served(trace, policy.Policy, hybrid)
     assert [client.token_times for client in engine.clients] == [client.token_times for client in same.clients]
     assert engine.hit_rate == same.hit_rate > 0
@@ -97,7 +130,7 @@ def test_snapshots_are_the_policys():
         def snapshots(self, num_tokens, num_matched):
             return {}
 
-    assert served(draw_trace(3, seconds=3.0), NoSnapshots, hybrid=True).hit_rate == 0
+    assert served(draw_trace(3, seconds=6.0), NoSnapshots, hybrid=True).hit_rate == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="audit events of other calls")
