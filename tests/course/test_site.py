@@ -127,6 +127,47 @@ def test_a_link_to_nothing_is_refused():
         render_text("# Chapter\n\n> **What do you expect?** How many?\n\n## Next\n", place)
 
 
+def test_an_answer_ends_where_the_lesson_goes_on():
+    """It is what was printed, and the first paragraph about it; what leads to something else is none."""
+    place = Place("chapters/ch04_paged_attention/README.md", "ch04_paged_attention/index.html", Sources())
+    table = "| a | b |\n|---|---|\n| 1 | 2 |\n"
+    printed = f"> **What do you expect?** How many?\n\n{table}\n"
+    remark, said, lesson = "Look at row 1.", f"It is {'two ' * 30}.", f"And {'more ' * 30}."
+    for blocks, shown in (
+        ([remark, said, lesson], [remark, said]),
+        ([said, "- a point"], [said]),
+        (["Now the code:", "```python\n1\n```", said], []),
+        (["```text lab\none more\n```", said, lesson], ["one more", said]),
+        (["**[`nanovllm/llm.py`](../../nanovllm/llm.py) · `LLM`**", said], []),
+        (["## Next", said], []),
+    ):
+        place.names.clear()
+        body = render_text("# Chapter\n\n" + printed + "\n\n".join(blocks) + "\n", place).body
+        answer = answer_of(body)
+        hidden = [text for text in ("one more", remark, said, lesson, "a point", "Now the code") if text in answer]
+        assert hidden == shown and "<table" in answer, blocks
+
+
+@for_each_chapter
+def test_no_answer_hides_a_lesson(chapter, site):
+    """Besides what the lab has printed, an answer has at most 200 words."""
+    text = (site / chapter.folder.name / "index.html").read_text("utf-8")
+    for piece in text.split('<form class="expect"')[1:]:
+        said = re.findall(r"<(?:p|li)>(.*?)</(?:p|li)>", answer_of(piece), re.DOTALL)
+        assert sum(len(re.sub("<.*?>", "", each).split()) for each in said) <= 200
+
+
+def answer_of(form: str) -> str:
+    """The element behind a question's form, to its own end."""
+    answer = form.partition('<div class="answer">')[2]
+    depth = 1
+    for tag in re.finditer(r"<(/?)div\b", answer):
+        depth += -1 if tag[1] else 1
+        if not depth:
+            return answer[: tag.start()]
+    raise AssertionError("it does not end")
+
+
 @for_each_chapter
 def test_a_text_and_its_lab_lead_to_each_other(chapter, site):
     """Every scene is named in the text, most of what is quoted says from which part, and there is a way back."""
