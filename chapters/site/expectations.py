@@ -87,7 +87,7 @@ def end_of_answer(tokens: list[Token], at: int) -> int:
 
 
 def end_of_block(tokens: list[Token], at: int) -> int:
-    depth = tokens[at].nesting
+    depth = int(tokens[at].nesting)
     at += 1
     while depth:
         depth += tokens[at].nesting
