@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 RULE = re.compile(r"[\s━─═╇┼╪┏┳┓┡┩└┴┘┌┬┐╞╡]+")
-NUMBER = re.compile(r"[-+x<≤]?\s?[\d.,]+(\s?(%|x|ms|s|MB|GB|B|M))?( \(measured\))?|-|\.\.\.|")
+NUMBER = re.compile(r"[-+x<≤]?\s?[\d.,]+(\s?(%|x|µs|ms|s|[KMG]i?B|GB/s|B|M))?( \(measured\))?|-|\.\.\.|")
 MEASURED = "(measured)"
 
 
@@ -35,9 +35,13 @@ class Sheet:
 
 
 def read(printed: str) -> Sheet | None:
-    """The table that was printed so; None for anything else. Headings over several lines are put together."""
+    """The table that was printed so; None for anything else. Headings over several lines are put together.
+
+    A name in the first column that is indented below the others stays so.
+    """
     columns: list[str] = []
     rows: list[list[str]] = []
+    names: list[str] = []  # of the rows, as they were printed
     for line in printed.strip("\n").split("\n"):
         if RULE.fullmatch(line):
             continue
@@ -50,9 +54,16 @@ def read(printed: str) -> Sheet | None:
             columns = [f"{a} {b}".strip() for a, b in zip(columns, cells, strict=True)] if columns else cells
         else:
             rows.append(cells)
+            names.append(re.split("[┃│]", line.lstrip("┃│"))[0].rstrip())
     if not rows or any(len(row) != len(rows[0]) for row in rows) or (columns and len(columns) != len(rows[0])):
         return None
-    return Sheet(columns, rows)
+    sheet = Sheet(columns, rows)
+    is_to_the_right = len({len(name) for name in names}) == 1  # the terminal has aligned the column so
+    if not is_to_the_right and not sheet.holds_numbers(0):
+        margin = min(len(name) - len(name.lstrip()) for name in names if name)
+        for row, name in zip(rows, names, strict=True):
+            row[0] = name[margin:]
+    return sheet
 
 
 BARS = " ▁▂▃▄▅▆▇█"

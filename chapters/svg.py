@@ -16,6 +16,7 @@ from chapters.sheet import Histogram, Levels
 WIDTH = 320
 LINE = 13  # from one line of a text to the next
 LEFT, RIGHT, TOP, BOTTOM = 38, 10, 20, 34  # around a chart's area
+KEY, LETTER = 29, 6.4  # a piece of a curve before its name; the width of a letter, at most
 FEW_LEVELS = 64  # with more, lines would touch
 Point = tuple[float, float]
 
@@ -130,6 +131,16 @@ class Chart:
         """Words beside a point; `by` moves them, in 320ths of the width."""
         across, down = self.at(x, y)
         self.parts.append(words(across + by[0], down + by[1], text, kind, anchor))
+
+    def key(self, x: float, y: float, text: str, kind: str, anchor: str = "start", by: Point = (0, 0)) -> None:
+        """As a note, behind a piece of the curve that it names: who cannot tell the colours has the dashes."""
+        across, down = self.at(x, y)
+        left = across + by[0] - (KEY + LETTER * len(text) if anchor == "end" else 0)
+        middle = down + by[1] - 4
+        self.parts.append(
+            f'<polyline class="{kind}" points="{left:.1f},{middle:.1f} {left + KEY - 5:.1f},{middle:.1f}"/>'
+        )
+        self.parts.append(words(left + KEY, down + by[1], text, kind))
 
     def draw(self, title: str, text: str) -> str:
         return svg(title, text, self.parts, self.height)

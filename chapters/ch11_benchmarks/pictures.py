@@ -49,7 +49,7 @@ def knee() -> Moved:
             chart.curve(points, kind)
             chart.dots(points, kind)
             chart.dots([points[at]], "four ring", 7)
-            chart.note(*points[0], name, kind, by=(-4, -14))
+            chart.key(*points[0], name, kind, by=(-4, -22))
         usual, worst, served, good = (values[at] for values in measured.values())
         text = (
             f"TTFT is usually {usual:g} ms, and {worst:g} ms at p99. "

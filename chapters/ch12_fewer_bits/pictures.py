@@ -78,7 +78,7 @@ def roofline() -> Moved:
             bends = chart.x.low, min(max(corner, chart.x.low), chart.x.high), chart.x.high
             chart.curve(((at, attainable(name, at)) for at in bends), kind)
             chart.dots([(num_rows, attainable(name, num_rows))], kind, 4)
-            chart.note(300, low, name, kind, "end", (0, -50 + 15 * place))
+            chart.key(300, low, name, kind, "end", (0, -50 + 15 * place))
         gains = {name: attainable(name, num_rows) / attainable("bf16", num_rows) for name in FORMATS}
         most = f"at most {gains['Q8_0']:.1f} times as fast as bf16 in Q8_0, {gains['Q4_1']:.1f} times in Q4_1."
         text = f"On {'your' if theirs else 'this'} machine {most}"

@@ -27,7 +27,7 @@ def waiting() -> Moved:
             chart.curve((point for point in points if point[1] <= LONGEST_S), kind)
             chart.dots(simulated[name], f"{kind} open", 2.6)
             chart.dots([(busy, waits[name])] * (waits[name] <= LONGEST_S), kind, 4)
-            chart.note(4, LONGEST_S - 4 - 3 * place, name, kind)
+            chart.key(4, LONGEST_S - 4 - 3 * place, name, kind)
         text = "Mean wait by the formula: " + ", ".join(f"{name} {wait_s:.1f} s" for name, wait_s in waits.items())
         text += f". So {100 - busy}% of the time is spare."
         frames.append(Frame(f"{busy}%", chart.draw(f"Waits at a load of {busy}%", text), text))
@@ -44,7 +44,7 @@ def engine() -> str:
         points = [*zip(loads, sheet.column(name), strict=True)]
         chart.curve(points, kind)
         chart.dots(points, kind)
-    chart.note(97, 1400, "TTFT, p99", "two", "end")
-    chart.note(123, 120, "TTFT, mean", "one", "end")
+    chart.key(97, 1400, "TTFT, p99", "two", "end")
+    chart.key(123, 120, "TTFT, mean", "one", "end")
     rows = "; ".join(f"{row[0]}: mean {row[2]}, p99 {row[3]} ms" for row in sheet.rows)
     return chart.draw("Time to the first token against load", rows)

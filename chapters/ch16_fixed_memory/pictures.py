@@ -26,8 +26,8 @@ def memory() -> Moved:
         for kind, start, slope, at in (("one", states, kv, hybrid), ("two", 0, kv_of_all, attention)):
             chart.curve([(0, start), (1640, start + 1640 * slope)], kind)
             chart.dots([(length, at)], kind, 4)
-        chart.note(1600, 24, "with states", "one", "end")
-        chart.note(1200, 66, "all attention", "two", "end")
+        chart.key(1600, 24, "with states", "one", "end")
+        chart.key(1200, 66, "all attention", "two", "end")
         both = f"With states {hybrid:.1f} MB, if all layers attend {attention:.1f} MB"
         said = f"{both}: {hybrid / attention:.2f} times as much."
         frames.append(Frame(f"{length:,}", chart.draw(f"Memory of a sequence of {length:,} tokens", said), said))

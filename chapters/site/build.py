@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from chapters.course import EXERCISES, Chapter, all_chapters
-from chapters.site import labs
+from chapters.course import Chapter, all_chapters
+from chapters.site import labs, landing
 from chapters.site.model import files as model_files
 from chapters.site.model import section as model
 from chapters.site.pages import CONTENTS, not_kept, page, relative, said_by, write
@@ -17,6 +17,7 @@ from chapters.site.scenes import Scenes
 from chapters.site.search import SEARCH, Index
 from chapters.site.sources import ROOT, TEXTS, Sources, highlighted
 from chapters.site.stories import story_of
+from chapters.site.tasks import asked, introduction_of, tasks_of
 from chapters.site.text import Place, Text, render
 from chapters.words import ENGLISH, Words, addressed, languages, languages_of, words_of
 from nanovllm.serving.http import html_pictures as pictures
@@ -25,15 +26,6 @@ ASSETS = Path(__file__).parent / "assets"
 SHARED = Path(pictures.__file__).parent / "page"  # theme.css and pictures.css: the server's page looks the same
 SCRIPTS, STYLES = (*labs.SCRIPTS, model.SCRIPT), (*labs.STYLES, model.STYLE)  # of labs and exercises
 READ = '<p class="read" hidden><label><input type="checkbox" data-read="{number}"> {said}</label></p>\n'
-KEEPING = """<section class="keeping" data-exercises='{exercises}' aria-labelledby="kept" hidden>
-<h2 id="kept">What you have done</h2>
-<p>This browser remembers what you have read, answered, expected and written, and sends it nowhere. To continue in
-another browser, save it as a file. Pages that you have opened no longer need a network.</p>
-<p><button type="button" class="export">Save as a file</button>
-<label class="button">Load such a file <input type="file" accept=".json,application/json"></label></p>
-<p class="said" role="status"></p>
-</section>
-"""
 TABS = ("index", "quiz", "lab", "exercises")
 # What the scripts of a page say; it comes before them. filled("{n} of {all}", { n: 1, all: 2 }) is "1 of 2".
 WORDS = """"use strict";
@@ -67,6 +59,8 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
             write(folder, path, page(title, body, path, SCRIPTS, STYLES, words=words, others=others))
             if words is ENGLISH:
                 index.add(path, title, text.body)
+    if landing.PLACE in TEXTS.values():
+        write(folder, landing.NOTES, landing.notes_page(sources))
     sources.write(folder)
     write(folder, "search.html", page("Search", SEARCH, "search.html", classic=("search-index.js", "assets/search.js")))
     write(folder, "search-index.js", index.script())
@@ -110,11 +104,11 @@ def text_page(place: Place, index: Index) -> str:
         index.add(target, text.title, text.body)
     chapter = next((chapter for chapter in all_chapters() if chapter.folder.name in source), None)
     if chapter is None:
-        kind = "contents" if target == "index.html" else "single"
         way = neighbour(all_chapters()[-1], "prev", target) if "one_request" in target else ""
-        keeping = KEEPING.format(exercises=json.dumps({n: len(names) for n, names in EXERCISES.items()}))
-        more = keeping if target == "index.html" else ""
-        body = f'<main id="content" class="{kind}"><h1>{html.escape(text.title)}</h1>\n{text.body}{more}</main>'
+        if target == landing.PLACE:
+            body = landing.first_page(text)
+        else:
+            body = f'<main id="content" class="single"><h1>{html.escape(text.title)}</h1>\n{text.body}</main>'
         body += f'<footer><nav class="chapter" aria-label="Chapters">{way}</nav></footer>' if way else ""
     else:
         text.headings.append(("quiz", words("quiz.title")))
@@ -198,9 +192,19 @@ def exercises_text(chapter: Chapter, sources: Sources, words: Words = ENGLISH) -
         links.append(f'<a href="{relative(place, f"{chapter.folder.name}/")}">{report.name}</a>')
     to_read = f"<p>{words('exercises.to_read')} {', '.join(links)}</p>" if links else ""
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
+    asks = tasks_of(chapter)
+    tasks = "".join(
+        f'<li><details name="task"{" open" * (number == 1)}><summary><h2><code>{task.name}</code> '
+        f'<span class="verdict">{words("exercises.task_of", number=number, count=len(asks))}</span></h2></summary>'
+        f'<div class="asked" lang="en">{asked(task)}</div></details></li>'
+        for number, task in enumerate(asks, start=1)
+    )
     file = f"<code>chapters/{chapter.folder.name}/exercise.py</code>"
     here = f"""<p>{words("exercises.where", file=file)}</p>
 <pre class="code" tabindex="0"><code>python -m chapters check {chapter.number}</code></pre>
 <p>{words("exercises.how")}</p>
-<pre class="code" tabindex="0"><code>{code}</code></pre>"""
+<div lang="en">{introduction_of(chapter)}</div>
+<ol class="tasks">{tasks}</ol>
+<details class="whole"><summary>{words("exercises.whole_file")}</summary>
+<pre class="code" tabindex="0"><code>{code}</code></pre></details>"""
     return Text(words.title(chapter), body=to_read + (labs.exercises_section(chapter) or here))

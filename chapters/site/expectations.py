@@ -6,6 +6,7 @@ In a text it is a quotation, directly before the table or what a lab has printed
 """
 
 import hashlib
+import re
 from collections.abc import Callable
 
 from markdown_it.token import Token
@@ -14,7 +15,10 @@ from chapters.words import ENGLISH, Words
 
 ASKS = ENGLISH("expect.asks")
 
-ENDS = ("heading_open", "blockquote_open")  # what no longer belongs to the answer, nor does what is printed next
+NAMES_CODE = re.compile(r"\*\*\[`.*`\]\(.*\) · `.*`\*\*")  # above a quote of the engine's code
+PRINTED = ("fence", "table_open")
+REMARK = 25  # words: a paragraph of fewer (a picture, a scene of the lab, "Look at two rows.") does not answer yet
+LEADS_ON = 50  # words: a paragraph of fewer that ends with a colon says nothing of what is behind it
 
 FORM = """<form class="expect" data-name="{name}">
 <p><strong>{asks}</strong> {question}</p>
@@ -34,7 +38,7 @@ def asks(tokens: list[Token], at: int, words: Words = ENGLISH) -> bool:
 def cover(tokens: list[Token], inline_html: Callable[[str], str], words: Words) -> list[Token]:
     """The same tokens, with each question as a form, and what answers it in an element that a script can hide.
 
-    That is the block behind the question and the paragraphs about it. Raises ValueError where there is none.
+    end_of_answer() says what answers it. Raises ValueError where nothing does.
     """
     covered: list[Token] = []
     at = 0
@@ -56,16 +60,38 @@ def cover(tokens: list[Token], inline_html: Callable[[str], str], words: Words) 
 
 
 def end_of_answer(tokens: list[Token], at: int) -> int:
-    """Behind one block of any kind, and the paragraphs, lists and pictures that follow it."""
-    number = 0
-    while at < len(tokens) and tokens[at].type not in ENDS:
-        if number and tokens[at].type in ("fence", "table_open"):
+    """Behind what is printed after the question, and the first paragraph (or list) about it. The lesson goes on there.
+
+    A short paragraph that ends with a colon leads to something else, and so does the heading of a quote of the engine's
+    code.
+    """
+    is_printed = is_said = False
+    while at < len(tokens) and not is_said:
+        token = tokens[at]
+        if token.type in PRINTED:
+            if is_printed and not (token.type == "fence" and token.info.strip() == "text lab"):
+                break  # code, or a diagram: no part of what the lab has printed
+            is_printed = True
+        elif token.type == "paragraph_open":
+            text = tokens[at + 1].content
+            num_words = len(text.split())
+            if NAMES_CODE.fullmatch(text) or (text.endswith(":") and num_words < LEADS_ON):
+                break
+            is_said = num_words >= REMARK
+        elif token.type in ("bullet_list_open", "ordered_list_open"):
+            is_said = True
+        else:
             break
-        depth = int(tokens[at].nesting)
-        at, number = at + 1, number + 1
-        while depth:
-            depth += tokens[at].nesting
-            at += 1
+        at = end_of_block(tokens, at)
+    return at
+
+
+def end_of_block(tokens: list[Token], at: int) -> int:
+    depth = int(tokens[at].nesting)
+    at += 1
+    while depth:
+        depth += tokens[at].nesting
+        at += 1
     return at
 
 

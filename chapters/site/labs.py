@@ -7,6 +7,7 @@ from inspect import getdoc
 from chapters.course import Chapter
 from chapters.site.runtime import CHAPTERS, FILES, GRADED
 from chapters.site.scenes import Scenes
+from chapters.site.tasks import asked, introduction_of, tasks_of
 from chapters.words import ENGLISH, Words
 
 SCRIPTS = ("lab.js", "exercises.js")
@@ -92,21 +93,29 @@ def exercises_section(chapter: Chapter) -> str:
     if chapter.folder.name not in GRADED:
         return ""
     source = (chapter.folder / "exercise.py").read_text("utf-8")
-    tasks = ""
-    for task in chapter.module("checks").TASKS:
+    tasks, texts = "", {task.name: asked(task) for task in tasks_of(chapter)}
+    for number, task in enumerate(chapter.module("checks").TASKS, start=1):
         sections = [getattr(check, "section", task.section) for check in task.checks]
         checks = [{"title": title, "section": name} for title, name in zip(task.titles, sections, strict=True)]
         tasks += (
-            f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}"><h2><code>'
-            f'{escape(task.name)}</code> <span class="verdict"></span></h2><p class="again"></p>'
-            '<div class="outcome"></div></li>'
+            f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}">'
+            f'<details name="task"{" open" * (number == 1)}><summary><h2><code>{escape(task.name)}</code> '
+            f'<span class="verdict"></span></h2></summary><div class="asked">{texts.get(task.name, "")}</div></details>'
+            '<p class="again"></p><div class="outcome"></div></li>'
         )
     command = f"python -m chapters check {chapter.number} --file exercise.py"
+    introduction = (
+        f'<details class="about"><summary>About these exercises</summary>{introduction_of(chapter)}</details>'
+    )
     return f"""
 <section class="exercises" data-chapter="{chapter.number}" data-limit="{TIME_LIMIT_S}" aria-label="Exercises">
 {NEEDS_SERVER}
-<p>Write the functions below. Check puts each of them into the engine in place of ours and tries it, from easy to hard,
-until something is wrong; then it says what it is.</p>
+<p>Write the functions, one after another. Check puts each of them into the engine in place of ours and tries it, from
+easy to hard, until something is wrong; then it says what it is.</p>
+{introduction}
+<div class="work">
+<ol class="tasks">{tasks}</ol>
+<div class="writing">
 <div class="editor"><pre class="numbers" aria-hidden="true"></pre><textarea aria-label="exercise.py" wrap="off"
 spellcheck="false" autocapitalize="off" autocomplete="off">
 {escape(source)}</textarea></div>
@@ -122,7 +131,8 @@ leaves the editor.</p>
 {progress_bar()}
 {FAILURE}
 <p class="status" role="status"></p>
-<ol class="tasks">{tasks}</ol>
+</div>
+</div>
 <details class="printed" hidden><summary>What your code printed</summary><pre tabindex="0"></pre></details>
 <p>The checks are the same as in the terminal, and your functions run inside the engine's own code. Checks in which a
 real model answers need a computer with the course installed. There, in the course's folder, this command grades your

@@ -5,6 +5,7 @@ import json
 import re
 
 HEADING = re.compile(r'<h[23] id="([^"]+)">(.*?)</h[23]>')
+TASK = re.compile(r'<details (?:name="task"|class="(?:about|whole)").*?</details>|<div lang="en">.*?</div>', re.DOTALL)
 HIDDEN = re.compile(r"<(script|style|template|noscript|textarea|button|label)\b.*?</\1>", re.DOTALL)
 
 SEARCH = """<main id="content" class="single search"><h1>Search</h1>
@@ -23,8 +24,8 @@ class Index:
         self.sections: list[tuple[str, str, str, str]] = []
 
     def add(self, path: str, title: str, body: str) -> None:
-        """A page. What stands before its first heading is a section, too."""
-        parts = HEADING.split(HIDDEN.sub(" ", body))  # text, then id, heading, text of each section
+        """A page. What stands before its first heading is a section, too. Tasks are left out: the text comes first."""
+        parts = HEADING.split(HIDDEN.sub(" ", TASK.sub(" ", body)))  # text, then id, heading, text of each section
         if words := words_of(parts[0]):
             self.sections.append((path, title, "", words))
         for name, heading, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):

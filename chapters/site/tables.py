@@ -28,7 +28,8 @@ def draw(sheet: Sheet, words: Words = ENGLISH) -> str:
             f'<td{" class=n" if at in numbers else ""} data-name="{html.escape(columns[at])}">{html.escape(cell)}</td>'
             for at, cell in zip(kept[1:], cells[1:], strict=True)
         )
-        body += f"<tr{measured}>{heading(cells[0], 'row')}{drawn}</tr>\n"
+        name = row[kept[0]].replace(MEASURED, "").rstrip()
+        body += f"<tr{measured}>{heading(cells[0], 'row', indent=len(name) - len(name.lstrip()))}{drawn}</tr>\n"
     long = [at for at in kept if at not in numbers and max(len(row[at]) for row in sheet.rows) > LONG]
     kind = "lab stack" if len(long) > 1 and sheet.columns else "lab"
     title = f"<caption>{html.escape(sheet.title)}</caption>" if sheet.title else ""
@@ -41,8 +42,10 @@ def draw(sheet: Sheet, words: Words = ENGLISH) -> str:
     )
 
 
-def heading(text: str, scope: str, is_number: bool = False) -> str:
+def heading(text: str, scope: str, is_number: bool = False, indent: int = 0) -> str:
+    """indent: of a row's name that belongs to a row above, in letters."""
     kind = " class=n" if is_number else ""
+    kind += f' class="in" style="--in: {indent}"' if indent > 1 else ""  # one letter aligns 10 below 100
     text = html.escape(text.replace(MEASURED, "").strip())
     return f"<th{kind} scope={scope}>{text}</th>" if text else "<td></td>"
 
@@ -100,9 +103,11 @@ def kind_of(line: str, says: list[str]) -> Kind:
 
 def columns_of(quote: Sheet, told: list[Told]) -> list[str]:
     """Of the table in the recorded lab that has such rows; measured numbers were others."""
-    labels = {row[0] for row in quote.rows if row[0]}
+    labels = {row[0].strip() for row in quote.rows if row[0]}
     for kind, what in told:
-        if kind == "table" and len(what["columns"]) == quote.num_columns and labels <= {row[0] for row in what["rows"]}:
+        if kind != "table" or len(what["columns"]) != quote.num_columns:
+            continue
+        if labels <= {row[0].strip() for row in what["rows"]}:
             return what["columns"]
     return []
 

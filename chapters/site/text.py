@@ -1,5 +1,6 @@
 """A README.md as HTML: the text as it stands, with links into the site, highlighted code and drawn diagrams."""
 
+import html
 import posixpath
 import re
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from chapters.recording import Recording
+from chapters.site import formulas
 from chapters.site.diagrams import figure
 from chapters.site.expectations import cover
 from chapters.site.figures import picture_of
@@ -19,6 +21,7 @@ from chapters.site.sources import ROOT, Sources, highlighted, line_of
 from chapters.site.tables import LONG, printed, quoted
 from chapters.words import ENGLISH, Captions, Words
 
+NOTES = "running.html"  # the sections of chapters/README.md on how to run and teach the course: landing.py
 FILE = re.compile(r"(nanovllm|chapters|examples|tests)/[\w/]+\.\w+")  # named in a text
 
 
@@ -48,7 +51,8 @@ class Place:
         if not path or ":" in path:
             return link
         path = posixpath.normpath(posixpath.join(posixpath.dirname(self.source), path))
-        return relative(self.sources.place_of(path), self.target) + (f"#{fragment}" if fragment else "")
+        place = NOTES if path == "chapters/README.md" and fragment else self.sources.place_of(path)
+        return relative(place, self.target) + (f"#{fragment}" if fragment else "")
 
     def name(self, heading: str) -> str:
         """An id as GitHub makes it, so that links inside a text lead to the same place there and here."""
@@ -149,9 +153,17 @@ def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> st
         return f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>\n"
     if info == "text output":
         return f"<figure>{printed(code)}<figcaption>{words('page.prints')}</figcaption></figure>\n"
+    if info == "text formula":
+        return formulas.figure(code)
     if info in ("", "text"):
         return printed(code)
     return f'<pre class="code" tabindex="0"><code>{highlighted(code, info)}</code></pre>\n'
+
+
+def sentence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
+    """Only a text has formulas: what a quiz or a heading says is also told elsewhere, letter for letter."""
+    said = tokens[at].content
+    return formulas.in_sentence(said) if "scenes" in env else html.escape(said, quote=False)
 
 
 def table_open(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
@@ -163,5 +175,6 @@ def table_open(self: Any, tokens: list[Token], at: int, options: Any, env: Any) 
 
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 MARKDOWN.add_render_rule("fence", fence)
+MARKDOWN.add_render_rule("text", sentence)
 MARKDOWN.add_render_rule("table_open", table_open)
 MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")

@@ -57,7 +57,7 @@ def render(block: Block, lesson: Lesson) -> str:
 def formulas(lesson: Lesson) -> list[str]:
     """The short lines between paragraphs that no lab has printed."""
     fences = (block for section in lesson.explained for block in section.of("fence"))
-    texts = [block.code for block in fences if block.info == "text"]
+    texts = [block.code for block in fences if block.info in ("text", "text formula")]
     return [text for text in texts if text.count("\n") < FORMULA and "|" not in text]  # that is drawn
 
 

@@ -127,7 +127,7 @@ class SectionSlides:
         drawn = CAPTION.sub("", drawn)
         if output:
             drawn += f'<pre class="printed">{html.escape(output)}</pre>'
-        kind = {"mermaid": "picture", "text lab": "lab", "text": "lab"}.get(block.info, "code")
+        kind = {"mermaid": "picture", "text lab": "lab", "text": "lab", "text formula": "lab"}.get(block.info, "code")
         if block.info == "text lab" and "\n" not in code and not self.before:
             if self.slides[-1].kind == "lab":  # one more line of what was printed
                 self.slides[-1].body += drawn

@@ -13,9 +13,10 @@ import pytest
 
 from chapters import quiz
 from chapters.__main__ import main
+from chapters.course import EXERCISES
 from chapters.recording import Recording
 from chapters.sheet import MEASURED, Sheet, read
-from chapters.site import diagrams
+from chapters.site import diagrams, formulas, tasks
 from chapters.site.runtime import MissingRuntime
 from chapters.site.scenes import Scenes
 from chapters.site.server import served
@@ -125,6 +126,129 @@ def test_a_link_to_nothing_is_refused():
         render_text("# Chapter\n\nLook. *In the lab: Gone.*\n", place)
     with pytest.raises(ValueError, match=r"behind the question 'How many\?' stands nothing"):
         render_text("# Chapter\n\n> **What do you expect?** How many?\n\n## Next\n", place)
+
+
+def test_an_answer_ends_where_the_lesson_goes_on():
+    """It is what was printed, and the first paragraph about it; what leads to something else is none."""
+    place = Place("chapters/ch04_paged_attention/README.md", "ch04_paged_attention/index.html", Sources())
+    table = "| a | b |\n|---|---|\n| 1 | 2 |\n"
+    printed = f"> **What do you expect?** How many?\n\n{table}\n"
+    remark, said, lesson = "Look at row 1.", f"It is {'two ' * 30}.", f"And {'more ' * 30}."
+    for blocks, shown in (
+        ([remark, said, lesson], [remark, said]),
+        ([said, "- a point"], [said]),
+        (["Now the code:", "```python\n1\n```", said], []),
+        (["```text lab\none more\n```", said, lesson], ["one more", said]),
+        (["**[`nanovllm/llm.py`](../../nanovllm/llm.py) · `LLM`**", said], []),
+        (["## Next", said], []),
+    ):
+        place.names.clear()
+        body = render_text("# Chapter\n\n" + printed + "\n\n".join(blocks) + "\n", place).body
+        answer = answer_of(body)
+        hidden = [text for text in ("one more", remark, said, lesson, "a point", "Now the code") if text in answer]
+        assert hidden == shown and "<table" in answer, blocks
+
+
+def shape_of(formula: str) -> str:
+    return re.sub(r"<mspace[^>]*>|</?(?:math|mrow|mi|mn|mo|mtext)\b[^>]*>", "", formulas.math(formula))
+
+
+def test_formulas():
+    """Fractions, powers and roots are set; parentheses that they make needless are gone; words stay words."""
+    assert shape_of("λ × E[S²] / (2 × (1 - ρ))") == "λ·<mfrac>E[<msup>S2</msup>]2·(1−ρ)</mfrac>"
+    assert shape_of("(1 - a^(k+1)) / (1 - a)") == "<mfrac>1−<msup>ak+1</msup>1−a</mfrac>"
+    assert shape_of("128 * (1 - (1 - 8/128)^n)") == "128·(1−<msup>(1−<mfrac>8128</mfrac>)n</msup>)"
+    assert "<mtext>a</mtext>" in formulas.math("tokens a second = a * 2") and "<mi>a</mi>" in formulas.math("a * 2")
+    said = formulas.in_sentence("a step / √12 & a^j, (1 - b)^n")
+    assert said.count("<math>") == 3 and "step / <math>" in said and "&amp;" in said
+    assert formulas.split("a step    τ = s      seconds; more") == ("a step", "τ = s", "seconds; more")
+    assert formulas.split("a   -   b    +    c") == ("", "a   -   b    +    c", "")
+
+
+@for_each_chapter
+def test_every_formula_is_read_to_its_end(chapter):
+    """No sign is lost on the way."""
+    signs = re.compile(r"[\s()^/*×·−-]")
+    for block in re.findall(r"```text formula\n(.*?)```", (chapter.folder / "README.md").read_text("utf-8"), re.DOTALL):
+        drawn = html.unescape(re.sub("<[^>]*>", "", formulas.figure(block)))
+        assert signs.sub("", drawn) == signs.sub("", block).replace("²", "2")
+
+
+def test_what_an_exercise_asks_for():
+    """A docstring in the page's type: paragraphs, lists, names with what they mean, and code."""
+    text = "Give x_y blocks.\nNow.\n\nReturn:\n- one,\n  or more\n- `two`\n\n"
+    text += "    k_cache  of keys <b>\n             and more\n    v        else"
+    assert tasks.html_of(text) == (
+        "<p>Give <code>x_y</code> blocks. Now.</p><p>Return:</p><ul><li>one, or more</li><li><code>two</code></li></ul>"
+        "<dl><dt><code>k_cache</code></dt><dd>of keys &lt;b&gt; and more</dd><dt><code>v</code></dt><dd>else</dd></dl>"
+    )
+    assert tasks.html_of("    a = 1\n      b").startswith('<pre class="code"')
+
+
+@for_each_chapter
+def test_one_task_at_a_time(chapter, site):
+    """Each task of the chapter with its text, and the first is open."""
+    text = (site / chapter.folder.name / "exercises.html").read_text("utf-8")
+    names = re.findall(r"<summary><h2><code>(\w+)</code>", text)
+    assert names == list(EXERCISES[chapter.number])
+    assert text.count('<details name="task" open>') == 1 and text.count('<details name="task">') == len(names) - 1
+    assert len(re.findall(r'<div class="asked"[^>]*><pre class="code head".*?</pre><p>', text, re.DOTALL)) == len(names)
+
+
+def test_the_first_page(site, phone):
+    """What it is, one thing to do next, and how far one is; notes for teachers are on another page."""
+    phone.goto((site / "index.html").as_uri())
+    assert phone.locator(".primary").all_inner_texts() == ["Start with chapter 1"]
+    assert (
+        phone.locator(".hero img").evaluate("picture => picture.naturalWidth") and phone.locator(".lede").is_visible()
+    )
+    assert not phone.locator(".progress").is_visible() and phone.locator("#grading").count() == 0
+    phone.evaluate("kept.set('read-1', 'yes')")
+    phone.reload()
+    assert phone.inner_text(".progress span") == f"1 of {len(CHAPTERS)} chapters read"
+    assert phone.inner_text(".primary") == "Continue with chapter 2"
+    phone.click(".primary")
+    assert phone.url.endswith("ch02_architecture/index.html")
+    phone.goto((site / "index.html").as_uri())
+    phone.click("text=For teachers")
+    assert phone.url.endswith("running.html#for-teachers") and phone.locator("#grading").count() == 1
+
+
+def test_text_tables_code_and_pictures_end_at_one_edge(site, browser):
+    """And the button that copies is beside the code."""
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    tab.goto((site / "ch12_fewer_bits" / "index.html").as_uri())
+    edges = tab.evaluate(
+        """() => [...document.querySelectorAll("#content > :is(p, figure, .scroll, .copied, .diagram, form)")]
+            .filter(each => each.checkVisibility()).map(each => Math.round(each.getBoundingClientRect().right))"""
+    )
+    covered = tab.evaluate(
+        """() => [...document.querySelectorAll(".copied")].filter(each => {
+            const [code, button] = [...each.children].map(child => child.getBoundingClientRect());
+            return button.left < code.right - 1; }).length"""
+    )
+    tab.close()
+    assert len(edges) > 50 and len(set(edges)) == 1 and not covered
+
+
+@for_each_chapter
+def test_no_answer_hides_a_lesson(chapter, site):
+    """Besides what the lab has printed, an answer has at most 200 words."""
+    text = (site / chapter.folder.name / "index.html").read_text("utf-8")
+    for piece in text.split('<form class="expect"')[1:]:
+        said = re.findall(r"<(?:p|li)>(.*?)</(?:p|li)>", answer_of(piece), re.DOTALL)
+        assert sum(len(re.sub("<.*?>", "", each).split()) for each in said) <= 200
+
+
+def answer_of(form: str) -> str:
+    """The element behind a question's form, to its own end."""
+    answer = form.partition('<div class="answer">')[2]
+    depth = 1
+    for tag in re.finditer(r"<(/?)div\b", answer):
+        depth += -1 if tag[1] else 1
+        if not depth:
+            return answer[: tag.start()]
+    raise AssertionError("it does not end")
 
 
 @for_each_chapter

@@ -32,6 +32,12 @@ function run(section) {
     changed();
   };
   addEventListener("storage", compare); // another tab has written
+  for (const details of section.querySelectorAll(".tasks details")) details.addEventListener("toggle", () => {
+    if (!details.open) return;
+    for (const other of section.querySelectorAll(".tasks details")) if (other !== details) other.open = false;
+    lookAt(details.closest("li").dataset.task);
+  });
+  lookAt($(".tasks > li").dataset.task);
   $(".theirs").onclick = () => {
     editor.value = saved = read();
     number();
@@ -74,6 +80,14 @@ function run(section) {
   function number() {
     const count = editor.value.split("\n").length;
     $(".numbers").textContent = Array.from({ length: count }, (_, i) => i + 1).join("\n");
+  }
+
+  // The editor shows the function of the task that is open.
+  function lookAt(task) {
+    const at = editor.value.search(new RegExp(`^(def|class) ${task}\\b`, "m"));
+    if (at < 0) return;
+    const line = editor.value.slice(0, at).split("\n").length - 1;
+    editor.scrollTop = line * parseFloat(getComputedStyle(editor).lineHeight);
   }
 
   // Tab indents by four spaces, with Shift it takes them away; Enter goes on at the same indentation.
@@ -163,6 +177,8 @@ function run(section) {
         if (result.status === "passed") solved.push(item.dataset.task);
         if (stopped) break;
       }
+      const next = items.find((item) => item.dataset.status !== "passed");
+      if (next) next.querySelector("details").open = true;
       if (!stopped) kept.set(`solved-${chapter}`, solved.length ? JSON.stringify(solved) : null);
       $(".status").textContent = stopped ? "Stopped." : `${solved.length} of ${items.length} exercises pass.`;
     } catch (error) {

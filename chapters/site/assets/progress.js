@@ -87,6 +87,7 @@ const keeping = document.querySelector(".keeping");
 if (keeping) {
   const numExercises = JSON.parse(keeping.dataset.exercises), said = keeping.querySelector(".said");
   const refresh = () => {
+    refreshProgress();
     for (const cell of document.querySelectorAll(".contents td:first-child")) {
       const number = Number(cell.textContent), done = [];
       if (!(number in numExercises)) continue;
@@ -102,6 +103,19 @@ if (keeping) {
       line.textContent = done.join(" · ");
       title.append(line);
     }
+  };
+  // How far one is, and the first chapter that has not been read.
+  const begin = document.querySelector(".hero .primary"), beginning = [begin.href, begin.textContent];
+  const refreshProgress = () => {
+    const numbers = Object.keys(numExercises), read = numbers.filter((number) => kept.get(`read-${number}`) !== null);
+    const next = numbers.find((number) => !read.includes(number)), progress = document.querySelector(".hero .progress");
+    progress.hidden = !read.length;
+    progress.querySelector("progress").value = read.length;
+    progress.querySelector("span").textContent = `${read.length} of ${numbers.length} chapters read`;
+    const links = [...document.querySelectorAll(".contents td:first-child + td a")];
+    const link = read.length && next ? links[Number(next) - 1] : null;
+    begin.href = link ? link.href : beginning[0];
+    begin.textContent = link ? `Continue with chapter ${next}` : beginning[1];
   };
   keeping.querySelector(".export").addEventListener("click", () => {
     const link = document.createElement("a");

@@ -25,7 +25,7 @@ if (location.protocol.startsWith("http") && navigator.serviceWorker) {
 
 // -- copy buttons -----------------------------------------------------------------------------------------------------
 
-for (const block of document.querySelectorAll("pre.code:not(.numbered)")) {
+for (const block of document.querySelectorAll("pre.code:not(.numbered, .head)")) {
   const around = document.createElement("div");
   const button = document.createElement("button");
   around.className = "copied";
