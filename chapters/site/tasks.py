@@ -72,8 +72,8 @@ def html_of(docstring: str) -> str:
 def block(text: str) -> str:
     text, is_indented = dedent(text), text.startswith(" ")
     if terms := terms_of(text):
-        items = "".join(f"<dt><code>{escape(name)}</code></dt><dd>{marked(said)}</dd>" for name, said in terms)
-        return f"<dl>{items}</dl>"
+        said = "".join(f"<dt><code>{escape(name)}</code></dt><dd>{marked(what)}</dd>" for name, what in terms)
+        return f"<dl>{said}</dl>"
     if is_indented:
         return f'<pre class="code" tabindex="0"><code>{escape(text)}</code></pre>'
     drawn = ""
