@@ -54,6 +54,7 @@ class ParallelRunner:
             found = f"{torch.cuda.device_count()} GPUs"
             raise ValueError(f"tensor_parallel_size={config.tensor_parallel_size} needs as many GPUs, found {found}")
         self.config, self.model_config, self.size = config, model_config, config.tensor_parallel_size
+        self._directory = Path()  # the checkpoint's, once the ranks have read it
         self._slots: dict[int, int] = {}  # as the ranks have them: what fails ends the engine
         self._asking = Lock()  # a tower is loaded by whoever brings the first picture, beside the steps
         self._connections: list[Connection] = []
