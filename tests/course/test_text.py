@@ -28,6 +28,10 @@ def test_the_chapters_there_are():
     assert [chapter.number for chapter in CHAPTERS] == list(TITLES)
 
 
+# Blocks that are no code; test_site.py reads the formulas.
+KNOWN = ("text", "text output", "text lab", "text formula", "mermaid")
+
+
 @for_each_chapter
 def test_shape(chapter):
     text = text_of(chapter)
@@ -92,7 +96,7 @@ def test_code_runs(chapter, demo_checkpoint, monkeypatch):
                 command = line.split("#")[0].strip()
                 assert re.fullmatch(r"python -m chapters (read|lab|quiz|check) \d+( --[a-z]+( [\w./-]+)?)*", command)
         else:
-            assert block["path"] or info in ("text", "text output", "text lab", "mermaid"), f"{info!r} is not checked"
+            assert block["path"] or info in KNOWN, f"{info!r} is not checked"
 
 
 # -- the last page -----------------------------------------------------------------------------------------------------
