@@ -24,6 +24,7 @@ EXTRAS = {  # the modules that each of them brings
     "ray": {"ray"},
     "labs": {"textual", "textual_serve", "tomli"},
     "structured": {"llguidance"},
+    "images": {"PIL"},
     "serve": {"starlette", "uvicorn"},
     "compiler": {"ziglang"},
 }
@@ -33,6 +34,8 @@ WORK = {
     "demo": "import nanovllm.tools.demo_model, gguf, accelerate",
     "structured": "params = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputsParams(regex='[a-z]+'))\n"
     "assert llm.generate('the quick', params, use_tqdm=False)[0].outputs[0].text.isalpha()",
+    "images": "from PIL import Image\nfrom nanovllm.features.images.sources import Sources\n"
+    "assert Sources().open(Image.new('RGB', (9, 8))).size == (9, 8)",
     "serve": "import nanovllm.serving.http.serve",
     "compiler": "from nanovllm.worker.cpu import compiler\nassert compiler.find_spec('ziglang')",
     None: "from nanovllm.tools import cli\nassert cli.main(['serve', model]) == 2",
