@@ -185,7 +185,7 @@ def test_lessons_say_what_was_wrong(model):
     lesson = begin_lesson(1, model)
     values = {"text": "a red boat", "temperature": "1", "layer": "1", "head": "1"}
     lesson.do("begin", values)
-    with pytest.raises(ValueError, match="at least a letter"):
+    with pytest.raises(ValueError, match="at least one letter"):
         lesson.do("begin", values | {"text": ""})
     with pytest.raises(ValueError, match="1 to 1023 tokens"):
         lesson.do("begin", values | {"text": "a b" * 2000})
