@@ -195,42 +195,6 @@ def test_one_task_at_a_time(chapter, site):
     assert len(re.findall(r'<div class="asked"[^>]*><pre class="code head".*?</pre><p>', text, re.DOTALL)) == len(names)
 
 
-def test_the_first_page(site, phone):
-    """What it is, one thing to do next, and how far one is; notes for teachers are on another page."""
-    phone.goto((site / "index.html").as_uri())
-    assert phone.locator(".primary").all_inner_texts() == ["Start with chapter 1"]
-    assert (
-        phone.locator(".hero img").evaluate("picture => picture.naturalWidth") and phone.locator(".lede").is_visible()
-    )
-    assert not phone.locator(".progress").is_visible() and phone.locator("#grading").count() == 0
-    phone.evaluate("kept.set('read-1', 'yes')")
-    phone.reload()
-    assert phone.inner_text(".progress span") == f"1 of {len(CHAPTERS)} chapters read"
-    assert phone.inner_text(".primary") == "Continue with chapter 2"
-    phone.click(".primary")
-    assert phone.url.endswith("ch02_architecture/index.html")
-    phone.goto((site / "index.html").as_uri())
-    phone.click("text=For teachers")
-    assert phone.url.endswith("running.html#for-teachers") and phone.locator("#grading").count() == 1
-
-
-def test_text_tables_code_and_pictures_end_at_one_edge(site, browser):
-    """And the button that copies is beside the code."""
-    tab = browser.new_page(viewport={"width": 1280, "height": 800})
-    tab.goto((site / "ch12_fewer_bits" / "index.html").as_uri())
-    edges = tab.evaluate(
-        """() => [...document.querySelectorAll("#content > :is(p, figure, .scroll, .copied, .diagram, form)")]
-            .filter(each => each.checkVisibility()).map(each => Math.round(each.getBoundingClientRect().right))"""
-    )
-    covered = tab.evaluate(
-        """() => [...document.querySelectorAll(".copied")].filter(each => {
-            const [code, button] = [...each.children].map(child => child.getBoundingClientRect());
-            return button.left < code.right - 1; }).length"""
-    )
-    tab.close()
-    assert len(edges) > 50 and len(set(edges)) == 1 and not covered
-
-
 @for_each_chapter
 def test_no_answer_hides_a_lesson(chapter, site):
     """Besides what the lab has printed, an answer has at most 200 words."""
@@ -320,6 +284,42 @@ def test_a_quote_is_drawn_as_the_lab_draws_it():
 
 
 # -- pages in a browser -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_page(site, phone):
+    """What it is, one thing to do next, and how far one is; notes for teachers are on another page."""
+    phone.goto((site / "index.html").as_uri())
+    assert phone.locator(".primary").all_inner_texts() == ["Start with chapter 1"]
+    assert (
+        phone.locator(".hero img").evaluate("picture => picture.naturalWidth") and phone.locator(".lede").is_visible()
+    )
+    assert not phone.locator(".progress").is_visible() and phone.locator("#grading").count() == 0
+    phone.evaluate("kept.set('read-1', 'yes')")
+    phone.reload()
+    assert phone.inner_text(".progress span") == f"1 of {len(CHAPTERS)} chapters read"
+    assert phone.inner_text(".primary") == "Continue with chapter 2"
+    phone.click(".primary")
+    assert phone.url.endswith("ch02_architecture/index.html")
+    phone.goto((site / "index.html").as_uri())
+    phone.click("text=For teachers")
+    assert phone.url.endswith("running.html#for-teachers") and phone.locator("#grading").count() == 1
+
+
+def test_text_tables_code_and_pictures_end_at_one_edge(site, browser):
+    """And the button that copies is beside the code."""
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    tab.goto((site / "ch12_fewer_bits" / "index.html").as_uri())
+    edges = tab.evaluate(
+        """() => [...document.querySelectorAll("#content > :is(p, figure, .scroll, .copied, .diagram, form)")]
+            .filter(each => each.checkVisibility()).map(each => Math.round(each.getBoundingClientRect().right))"""
+    )
+    covered = tab.evaluate(
+        """() => [...document.querySelectorAll(".copied")].filter(each => {
+            const [code, button] = [...each.children].map(child => child.getBoundingClientRect());
+            return button.left < code.right - 1; }).length"""
+    )
+    tab.close()
+    assert len(edges) > 50 and len(set(edges)) == 1 and not covered
 
 
 def test_every_page(site, address, phone):
