@@ -59,12 +59,15 @@ def test_texts_are_utf_8_whatever_the_system_prefers(folder):
     assert not bare
 
 
+OPEN_PICTURES = ("Image", "pil()", "opener")
+
+
 def opens_text(call: ast.Call) -> bool:
     """open(...), path.open(...), path.read_text(...), path.write_text(...), without b in a mode."""
     owner, name = "", getattr(call.func, "id", "")
     if isinstance(call.func, ast.Attribute):
         owner, name = ast.unparse(call.func.value), call.func.attr
-    if name == "open" and owner not in ("os", "tarfile", "self", "Adapter"):
+    if name == "open" and owner not in ("os", "tarfile", "self", "Adapter", *OPEN_PICTURES):
         modes = [arg.value for arg in call.args[:2] if isinstance(arg, ast.Constant)]
         return not any(mode in ("rb", "wb", "ab", "r+b") for mode in modes)
     return name in ("read_text", "write_text")
