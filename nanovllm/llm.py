@@ -146,7 +146,7 @@ class LLM:
         )
         if cache_salt is not None:
             prompt["cache_salt"] = cache_salt
-        if mm_processor_kwargs and open_images is not None:
+        if mm_processor_kwargs:
             if not is_trusted:
                 mm_processor_kwargs = self.engine.image_processor.client_options(mm_processor_kwargs)
             prompt["mm_processor_kwargs"] = mm_processor_kwargs

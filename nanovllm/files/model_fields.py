@@ -70,7 +70,7 @@ def read_model_fields(
     if "text_config" in config:
         from nanovllm.features.images.image_config import language_config
 
-        config = language_config(config, path)
+        config = language_config(config, path, overrides)
     return _fields(_overridden(config, overrides), generation, ends, path, generation_path, asked)
 
 

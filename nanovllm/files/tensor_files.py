@@ -2,7 +2,7 @@
 
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,9 @@ class WeightFiles:
         self._config = config
         self.shares = {name: tuple(slice(0, n) for n in tensor.shape) for name, tensor in whole.items()}
         self.reopen()
-        self.stored = check_tensors(self._files, whole, config, directory)
+        tied = {HEAD} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
+        complaint = f"the tensors in {directory} do not fit its configuration"
+        self.stored = check_tensors(self._files, whole, model=config.architecture, complaint=complaint, spare=tied)
 
     @property
     def are_quantized(self) -> bool:
@@ -179,16 +181,16 @@ def _check_index(weight_map: dict[str, str], places: dict[str, str], path: Path)
 
 
 def check_tensors(
-    files: Mapping[str, Any], whole: Mapping[str, Tensor], config: ModelConfig, directory: Path
+    files: Mapping[str, Any], whole: Mapping[str, Tensor], *, model: str, complaint: str, spare: Collection[str] = ()
 ) -> dict[str, str]:
     """{name: how the file holds it}. Raises one ValueError that lists missing, extra and wrongly shaped tensors.
 
-    whole: what the model needs, of the whole model.
+    whole: what the model needs, of the whole model. model: what it is called. complaint: the error's first line. spare:
+    names that may be there as well.
     """
-    tied = {HEAD} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
-    extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
+    extra = [n for n in files if n not in whole and n not in spare and not n.endswith(IGNORED_SUFFIXES)]
     problems = [f"missing: {name}" for name in whole if name not in files]
-    problems += [f"not part of a {config.architecture}: {name}" for name in extra]
+    problems += [f"not part of a {model}: {name}" for name in extra]
     dtypes = {name: files[name].get_slice(name).get_dtype() for name in whole.keys() & files.keys()}
     for name, stored in dtypes.items():
         found, expected = files[name].get_slice(name).get_shape(), list(whole[name].shape)
@@ -198,7 +200,7 @@ def check_tensors(
             problems.append(f"wrong dtype: {name} is {stored}, only {', '.join(WEIGHT_DTYPES)} are read")
     if problems:
         shown = "\n  ".join(problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20))
-        raise ValueError(f"the tensors in {directory} do not fit its configuration:\n  {shown}")
+        raise ValueError(f"{complaint}:\n  {shown}")
     return dtypes
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files.tensor_files import WeightFiles, as_stored
@@ -49,11 +50,16 @@ def load_model(
 
             quantize_weights(model, places, files, quantization, kernels, config, make_decoder)
         for name, place in places.items():
-            place.copy_(files.read(name))
-            # One fast pass; the sum itself may overflow, in float16.
-            if not place.sum().isfinite() and not place.isfinite().all():
-                raise ValueError(f"{name} in {directory} has numbers that are NaN, or infinite in {dtype}")
+            read_into(place, files.read(name), name, directory)
     return model.eval().requires_grad_(False)
+
+
+def read_into(place: Tensor, weight: Tensor, name: str, directory: Path) -> None:
+    """Copy a checkpoint's tensor into a parameter. Raises ValueError for numbers that are not finite there."""
+    place.copy_(weight)
+    # One fast pass; the sum itself may overflow, in float16.
+    if not place.sum().isfinite() and not place.isfinite().all():
+        raise ValueError(f"{name} in {directory} has numbers that are NaN, or infinite in {place.dtype}")
 
 
 def _uninitialised(

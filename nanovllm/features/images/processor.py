@@ -5,11 +5,9 @@ The processors are transformers' own, those that need Pillow and no torchvision.
 
 import hashlib
 import json
-from collections import OrderedDict
 from importlib import import_module
 from numbers import Integral
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +17,12 @@ from nanovllm.checks.values import check_number, shorten
 from nanovllm.features.images.image_config import IDEFICS3, ImageConfig
 from nanovllm.features.images.options import PROCESSOR_FILES
 from nanovllm.features.images.prompt_images import Image, PromptImages
+from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.sources import MAX_PIXELS, Sources, pil
 from nanovllm.features.images.tower import whole_config
 from nanovllm.files.config_json import read_json
 from nanovllm.files.tokenizer import tokenize
 
-KEPT_BYTES = 256 << 20  # of processed pictures: the next question about one needs no resizing
 # architecture -> where transformers has its processor. The others have Qwen2-VL's.
 PROCESSORS = {
     IDEFICS3[0]: ("idefics3.image_processing_pil_idefics3", "Idefics3ImageProcessorPil"),
@@ -75,8 +73,8 @@ class ImageProcessor:
         whole = whole_config(config)
         self._vision = whole.vision_config
         self._scale_factor = getattr(whole, "scale_factor", 1)
-        self._kept: OrderedDict[str, Image] = OrderedDict()
-        self._lock = Lock()
+        self._prepared: Recent[Image] = Recent()  # the next question about a picture needs no resizing
+        self._known_options = _fields_of(self._processor.valid_kwargs)
         self._process_options({})
 
     def open_all(self, sources: Any, is_trusted: bool) -> list[Any]:
@@ -86,7 +84,7 @@ class ImageProcessor:
             raise ValueError(
                 f"a prompt may have {self.max_images} images, found {len(several)}; see limit_mm_per_prompt"
             )
-        opener = Sources(True, None, self.sources.domains) if is_trusted else self.sources
+        opener = Sources(any_file=True, domains=self.sources.domains) if is_trusted else self.sources
         pictures: list[Any] = []
         pixels_left = MAX_PIXELS
         for source in several:
@@ -144,9 +142,8 @@ class ImageProcessor:
         """Raises ValueError for an option that this processor does not have."""
         if not isinstance(options, dict):
             raise ValueError(f"mm_processor_kwargs must be a dict, found {shorten(options)}")
-        known = set(self._processor.valid_kwargs.__annotations__) | set(_inherited(self._processor.valid_kwargs))
         for name in self._options | options:
-            if name not in known:
+            if name not in self._known_options:
                 raise ValueError(f"mm_processor_kwargs: this checkpoint's processor has no {shorten(name)}")
         return self._options | options
 
@@ -156,15 +153,10 @@ class ImageProcessor:
         content = hashlib.sha256(f"{picture.width}x{picture.height} {given} ".encode())
         content.update(picture.tobytes())
         key = content.hexdigest()
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        image = self._process(picture, options, key)
-        with self._lock:
-            self._kept[key] = image
-            while len(self._kept) > 1 and sum(kept.num_bytes for kept in self._kept.values()) > KEPT_BYTES:
-                self._kept.popitem(last=False)
+        image = self._prepared.get(key)
+        if image is None:
+            image = self._process(picture, options, key)
+            self._prepared.put(key, image, image.num_bytes)
         return image
 
     def _process(self, picture: Any, options: dict[str, Any], key: str) -> Image:
@@ -174,13 +166,12 @@ class ImageProcessor:
             features = self._processor(images=[picture], return_tensors="pt", **options, **more)
         except Exception as error:  # whatever transformers or NumPy say of an option or a size
             raise ValueError(f"the image processor does not take this image: {shorten(str(error))}") from None
-        rows = columns = 0
-        if self._is_idefics3:
-            [[rows]], [[columns]] = features.pop("rows"), features.pop("cols")
         inputs: dict[str, Tensor] = {name: features[name] for name in features if torch.is_tensor(features[name])}
-        if self._is_idefics3:
-            return self._of_tiles(key, inputs, rows, columns)
-        return self._of_patches(key, inputs)
+        if not self._is_idefics3:
+            return self._of_patches(key, inputs)
+        [[rows]] = features["rows"]
+        [[columns]] = features["cols"]
+        return self._of_tiles(key, inputs, rows, columns)
 
     def _of_tiles(self, key: str, inputs: dict[str, Tensor], rows: int, columns: int) -> Image:
         """Idefics3's: tiles of one size, each with as many placeholders."""
@@ -234,12 +225,11 @@ def _number(size: Any) -> int:
     return int(size[0] if isinstance(size, list | tuple) else size)
 
 
-def _inherited(typed_dict: Any) -> dict[str, Any]:
-    """Fields of a TypedDict and of those that it extends."""
-    found: dict[str, Any] = {}
+def _fields_of(typed_dict: Any) -> set[str]:
+    """Of a TypedDict and of those that it extends."""
+    found = set(getattr(typed_dict, "__annotations__", ()))
     for base in getattr(typed_dict, "__orig_bases__", ()):
-        found |= getattr(base, "__annotations__", {})
-        found |= _inherited(base)
+        found |= _fields_of(base)
     return found
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanovllm.checks.requests import IMAGE_KEYS
 from nanovllm.checks.values import shorten
 from nanovllm.features.images.options import MOST_IMAGES
 from nanovllm.features.images.processor import ImageProcessor, ImagePrompt
@@ -28,8 +29,11 @@ class RequestImages:
 
 def split_prompt(engine: "LLMEngine", prompt: dict[str, Any]) -> tuple[dict[str, Any], RequestImages | None]:
     """A prompt's dict as if it were of a text alone, and its images. Raises ValueError."""
-    text = {name: value for name, value in prompt.items() if name not in ("multi_modal_data", "mm_processor_kwargs")}
+    text = {name: value for name, value in prompt.items() if name not in IMAGE_KEYS}
     data = prompt.get("multi_modal_data")
+    options = prompt.get("mm_processor_kwargs")
+    if options and engine.model_config.images is None:
+        raise ValueError("mm_processor_kwargs are options of images, and this model sees none; leave them out")
     if data is None:
         return text, None
     if not isinstance(data, dict) or data.keys() - {"image"}:
@@ -38,7 +42,7 @@ def split_prompt(engine: "LLMEngine", prompt: dict[str, Any]) -> tuple[dict[str,
         return text, None
     processor = engine.image_processor
     pictures = processor.open_all(data["image"], is_trusted=True)
-    return text, RequestImages(processor, pictures, prompt.get("mm_processor_kwargs"))
+    return text, RequestImages(processor, pictures, options)
 
 
 def with_placeholders(engine: "LLMEngine", prompt: dict[str, Any], token_ids: list[int]) -> list[int]:
@@ -62,7 +66,7 @@ def make_processor(engine: "LLMEngine") -> ImageProcessor:
         engine.tokenizer,
         max_images=(config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES),
         options=config.mm_processor_kwargs or {},
-        sources=Sources(False, Path(folder) if folder else None, config.allowed_media_domains),
+        sources=Sources(folder=Path(folder) if folder else None, domains=config.allowed_media_domains),
     )
     engine.model_runner.load_tower()
     return processor

@@ -4,7 +4,6 @@ An image goes through in one forward pass of its own, so its vectors do not depe
 """
 
 import logging
-from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from torch import Tensor
 
 from nanovllm.features.images.image_config import ImageConfig, language_tensors
 from nanovllm.features.images.prompt_images import Image
+from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.rows import BatchImages
-from nanovllm.files.tensor_files import tensor_files
+from nanovllm.files.tensor_files import check_tensors, tensor_files
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.loader import read_into
 
 logger = logging.getLogger("nanovllm")
-
-KEPT_BYTES = 256 << 20  # of vectors: the same picture in another place, or in the next chunk, needs no tower
 
 
 class Tower:
@@ -39,7 +38,7 @@ class Tower:
         self.num_runs = 0
         self._model = _load(directory, config, dtype, dummy).to(device)
         self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
-        self._kept: OrderedDict[str, Tensor] = OrderedDict()
+        self._features: Recent[Tensor] = Recent()  # the same image elsewhere, or in the next chunk, needs no tower
 
     def batch_with_features(self, batch: Batch) -> Batch:
         """The batch, its placeholders with their vectors. batch: on the device."""
@@ -54,13 +53,10 @@ class Tower:
 
     def features(self, image: Image) -> Tensor:
         """[1 + num_deepstack, placeholders, hidden_size] of an image."""
-        if image.content_hash in self._kept:
-            self._kept.move_to_end(image.content_hash)
-            return self._kept[image.content_hash]
-        features = self._run(image)
-        self._kept[image.content_hash] = features
-        while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
-            self._kept.popitem(last=False)
+        features = self._features.get(image.content_hash)
+        if features is None:
+            features = self._run(image)
+            self._features.put(image.content_hash, features, features.nbytes)
         return features
 
     def _run(self, image: Image) -> Tensor:
@@ -85,7 +81,7 @@ def _load(directory: Path, config: ImageConfig, dtype: torch.dtype, dummy: bool)
             if dummy:
                 place.normal_(0, 0.02)
             else:
-                place.copy_(files[name].get_tensor(name))
+                read_into(place, files[name].get_tensor(name), name, directory)
     logger.info("Vision tower of %s: %.1f MB", directory, sum(place.nbytes for place in places.values()) / 1e6)
     return model.eval().requires_grad_(False)
 
@@ -132,13 +128,6 @@ def check_tower(directory: Path, places: dict[str, Tensor]) -> dict[str, Any]:
     places: what the tower needs.
     """
     _, files = language_tensors(tensor_files(directory))
-    problems = [f"missing: {name}" for name in places if name not in files]
-    problems += [f"not part of its tower: {name}" for name in files if name not in places]
-    for name in places.keys() & files.keys():
-        found = files[name].get_slice(name).get_shape()
-        if found != list(places[name].shape):
-            problems.append(f"wrong shape: {name} is {found}, the configuration implies {list(places[name].shape)}")
-    if problems:
-        shown = "\n  ".join(problems[:20])
-        raise ValueError(f"the vision tower in {directory} does not fit its configuration:\n  {shown}")
+    complaint = f"the vision tower in {directory} does not fit its configuration"
+    check_tensors(files, places, model="vision tower", complaint=complaint)
     return files

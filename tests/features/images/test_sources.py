@@ -16,6 +16,7 @@ import numpy
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers.image_transforms import convert_to_rgb
 
 from nanovllm import LLM
@@ -307,6 +308,8 @@ def test_a_model_that_sees_none(tmp_path):
     llm = LLM(str(make_checkpoint(tmp_path, "llama")), block_size=4, num_gpu_blocks_override=50, max_model_len=100)
     with pytest.raises(ValueError, match="sees no images"):
         llm.generate({"prompt": "a", "multi_modal_data": {"image": RED}})
+    with pytest.raises(ValueError, match="this model sees none"):
+        llm.generate({"prompt": "a", "mm_processor_kwargs": {"do_resize": False}})
     with pytest.raises(ValueError, match="sees no images"):
         llm.chat([{"role": "user", "content": [{"type": "image_pil", "image_pil": RED}]}])
 
@@ -370,6 +373,32 @@ def test_check_model(tmp_path):
     with pytest.raises(ValueError, match="wrong shape"):
         llm.generate({"prompt": "<image>", "multi_modal_data": {"image": RED}})
     assert llm.generate("a text alone still works", use_tqdm=False)[0].finished
+
+
+def test_overrides_of_a_config(tmp_path):
+    """hf_overrides reach the tower's fields, too, and a mistake in them is seen."""
+    folder = make_image_checkpoint(tmp_path, "qwen3_vl")
+    options = dict(dtype="float32", block_size=4, num_gpu_blocks_override=50, max_model_len=100)
+    images = LLM(str(folder), hf_overrides={"image_token_id": 7}, **options).engine.model_config.images
+    assert images.image_token_id == 7
+    found = LLM(str(folder), hf_overrides={"vision_config": {"intermediate_size": 56}}, **options)
+    assert found.engine.model_config.images.config["vision_config"]["patch_size"] == 8
+    with pytest.raises(ValueError, match="wrong shape"):
+        found.generate({"prompt": IMAGE, "multi_modal_data": {"image": RED}})
+    with pytest.raises(ValueError, match="hf_overrides: vision_config must be a dict"):
+        LLM(str(folder), hf_overrides={"vision_config": 5}, **options)
+
+
+def test_a_tower_with_numbers_that_are_none(tmp_path):
+    """As of a language model: said when the tower is read, not in the middle of a step."""
+    folder = make_image_checkpoint(tmp_path, "smolvlm")
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if ".vision_model." in name)
+    weights[name].view(-1)[0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    llm = LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks_override=50, max_model_len=100)
+    with pytest.raises(ValueError, match="has numbers that are NaN"):
+        llm.generate({"prompt": "<image>", "multi_modal_data": {"image": RED}})
 
 
 def test_options_of_images():
