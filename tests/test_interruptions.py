@@ -185,8 +185,15 @@ def test_a_signal_handler_that_aborts_at_any_line(llm, expected):
     """It is answered in the middle of a step, and harms no other request; nor does it if the step then fails."""
     engine = llm.engine
     rng, lines = random.Random(1), lines_to_try(lambda: finish(engine) if enqueued(llm) else None)
-    for line in rng.sample(lines, 120):
-        for fails_later in (0, rng.randint(1, 40)):
+    of_changes: dict[int, int] = {}  # {line of _change(): when it was executed for the first time}
+    enqueued(llm)
+    traced(
+        lambda: finish(engine),
+        lambda number, frame: frame.f_code.co_name == "_change" and of_changes.setdefault(frame.f_lineno, number),
+    )
+    assert len(of_changes) > 6
+    for line in [*of_changes.values(), *rng.sample(lines, 120)]:
+        for fails_later in (0, rng.randint(1, 40), rng.randint(41, 200)):
             requests = enqueued(llm)
             victim = requests[line % len(requests)]
 
