@@ -26,7 +26,7 @@ FAULTS = {
         "        for seq in dropped:\n            if seq in self.running:\n"
         "                self.block_manager.free(seq)\n",
     ),
-    5: Fault("probs.cumsum(-1) - probs < wanted", "probs.cumsum(-1) < wanted"),
+    5: Fault("weights.cumsum(-1) - weights < wanted", "weights.cumsum(-1) < wanted"),
 }
 
 DECOYS = {
@@ -39,7 +39,7 @@ DECOYS = {
     4: Fault(
         "        self.waiting = deque(seq for seq in self.waiting if seq.status is not SequenceStatus.FINISHED)\n", ""
     ),
-    5: Fault("probs.cumsum(-1) - probs < wanted", "probs.cumsum(-1) - probs <= wanted"),
+    5: Fault("weights.cumsum(-1) - weights < wanted", "weights.cumsum(-1) - weights <= wanted"),
 }
 CASES = {
     1: "send a 1 salt=x: 1 2 3 4 5\nrun\nsend b 1 salt=y: 1 2 3 4 5\nrun\n",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from chapters.ch08_sampling.checks import ask_choices, ask_draw, ask_min_p, ask_top_p
 from chapters.ch08_sampling.choices import choices_by
-from chapters.ch08_sampling.company import generate_in_order, preemptions_watched
+from chapters.ch08_sampling.company import draws_with, generate_in_order, preemptions_watched
 from chapters.expect import expect
 from chapters.grading import PROMPTS, Bench, Wrong
 from chapters.patching import replaced
@@ -49,7 +49,7 @@ def use_top_p(function: Callable) -> AbstractContextManager[None]:
         logits = logits.masked_fill(~torch.tensor(kept), -torch.inf)
         return OUR_SAMPLE_RANDOMLY(logits, without(batch, "top_k", "top_p", "min_p"))
 
-    return replaced(sampler, "sample_randomly", sample_randomly)
+    return draws_with(sample_randomly)
 
 
 def use_min_p(function: Callable) -> AbstractContextManager[None]:
@@ -58,7 +58,7 @@ def use_min_p(function: Callable) -> AbstractContextManager[None]:
         probs = [ask_min_p(function, row.tolist(), float(t), float(p)) for row, t, p in settings]
         return OUR_SAMPLE_RANDOMLY(torch.tensor(probs).log(), without(batch, "temperature", "min_p"))
 
-    return replaced(sampler, "sample_randomly", sample_randomly)
+    return draws_with(sample_randomly)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def use_draw(function: Callable) -> Iterator[None]:
         return torch.tensor(ask_draw(function, probs, [packed[row] for row in batch.random_rows.tolist()]))
 
     packs = replaced(SamplingBatch, "from_sequences", classmethod(from_sequences))
-    with packs, replaced(sampler, "sample_randomly", sample_randomly):
+    with packs, draws_with(sample_randomly):
         yield
 
 

@@ -1,7 +1,10 @@
 """Requests in different company: their order in the batch is chosen, and preemptions are collected."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
 
 from chapters.patching import replaced
 from chapters.story import one_core
@@ -9,6 +12,19 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.outputs import RequestOutput
+from nanovllm.worker import model_runner, sampler
+from nanovllm.worker.sampler import SamplingBatch
+
+
+@contextmanager
+def draws_with(sample_randomly: Callable[[Tensor, SamplingBatch], Tensor]) -> Iterator[None]:
+    """Engines draw their tokens with this function, in place of the sampler's and of the one in C."""
+
+    def sample(logits: Tensor, batch: SamplingBatch, *choose: Any) -> Any:
+        return sampler.sample(logits, batch)
+
+    with replaced(model_runner, "sample", sample), replaced(sampler, "sample_randomly", sample_randomly):
+        yield
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from chapters.app import explorer
 from chapters.ch01_inference.lab import table
-from chapters.ch08_sampling.company import generate_in_order, preemptions_watched
+from chapters.ch08_sampling.company import draws_with, generate_in_order, preemptions_watched
 from chapters.ch08_sampling.masking import CAPITAL, tell_choice, tell_grammar, tell_masks
 from chapters.ch08_sampling.sliders import DOOR, NUM_DRAWS, PRESETS, World, draw
 from chapters.ch08_sampling.theory import compare, effective_number, reshape
@@ -26,7 +26,6 @@ from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.logits_processors import top_k_top_p
-from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 
 SHARP, OPEN = CAPITAL, "Once upon a time there was a"
@@ -228,7 +227,7 @@ def tell_company(story: Story, world: World) -> None:
     companies = {"alone": (0, 0), "three others before it": (3, 0), "three after it": (0, 3), "seven before": (7, 0)}
     ours = {name: run_in_company(world.llm, *others) for name, others in companies.items()}
     theirs = {}
-    with replaced(sampler, "sample_randomly", one_generator):
+    with draws_with(one_generator):
         for name, others in companies.items():
             torch.manual_seed(SEED)
             theirs[name] = run_in_company(world.llm, *others)

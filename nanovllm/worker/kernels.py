@@ -16,9 +16,8 @@ The functions in this file are plain PyTorch, for any device. cpu/c_kernels.py h
         The weight in the memory layout that linear() reads, made once; None if linear() can't take this weight.
     linear(x, reordered, bias, out_dtype=None) -> y
         y = x W^T + b. out_dtype: the dtype of y, float32, or None for the dtype of x. See cpu/reorder.py.
-    most_likely(logits) -> token ids
-        The first of each row's largest logits, float32 [R, vocab_size]. NO_TOKEN for a row that holds NaN or +infinity,
-        or nothing but -infinity.
+    choose_tokens(logits, batch) -> token ids
+        A token for each row of logits, float32 [R, vocab_size]: see worker/sampler.py.
     library, num, recorder
         The compiled C library, the dtype of its numbers, and the Recorder through which it is called (cpu/recorder.py).
         Features find kernels of their own in the library. None if PyTorch does the work.
@@ -34,8 +33,8 @@ from torch import Tensor
 
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu.argmax import most_likely
 from nanovllm.worker.cpu.onednn import linear, reorder_weight
+from nanovllm.worker.sampler import SamplingBatch, choose_tokens
 
 Tensors = tuple[Tensor, Tensor]
 
@@ -50,7 +49,7 @@ class Kernels:
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
     reorder_weight: Callable[..., Tensor | None]
     linear: Callable[..., Tensor]
-    most_likely: Callable[[Tensor], list[int]]
+    choose_tokens: Callable[[Tensor, SamplingBatch], list[int]]
     library: Any = None
     num: Any = None
     recorder: Any = None
@@ -103,5 +102,5 @@ TORCH_KERNELS = Kernels(
     paged_attention=paged_attention,
     reorder_weight=reorder_weight,
     linear=linear,
-    most_likely=most_likely,
+    choose_tokens=choose_tokens,
 )

@@ -137,7 +137,6 @@ class ModelRunner:
         self.kv_config, self.kv_dtype = self.platform.kv_format(config, self.local_config, self.dtype, self.kernels)
         self.recorded_steps: RecordedSteps | None = None
         self.tower: Tower | None = None  # of a model that sees images, once there is one
-        self._scratch = torch.empty(0)
         self._free_bytes = self.platform.free_bytes(config)  # None on a GPU, where prepare() measures them
         if self._free_bytes is not None:
             self.allocate_kv_cache(self._free_bytes)
@@ -298,13 +297,7 @@ class ModelRunner:
         if self.model_config.pooling is not None:
             # A view would keep the whole step's tensor alive.
             return RowOutputs(pooled=[vector.clone() for vector in logits.cpu()])
-        if sampling.is_greedy:
-            return RowOutputs(token_ids=self.kernels.most_likely(logits), logprobs=[None] * num_rows)
-        # The sampler changes its logits in place, and these may be a recorded step's buffer. The copy's memory is kept
-        # from step to step: on a CPU the page faults of a new one take longer than copying.
-        if self._scratch.shape[0] < num_rows:
-            self._scratch = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
-        token_ids, logprobs = sample(self._scratch[:num_rows].copy_(logits), sampling)
+        token_ids, logprobs = sample(logits, sampling, self.kernels.choose_tokens)
         return RowOutputs(token_ids=token_ids, logprobs=logprobs)
 
     def load_tower(self) -> None:

@@ -6,6 +6,7 @@ in the batch and however often it was preempted.
 """
 
 import hashlib
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # The fields of a SamplingBatch that are tensors.
 TENSORS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")
 EMPTY = torch.empty(0)  # made once, for steps that draw nothing: to make one in every step takes time
+QUANTUM, TO_QUANTA = 2.0**-34, 1.5 * 2.0**18  # a float64 near TO_QUANTA is a multiple of QUANTUM
 MIN_TEMPERATURE = 1e-5  # less counts as 0: divided by less, logits leave the range of float32
 
 
@@ -77,11 +79,6 @@ class SamplingBatch:
         """How many rows sample."""
         return len(self.num_logprobs)
 
-    @property
-    def is_greedy(self) -> bool:
-        """Does every row want just the most likely token of the model's own logits, without logprobs?"""
-        return len(self.random_rows) == 0 and self.processors is None and all(k is None for k in self.num_logprobs)
-
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
         """What the sampler needs to know of these sequences, which sample one row each."""
@@ -120,8 +117,8 @@ class SamplingBatch:
 
     def to(self, device: torch.device) -> "SamplingBatch":
         """The same in a device's memory, moved by one non-blocking copy. prompt_rows stay where they are."""
-        if device.type == "cpu":
-            return self
+        if device.type == "cpu" or (len(self.random_rows) == 0 and self.processors is None):
+            return self  # the latter: it holds nothing
         tensors = {name: getattr(self, name) for name in TENSORS}
         if self.processors is None:
             return replace(self, **move_together(tensors, device))
@@ -145,28 +142,38 @@ def changes_logits(seq: Sequence) -> bool:
     )
 
 
-def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list["TokenLogprobs | None"]]:
+def sample(
+    logits: Tensor, batch: SamplingBatch, choose: Callable[[Tensor, SamplingBatch], list[int]] | None = None
+) -> tuple[list[int], list["TokenLogprobs | None"]]:
     """A token for each row of logits [R, vocab_size] (float32; changed in place), and its logprobs if asked for.
 
-    NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity.
+    NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity. choose: the kernel that does what
+    choose_tokens() does (worker/kernels.py).
     """
     batch = batch.to(logits.device)
+    raw = logits
+    wants_logprobs = any(k is not None for k in batch.num_logprobs)
     if batch.processors is not None:
         batch.processors.apply_grammars(logits)
-    raw = logits.clone() if any(k is not None for k in batch.num_logprobs) else logits
-    if batch.processors is not None:
+        if wants_logprobs:
+            raw = logits.clone()
         batch.processors.apply(logits)
+    token_ids = (choose or choose_tokens)(logits, batch)
+    if not wants_logprobs:
+        return token_ids, [None] * len(token_ids)
+    from nanovllm.features.logprobs.scores import token_logprobs
+
+    return token_ids, token_logprobs(raw, token_ids, batch.num_logprobs)
+
+
+def choose_tokens(logits: Tensor, batch: SamplingBatch) -> list[int]:
+    """A token for each row of logits [R, vocab_size]: drawn for random_rows, the most likely one for the others."""
     chosen = argmax(logits)
     best = logits.gather(1, chosen[:, None]).squeeze(1)  # NaN if the row holds one: argmax takes NaN for the largest
     if len(batch.random_rows):
         chosen[batch.random_rows] = sample_randomly(logits[batch.random_rows], batch)
     chosen.masked_fill_(~best.isfinite(), NO_TOKEN)
-    token_ids = chosen.tolist()  # the first time in a step that anything waits for the device
-    if raw is logits:
-        return token_ids, [None] * len(token_ids)
-    from nanovllm.features.logprobs.scores import token_logprobs
-
-    return token_ids, token_logprobs(raw, token_ids, batch.num_logprobs)
+    return chosen.tolist()  # the first time in a step that anything waits for the device
 
 
 def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -179,10 +186,37 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
         top_k = torch.where(batch.top_k > 0, batch.top_k, vocab_size).clamp(max=vocab_size)
         threshold = logit_threshold(scaled, top_k, batch.top_p, batch.min_p)
         scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
-    # Summed in float64: in float32 a token of probability 1e-8 would add nothing to a sum near 1.
-    cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
-    target = batch.noise * cumulative[:, -1]
-    # The first token whose cumulative probability exceeds the target; tokens of probability 0 never do.
+    cumulative = weights_of(scaled - scaled.amax(-1, keepdim=True)).cumsum(-1)
+    total = cumulative[:, -1]
+    target = torch.minimum(batch.noise * total, total - QUANTUM)  # the product may be rounded up to the total
+    # The first token whose cumulative weight exceeds the target; tokens of weight 0 never do.
     token_ids = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
     # A finite logit may overflow float32 when it is divided by the temperature. Then the total is NaN: no token.
     return token_ids.clamp(max=logits.shape[1] - 1).masked_fill(target.isnan(), NO_TOKEN)
+
+
+def log_of(min_p: Tensor) -> Tensor:
+    """How far a scaled logit may lie below the largest one. In float64, so that it is rounded alike everywhere."""
+    return min_p.double().log().float()
+
+
+def weights_of(x: Tensor) -> Tensor:
+    """exp(x) for x <= 0, float64, rounded to multiples of QUANTUM.
+
+    Sums of these are exact for any vocabulary of up to 2^19 tokens, so they do not depend on the order in which anybody
+    adds: a GPU, a kernel in C and cumsum() agree.
+    """
+    powers = exp_in_steps(x) if x.is_cpu else x.exp()
+    return (powers.double() + TO_QUANTA) - TO_QUANTA
+
+
+def exp_in_steps(x: Tensor) -> Tensor:
+    """exp(x) for x <= 0, to about 1e-7, in operations that are rounded one by one: C gets the same bits."""
+    x = x.clamp(min=-30)  # exp(-30) counts as 0: it is less than half of QUANTUM
+    n = (x * 1.44269504 - 0.5).to(torch.int32)
+    f = (x - n * 0.693359375) + n * 2.12194440e-4  # ln(2), in two parts
+    p = f * 0.0013933647 + 0.0083631802
+    for coefficient in (0.041666465, 0.16666577, 0.5):
+        p = p * f + coefficient
+    p = (p * f) * f + f
+    return (p + 1.0) * ((n + 127) << 23).view(torch.float32)

@@ -5,16 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from nanovllm.core.sequence import NO_TOKEN
-
 BLOCK = 256  # numbers, at most
-
-
-def most_likely(logits: Tensor) -> list[int]:
-    """See worker/kernels.py."""
-    chosen = argmax(logits)
-    best = logits.gather(1, chosen[:, None]).squeeze(1)  # PyTorch takes NaN for the largest number of all
-    return chosen.masked_fill_(~best.isfinite(), NO_TOKEN).tolist()
 
 
 def argmax(logits: Tensor) -> Tensor:

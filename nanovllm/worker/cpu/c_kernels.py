@@ -22,6 +22,7 @@ from nanovllm.worker.cpu.pointers import address, address_or_null
 from nanovllm.worker.cpu.recorder import Recorder
 from nanovllm.worker.cpu.threads import load_pool, num_threads
 from nanovllm.worker.kernels import Kernels, Tensors
+from nanovllm.worker.sampler import SamplingBatch, log_of
 
 logger = logging.getLogger("nanovllm")
 
@@ -89,6 +90,16 @@ class ChoiceArgs(ctypes.Structure):
     _fields_ = (("num_rows", INT), *args_of(PTR, "token_ids logits"), ("size", INT))
 
 
+class DrawArgs(ctypes.Structure):
+    """draw_args of cpu/sampling.c."""
+
+    _fields_ = (
+        ("num_rows", INT),
+        *args_of(PTR, "token_ids logits rows temperature top_k top_p log_min_p noise"),
+        ("size", INT),
+    )
+
+
 class LinearArgs(ctypes.Structure):
     """linear_args of cpu/linear.c."""
 
@@ -106,6 +117,7 @@ SIGNATURES = {
     "linear": LinearArgs,
     "paged_attention": AttentionArgs,
     "most_likely": ChoiceArgs,
+    "draw": DrawArgs,
 }
 HEADS = "rotary_and_write", "paged_attention", "partial_bytes", "part_keys", "unit_size"  # of heads.c
 
@@ -260,13 +272,26 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
             lib, recorder, num, x, weights=weights, ends=None, num_weights=1, bias=bias, n=n, k=k, out_dtype=out_dtype
         )
 
-    def most_likely(logits: Tensor) -> list[int]:
-        token_ids = (INT * len(logits))()
-        args = ChoiceArgs(
-            num_rows=len(logits), token_ids=ctypes.addressof(token_ids),
-            logits=address(logits, torch.float32, logits.shape), size=logits.shape[1],
-        )  # fmt: skip
-        recorder.call(lib.most_likely, args)
+    def choose_tokens(logits: Tensor, batch: SamplingBatch) -> list[int]:
+        num_rows, vocab_size = logits.shape
+        num_drawn = len(batch.random_rows)
+        token_ids = (INT * num_rows)()
+        into = ctypes.addressof(token_ids)
+        read = address(logits, torch.float32, (num_rows, vocab_size))
+        if num_drawn < num_rows:
+            recorder.call(lib.most_likely, ChoiceArgs(num_rows=num_rows, token_ids=into, logits=read, size=vocab_size))
+        if num_drawn > 0:
+            log_min_p = log_of(batch.min_p)
+            args = DrawArgs(
+                num_rows=num_drawn, token_ids=into, logits=read,
+                rows=address(batch.random_rows, torch.int64, (num_drawn,)),
+                temperature=address(batch.temperature, torch.float32, (num_drawn,)),
+                top_k=address(batch.top_k, torch.int64, (num_drawn,)),
+                top_p=address(batch.top_p, torch.float32, (num_drawn,)),
+                log_min_p=address(log_min_p, torch.float32, (num_drawn,)),
+                noise=address(batch.noise, torch.float64, (num_drawn,)), size=vocab_size,
+            )  # fmt: skip
+            recorder.call(lib.draw, args)
         return list(token_ids)
 
     return Kernels(
@@ -276,7 +301,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
         paged_attention=paged_attention,
         reorder_weight=reorder_weight,
         linear=linear,
-        most_likely=most_likely,
+        choose_tokens=choose_tokens,
         library=lib,
         num=num,
         recorder=recorder,

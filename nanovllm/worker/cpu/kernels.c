@@ -193,4 +193,5 @@ void weighted_sum(num *out, const num *x, const int64_t *places, const float *we
 #include "delta_rule.c"
 #include "gates.c"
 #include "rows.c"
+#include "sampling.c"
 #include "replay.c"

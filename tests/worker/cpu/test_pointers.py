@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import nanovllm
-from nanovllm import LLM
+from nanovllm import LLM, SamplingParams
+from nanovllm.core.sequence import Sequence
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.worker.cpu.pointers import address, address_or_null
+from nanovllm.worker.sampler import SamplingBatch
 from tests.checkpoints import SMALL
 from tests.worker.cpu.test_kernels import kernels
 
@@ -54,10 +56,11 @@ def test_every_pointer_goes_through_it():
 
 def test_kernels_refuse_what_they_would_read_wrongly():
     found, x = kernels(torch.bfloat16), torch.zeros(3, 128)
+    greedy = SamplingBatch.from_sequences([Sequence([0], SamplingParams(temperature=0))] * 3)
     with pytest.raises(TypeError, match=r"reads torch\.bfloat16 .*, and this is torch\.float32"):
         found.silu_and_mul(x)
     with pytest.raises(TypeError, match=r"reads torch.float32 \[3, 128\]"):
-        found.most_likely(x.bfloat16())
+        found.choose_tokens(x.bfloat16(), greedy)
     with pytest.raises(TypeError, match=r"reads torch.bfloat16 \[3, 64\]"):
         found.linear(x.bfloat16(), found.reorder_weight(torch.zeros(8, 64).bfloat16()), None)
 

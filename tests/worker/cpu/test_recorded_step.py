@@ -10,9 +10,11 @@ import torch
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.config import OPTIMIZATIONS
+from nanovllm.core.sequence import Sequence
 from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.worker.cpu.recorded_step import MAX_ROWS, NotRecordable, OnlyCalls
 from nanovllm.worker.kernels import TORCH_KERNELS
+from nanovllm.worker.sampler import SamplingBatch
 from tests.features.lora.adapters import make_adapter
 from tests.features.speculation.test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
 from tests.worker.cpu.test_kernels import kernels
@@ -202,7 +204,8 @@ def test_most_likely(dtype, size):
     logits = torch.randn(40, size, generator=generator).mul(3).round()  # many are equal
     logits[3, size // 2], logits[4, -1], logits[5, 0] = torch.nan, torch.inf, -torch.inf
     logits[6], logits[7, :-1], logits[8] = -torch.inf, -torch.inf, 0
-    found, expected = kernels(dtype, 4, 2, 16).most_likely(logits), TORCH_KERNELS.most_likely(logits)
+    batch = SamplingBatch.from_sequences([Sequence([0], SamplingParams(temperature=0))] * 40)
+    found, expected = (each.choose_tokens(logits, batch) for each in (kernels(dtype, 4, 2, 16), TORCH_KERNELS))
     assert found == expected and found[3] == found[4] == found[6] == -1 and found[7] == size - 1 and found[8] == 0
 
 
