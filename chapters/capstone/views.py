@@ -34,7 +34,7 @@ class Request(NamedTuple):
     """A request that waits or runs.
 
     id                     0 for the first that came, 1 for the next, ...
-    beginning              its prompt's first block's name: equal for prompts that begin alike. "": it has no full one
+    beginning              hash of its prompt's first block: equal for prompts that begin alike. "": it has no full one
     num_prompt_tokens      what has to be computed before the first token, if nothing is found in the cache
     num_cached_tokens      waiting: of its tokens, those in the cache now; running: those there when it got its seat
     num_computed_tokens    of all its tokens; 0 while it waits

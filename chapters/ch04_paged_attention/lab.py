@@ -312,8 +312,8 @@ def tell_sharing(story: Story) -> None:
         table.add_row(what, *refs, " ".join(map(str, world.manager.free_blocks)))
     story.show(table)
     story.say(
-        "Blocks 0 and 1 still have their names: a later request can find them. So they went to the tail, to be taken "
-        "last; the others have no name, and went to the head."
+        "Blocks 0 and 1 still have their hashes: a later request can find them. So they went to the tail, to be taken "
+        "last; the others have no hash, and went to the head."
     )
     story.show(draw_pool(world.manager, [], world.names))
 

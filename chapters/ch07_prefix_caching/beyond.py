@@ -236,7 +236,7 @@ class Conversations:
         return self._move("disk")
 
     def next_order(self) -> str:
-        """Tiers: begin anew with the people in another order."""
+        """Tiers: start over with the people in another order."""
         orders = list(ORDERS)
         self.order = orders[(orders.index(self.order) + 1) % len(orders)]
         self._play([])

@@ -93,13 +93,13 @@ def tell_traps(story: Story, llm: LLM) -> None:
     beginnings = "I come from Japan.", "I come from Wuhan.", "I like to read."
     story.show(Text("".join(f"  {beginning} ...\n" for beginning in beginnings) + f"  ...{FAMILY} called"))
     story.say(
-        "[bold]1. Tokens are named without their parent.[/] First comes Japan. The reader has only said thank you so "
+        "[bold]1. Tokens are hashed without their parent.[/] First comes Japan. The reader has only said thank you so "
         "far, and its first block is known; now it sends its prompt, too."
     )
     waves = [[japan], [prompts.greeting("I like to read.")], [reader]]
     tell_trap(story, llm, ["reader"], waves, faults.without_parent)
 
-    story.say("[bold]2. The name is made of bytes(token_ids).[/] One prompt is enough:")
+    story.say("[bold]2. The hash is made of bytes(token_ids).[/] One prompt is enough:")
     story.say(f"  {play(llm, [[japan]], faults.bytes_of_ids)[-1].error}")
     pair = next(pair for pair in zip(japan, wuhan, strict=True) if pair[0] != pair[1])
     ids = ", ".join(f"{llm.get_tokenizer().decode([i])!r} is {i} = 256 * {i // 256} + {i % 256}" for i in pair)
@@ -125,7 +125,7 @@ def tell_traps(story: Story, llm: LLM) -> None:
     )
     tell_trap(story, llm, ["reader", "Japan"], [[reader], [reader, japan]], faults.hits_stay_free, num_blocks=10)
 
-    story.say("[bold]5. A block that is taken keeps its old name.[/] A pool of 8 blocks; Japan, then the reader, then:")
+    story.say("[bold]5. A block that is taken keeps its old hash.[/] A pool of 8 blocks; Japan, then the reader, then:")
     tell_trap(story, llm, ["Japan"], [[japan], [reader], [japan]], faults.names_stay, num_blocks=8)
 
     story.say(

@@ -172,7 +172,7 @@ def tell_seats(story: Story) -> None:
 
 @contextmanager
 def names_without_adapters() -> Iterator[None]:
-    """A mistake: the adapter's id is not in the names of blocks."""
+    """A mistake: the adapter's id is not in the hashes of blocks."""
     ours = block_manager_module.extra_keys
 
     def extra_keys(index: int, size: int, cache_salt: Any = None, lora_id: Any = None, mm_spans: Any = ()) -> Any:
