@@ -77,10 +77,10 @@ class State(NamedTuple):
 class Block(NamedTuple):
     """A cached block whose last user has just gone.
 
-    name       what it is found by
-    beginning  the name of the first block of its chain
+    name       its hash, by which it is found
+    beginning  the hash of the first block of its chain
     depth      blocks before it in that chain
-    num_uses   requests that have found this name in the cache so far
+    num_uses   requests that have found this hash in the cache so far
     """
 
     name: str

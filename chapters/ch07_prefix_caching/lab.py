@@ -113,8 +113,8 @@ def tell_saving(story: Story, llm: LLM) -> float:
 def tell_names(story: Story) -> None:
     story.part("A hash for a block")
     story.say(
-        "The simulator: every word is a token, a block holds four. Three texts and the hashes of their full blocks. The "
-        "second differs from the first in its last word, the third in its first:"
+        "In the simulator every word is a token, and a block holds four. The table shows three texts and the hashes of "
+        "their full blocks. The second differs from the first in its last word, the third in its first:"
     )
     world = Simulator()
     table = Table("text", "block 0", "block 1", "block 2")
@@ -127,8 +127,8 @@ def tell_names(story: Story) -> None:
         table.add_row(text, *(world.manager.hash_block(seq, index)[0].hex()[:6] for index in range(3)))
     story.show(table)
     story.say(
-        "A hash depends on its parent's, so one word changes the hashes of its own block and of all that follow, and of "
-        "none before. Blocks 1 of the second and the third text hold the same four words and have different hashes."
+        "A hash depends on its parent's, so one word changes the hashes of its own block and of all that follow, and "
+        "of none before. Blocks 1 of the second and the third text hold the same four words and have different hashes."
     )
 
 
@@ -138,11 +138,14 @@ def tell_requests(story: Story) -> None:
     story.log(*(world.send() for _ in range(4)))
     for _ in range(3):
         world.grow()
-    story.say("Each then gets three words of an answer. = was found, + computed and now findable, · its own, not full:")
+    story.say(
+        "Each then gets three words of an answer. The signs: = was found, + computed and now findable, · its "
+        "own, not full:"
+    )
     story.show(draw_requests(world, 4))
     story.say(
-        "The pool: each block's number and who holds it. D+3 means D and three more requests. Below it the free queue; "
-        "its first block is taken next:"
+        "The pool shows each block's number and who holds it. D+3 means D and three more requests. Below it is the "
+        "free queue, whose first block is taken next:"
     )
     story.show(draw_memory(world))
     story.show(draw_counters(world))
@@ -155,8 +158,8 @@ def tell_requests(story: Story) -> None:
     world = Simulator(48, "a conversation")
     story.log(*(world.send() for _ in range(10)))
     story.say(
-        "A conversation: each turn sends all that was said before, the answers too. Prompt tokens computed (█) and "
-        "saved (░), summed over the turns:"
+        "In a conversation each turn sends all that was said before, the answers too. The chart shows the prompt "
+        "tokens computed (█) and saved (░), summed over the turns:"
     )
     story.show(draw_chart(world))
     story.show(draw_counters(world))
@@ -175,9 +178,9 @@ def tell_example(story: Story) -> None:
 def tell_forgetting(story: Story) -> None:
     story.part("Uncached blocks are taken first: what is that worth?")
     story.say(
-        "Sixteen conversations with one system prompt, six turns each, four at a time, on the real scheduler; the pool "
-        "holds 60 % of all they say. Played twice: every freed block to the tail of the queue (release), and "
-        "uncached blocks to its head, the engine's order (uncached first):"
+        "Sixteen conversations with one system prompt have six turns each, four at a time, on the real scheduler; the "
+        "pool holds 60 % of all they say. They are played twice: once every freed block goes to the tail of the queue "
+        "(release), and once uncached blocks go to its head, which is the engine's order (uncached first):"
     )
     table = Table("block size", "hits: release", "uncached first", "tokens computed: release", "uncached first")
     for block_size in (16, 64, 256):
@@ -188,7 +191,7 @@ def tell_forgetting(story: Story) -> None:
     story.show(table)
     story.part("What is forgotten first")
     story.say(
-        "A pool of 8 blocks. Requests A, C and F begin with the system prompt; B, D and E share nothing. Each ends "
+        "The pool has 8 blocks. Requests A, C and F begin with the system prompt; B, D and E share nothing. Each ends "
         "before the next one comes. What is forgotten is a block that is taken for a new request, with its words."
     )
     world = Simulator(8)
@@ -201,7 +204,7 @@ def tell_forgetting(story: Story) -> None:
     story.show(draw_map(world, 8))
     story.say(
         "D and E, two strangers in a row, push out the end of a prompt that others use as well: the queue knows when a "
-        "block was released, and not how often it was wanted. Would another order save more? A system prompt of 4 "
+        "block was released, and not how often it was wanted. Would a different order save more? A system prompt of 4 "
         "blocks with a question of 2 comes twenty times, to a pool of 24 blocks. Between two of these come strangers, "
         "each with 6 blocks of its own. A column says which block is forgotten first (the first one is the engine's), "
         "and how many blocks are then found, of 76:"
@@ -231,7 +234,7 @@ def tell_copies(story: Story) -> None:
 
 def tell_salts(story: Story, llm: LLM) -> None:
     story.part("Salts")
-    story.say("The same text from two tenants, then from the first again:")
+    story.say("The same text comes from two tenants, then from the first again:")
     world = Simulator()
     said = []
     for salt in ("alice", "bob", "alice"):

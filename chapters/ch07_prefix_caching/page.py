@@ -103,7 +103,7 @@ def draw_tree(world: Simulator, held: dict[int, list[str]]) -> str:
         blocks = "".join(
             f'<span class="id{" " + color(held[i][0]) if held.get(i) else ""}">{i}</span>' for i in sorted(copies)
         )
-        # With the fault that leaves hashes in the map, a hash stands for a block that says nothing about itself any more.
+        # With the fault that leaves hashes in the map, a hash stands for a block that no longer says what it holds.
         words = escape(world.text(block.token_ids)) or "<em>taken for another text</em>"
         return (
             f'<span class="node" data-key="n{name.hex()}" data-from="b{block.block_id}">'

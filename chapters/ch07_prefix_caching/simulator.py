@@ -188,7 +188,7 @@ class Simulator:
         yield "Ten blocks, all free. The head of the queue is taken next, and every freed block goes to the tail."
         self.typed(a)
         yield (
-            "A: 15 tokens, nothing is known. Blocks 0 to 2 are full and get hashes; block 3 has 3 of 4 tokens, and none."
+            "A: 15 tokens, nothing is known. Blocks 0 to 2 are full and get hashes; block 3 has 3 of 4 tokens: no hash."
         )
         self._append(self.running[0], text[15])
         self._append(self.running[0], text[16])

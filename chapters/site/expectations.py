@@ -18,7 +18,7 @@ ASKS = ENGLISH("expect.asks")
 NAMES_CODE = re.compile(r"\*\*\[`.*`\]\(.*\) · `.*`\*\*")  # above a quote of the engine's code
 PRINTED = ("fence", "table_open")
 REMARK = 25  # words: a paragraph of fewer (a picture, a scene of the lab, "Look at two rows.") does not answer yet
-LEADS_ON = 50  # words: a paragraph of fewer that ends with a colon says nothing of what is behind it
+LEADS_ON = 50  # words: a paragraph of fewer that ends with a colon says nothing of what follows it
 
 FORM = """<form class="expect" data-name="{name}">
 <p><strong>{asks}</strong> {question}</p>
@@ -50,7 +50,7 @@ def cover(tokens: list[Token], inline_html: Callable[[str], str], words: Words) 
         question = tokens[at + 2].content.removeprefix(f"**{words('expect.asks')}**").strip()
         at, end = at + 5, end_of_answer(tokens, at + 5)
         if at == end:
-            raise ValueError(f"behind the question {question!r} stands nothing that answers it")
+            raise ValueError(f"nothing that answers it follows the question {question!r}")
         name = hashlib.sha256(question.encode()).hexdigest()[:8]
         said = {name: words(f"expect.{name}") for name in ("asks", "expect", "show")}
         form = FORM.format(name=name, question=inline_html(question), **said)
@@ -60,7 +60,7 @@ def cover(tokens: list[Token], inline_html: Callable[[str], str], words: Words) 
 
 
 def end_of_answer(tokens: list[Token], at: int) -> int:
-    """Behind what is printed after the question, and the first paragraph (or list) about it. The lesson goes on there.
+    """After what is printed below the question, and the first paragraph (or list) about it. The lesson goes on there.
 
     A short paragraph that ends with a colon leads to something else, and so does the heading of a quote of the engine's
     code.

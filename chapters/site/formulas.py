@@ -135,7 +135,7 @@ def figure(text: str) -> str:
 
 
 def split(line: str) -> tuple[str, str, str]:
-    """A word before the formula, the formula, and a remark behind it. Around an = there may be several spaces."""
+    """A word before the formula, the formula, and a remark after it. Around an = there may be several spaces."""
     pieces = [piece.strip() for piece in re.split(r" {3,}", line.strip())]
     at = next((at for at, piece in enumerate(pieces) if "=" in piece), 0)
     if len(pieces) == 1 or at > 1 or "=" not in line:

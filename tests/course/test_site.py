@@ -124,7 +124,7 @@ def test_a_link_to_nothing_is_refused():
         render_text("# Chapter\n\n**[`nanovllm/llm.py`](../../nanovllm/llm.py) · `Gone`**\n", place)
     with pytest.raises(LookupError, match="names the scene 'Gone'; the lab has none"):
         render_text("# Chapter\n\nLook. *In the lab: Gone.*\n", place)
-    with pytest.raises(ValueError, match=r"behind the question 'How many\?' stands nothing"):
+    with pytest.raises(ValueError, match=r"nothing that answers it follows the question 'How many\?'"):
         render_text("# Chapter\n\n> **What do you expect?** How many?\n\n## Next\n", place)
 
 
