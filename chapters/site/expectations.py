@@ -17,7 +17,8 @@ ASKS = ENGLISH("expect.asks")
 
 NAMES_CODE = re.compile(r"\*\*\[`.*`\]\(.*\) · `.*`\*\*")  # above a quote of the engine's code
 PRINTED = ("fence", "table_open")
-REMARK = 25  # words: a paragraph of fewer (a picture, a scene of the lab, "Look at two rows.") does not answer yet
+PICTURE = ("html_block", "text")  # what text.py makes of a paragraph that is one: it shows what was printed
+REMARK = 25  # words: a paragraph of fewer (a scene of the lab, "Look at two rows.") does not answer yet
 LEADS_ON = 50  # words: a paragraph of fewer that ends with a colon says nothing of what follows it
 
 FORM = """<form class="expect" data-name="{name}">
@@ -62,8 +63,8 @@ def cover(tokens: list[Token], inline_html: Callable[[str], str], words: Words) 
 def end_of_answer(tokens: list[Token], at: int) -> int:
     """After what is printed below the question, and the first paragraph (or list) about it. The lesson goes on there.
 
-    A short paragraph that ends with a colon leads to something else, and so does the heading of a quote of the engine's
-    code.
+    A picture of what was printed shows the answer, too. A short paragraph that ends with a colon leads to something
+    else, and so does the heading of a quote of the engine's code.
     """
     is_printed = is_said = False
     while at < len(tokens) and not is_said:
@@ -80,7 +81,7 @@ def end_of_answer(tokens: list[Token], at: int) -> int:
             is_said = num_words >= REMARK
         elif token.type in ("bullet_list_open", "ordered_list_open"):
             is_said = True
-        else:
+        elif token.type not in PICTURE:
             break
         at = end_of_block(tokens, at)
     return at
