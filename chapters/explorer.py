@@ -21,7 +21,7 @@ Panels = Callable[[Any], Iterable[tuple[str, RenderableType]]]
 class Explorer(App[None]):
     """Plays with a world (play.py).
 
-    panels(world) -> list of (title, renderable), drawn anew after each action. With `ask`, the hint of a text field,
+    panels(world) -> list of (title, renderable), redrawn after each action. With `ask`, the hint of a text field,
     there is one: the key t goes there, Enter and Escape come back, and the world's typed(text) gets the text.
     """
 

@@ -78,8 +78,8 @@ class Bench:
     ) -> None:
         """Compare answers to PROMPTS, by default those of what is installed now, with our tokens. Raises Wrong.
 
-        Where steps are not the usual ones (smaller, in other company), expected_tokens must come from steps like them:
-        rounding in bf16 may tip the choice of a token. may_differ(prompt, tokens before it, the first token that
+        Where steps are not the usual ones (smaller, in different company), expected_tokens must come from steps like
+        them: rounding in bf16 may tip the choice of a token. may_differ(prompt, tokens before it, the first token that
         differs): is that as good?
         """
         rows = zip(PROMPTS, expected_tokens or self.expected_tokens, answers or self.generate(), strict=True)
@@ -88,7 +88,7 @@ class Bench:
             at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(got)))
             both = at < min(len(expected), len(got))
             if expected != got and not (both and may_differ(prompt, expected[:at], got[at])):
-                text, hint = self.llm.get_tokenizer().decode, f"the model answers {prompt!r} with other tokens"
+                text, hint = self.llm.get_tokenizer().decode, f"the model answers {prompt!r} with different tokens"
                 raise Wrong(f"{hint}, from token {at} on", expected=text(expected), got=text(got))
 
 
@@ -116,7 +116,9 @@ def answers_in_a_small_pool(function: Any, bench: Bench) -> None:
     with our_engine():
         expected, num_preemptions = _answer_in_a_small_pool(bench)
     got, got_preemptions = _answer_in_a_small_pool(bench)
-    expect(num_preemptions, got_preemptions, "the same pool, but another number of preemptions than with our function")
+    expect(
+        num_preemptions, got_preemptions, "the same pool, but a different number of preemptions than with our function"
+    )
     bench.same_tokens(expected, got)
 
 

@@ -102,17 +102,18 @@ def standalone(picture: str, heading: str = "") -> str:
 
 def style(drawing: str) -> str:
     """The site's rules for pictures of which a class or an element is in this one, and the colours that they name."""
-    rules = re.findall(r"^.*\.picture .*$", STYLE.read_text("utf-8"), re.MULTILINE)
+    page = STYLE.read_text("utf-8")
+    rules = re.findall(r"^.*\.picture .*$", page, re.MULTILINE)
     rules = [rule for line in rules for rule in re.findall(r"[^{}]+\{[^{}]*\}", line)]
     rules = [rule.strip() for rule in rules if rule.strip().startswith(".picture ")]
     used = {name for names in re.findall(r'class="([^"]*)"', drawing) for name in names.split()}
     used |= set(re.findall(r"<(\w+)", drawing))
     rules = [rule for rule in rules if used & set(re.findall(r"[\w-]+", rule.split("{")[0].removeprefix(".picture")))]
-    theme = THEME.read_text("utf-8")
+    schemes = [css.split("@media (prefers-color-scheme: dark)")[:2] for css in (THEME.read_text("utf-8"), page)]
     names = set(re.findall(r"var\((--[\w-]+)", " ".join(rules))) | {"--bg", "--fg", "--line"}
     light, dark = (
-        " ".join(f"{name}: {value};" for name, value in colours(part) if name in names)
-        for part in theme.split("@media (prefers-color-scheme: dark)")[:2]
+        " ".join(f"{name}: {value};" for part in parts for name, value in colours(part) if name in names)
+        for parts in zip(*schemes, strict=True)
     )
     return "\n".join(
         [

@@ -266,4 +266,4 @@ def compare_with_ours(theirs: Stage, ours: Stage, seed: int, num_requests: int =
         expect(*ended, f"others ended than with ours; {where}")
         expect(ours.describe_queues(), theirs.describe_queues(), f"after the step the queues differ; {where}")
     for name, seq in ours.seqs.items():
-        expect(seq.tokens, theirs.seqs[name].tokens, f"{name} has other tokens; {workload}")
+        expect(seq.tokens, theirs.seqs[name].tokens, f"{name} has different tokens; {workload}")

@@ -57,7 +57,7 @@ class StudentError(Exception):
 
 
 def load_submission(source: bytes | str, name: str, module_name: str = "submission") -> ModuleType:
-    """The module that this source is, imported anew. `name`: its file's, for messages. Raises NotLoaded."""
+    """The module that this source is, imported again. `name`: its file's, for messages. Raises NotLoaded."""
     try:
         text = source if isinstance(source, str) else _decode(source)
         lines = io.StringIO(text, newline=None).readlines()

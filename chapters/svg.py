@@ -117,8 +117,13 @@ class Chart:
         self.parts.append(f'<polyline class="{kind}" points="{path}"/>')
 
     def dots(self, points: Iterable[Point], kind: str = "one", radius: float = 3.2) -> None:
+        """Squares for the second kind, so that the colour is not the only sign."""
         for x, y in (self.at(*point) for point in points):
-            self.parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>')
+            if kind.split()[0] == "two":
+                corner, side = f'x="{x - radius:.1f}" y="{y - radius:.1f}"', f"{2 * radius:g}"
+                self.parts.append(f'<rect class="{kind}" {corner} width="{side}" height="{side}"/>')
+            else:
+                self.parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>')
 
     def bars(self, bars: Iterable[tuple[float, float, float]], kind: str = "one") -> None:
         """Each from one value to another on the x axis, and as high as a third."""
@@ -133,7 +138,7 @@ class Chart:
         self.parts.append(words(across + by[0], down + by[1], text, kind, anchor))
 
     def key(self, x: float, y: float, text: str, kind: str, anchor: str = "start", by: Point = (0, 0)) -> None:
-        """As a note, behind a piece of the curve that it names: who cannot tell the colours has the dashes."""
+        """As a note, after a piece of the curve that it names: readers who cannot tell the colours have the dashes."""
         across, down = self.at(x, y)
         left = across + by[0] - (KEY + LETTER * len(text) if anchor == "end" else 0)
         middle = down + by[1] - 4

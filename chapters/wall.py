@@ -25,7 +25,7 @@ OF_FILES = 1 << 1 | 1 << 14  # write into one, cut one off
 OF_FOLDERS = OF_FILES | sum(1 << bit for bit in range(4, 14))  # remove, make and move what is in it
 READS_FILE = 1 << 2
 READS = READS_FILE | 1 << 3  # and list a folder
-SIGNALS = 1 << 1  # only to what stands behind the wall, too
+SIGNALS = 1 << 1  # only to what is behind the wall, too
 WITH_TRUNCATE, WITH_SIGNALS = 3, 6  # versions
 
 

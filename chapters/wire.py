@@ -386,10 +386,10 @@ class Wire:
         cls = type(thing)
         if kind.startswith("@"):
             if name_of(cls) != kind[1:] or not is_data(cls):
-                raise Broken("it sent another kind of object")
+                raise Broken("it sent a different kind of object")
             self.set_attributes(thing, {name: self._decoded(each) for name, each in content.items()})
         elif kind != cls.__name__ or cls not in (*CONTAINERS.values(), defaultdict):
-            raise Broken("it sent another kind of object")
+            raise Broken("it sent a different kind of object")
         elif isinstance(thing, dict):
             pairs = [(self._decoded(k), self._decoded(v)) for k, v in content[kind == "defaultdict" :]]
             thing.clear()
@@ -576,7 +576,7 @@ def _fill_tensor(thing: Any, dtype: str, shape: list[int], data: bytes) -> None:
     kind = _torch_value("dtype", dtype)
     found = (torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)).view(shape)
     if thing.dtype is not kind:
-        raise Broken("it sent a tensor of another dtype")
+        raise Broken("it sent a tensor of a different dtype")
     if list(thing.shape) == shape:
         with torch.inference_mode():
             thing.copy_(found)

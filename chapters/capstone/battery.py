@@ -17,7 +17,7 @@ def texts() -> None:
                 expect(
                     text_alone(seq),
                     seq.generated_token_ids,
-                    f"request {number} of a crowd gets another text than alone",
+                    f"request {number} of a crowd gets a different text than alone",
                 )
 
 
@@ -41,7 +41,7 @@ def adapters() -> None:
         session.run()
         found.append(seq.num_cached_tokens)
         expect(
-            text_alone(seq), seq.generated_token_ids, f"with the adapter {lora_id}, the text is another one than alone"
+            text_alone(seq), seq.generated_token_ids, f"with the adapter {lora_id}, the text is different than alone"
         )
     expect([0, 0, 0, 12], found, "tokens found in the cache, for the adapters None, 1, 2, 1")
 

@@ -177,7 +177,7 @@ def chosen_setup(args: argparse.Namespace, trace: list[Row]) -> Setup:
 def show_setup(console: Console, setup: Setup, label: str) -> None:
     limits = f"first token within {setup.ttft_limit_s * 1e3:,.0f} ms, then {setup.tpot_limit_s * 1e3:,.0f} ms a token"
     blocks = f"{setup.num_blocks} blocks of {setup.block_size} tokens"
-    console.print(f"{label}: {blocks}; good: {limits}, in the mean of a request", markup=False)
+    console.print(f"{label}: {blocks}; good: {limits}, on average over a request", markup=False)
 
 
 def reference_verdict(trace: list[Row], setup: Setup, args: argparse.Namespace) -> list[Verdict]:

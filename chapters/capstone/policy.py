@@ -15,7 +15,7 @@ class Policy:
         self.setup = setup
 
     def refuse(self, state: State) -> list[int]:
-        """Ids of waiting requests that are sent away now. Whoever has got a token cannot be.
+        """Ids of waiting requests that are sent away now. One that has got a token cannot be.
 
         A refused request is not good. It costs nothing either.
         """

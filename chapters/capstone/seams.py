@@ -203,8 +203,8 @@ class Seams:
             del self.clients[client.seq.seq_id]
 
     def _sort_free_blocks(self, released: list[int], worths: list[float]) -> None:
-        """The cached part of the free queue, the least worth first. A block is worth what one behind it is, at least:
-        no block may lose its name before those behind it do."""
+        """The cached part of the free queue, the least worth first. A block is worth at least
+        what a later one in its chain is: no block may be evicted before those that follow it."""
         manager = self.manager
         free = [manager.blocks[block_id] for block_id in manager.free_blocks]
         cached = [block for block in free if block.block_hash is not None]

@@ -1,7 +1,7 @@
 """Session: the engine's scheduler and block manager with a memory that is a dictionary, and a model that is a checksum.
 
 A token's K/V is the token and the adapter that computed it. The next token is a checksum of all K/V that the block
-table leads to. So whoever reads a slot that somebody else has written gets another text than alone, as from a real
+table leads to. So whoever reads a slot that somebody else has written gets a different text than alone, as from a real
 model.
 """
 

@@ -6,7 +6,7 @@ from chapters.capstone.session import Session, text_alone
 
 
 def secrets_by_the_clock() -> Iterator[str]:
-    yield "Two companies share our server. Each sends a cache_salt of its own: neither shall find the other's prompts."
+    yield "Two companies share our server. Each sends a cache_salt of its own: neither should find the other's prompts."
     yield "The second company's engineer writes: 'I can read our competitor's price list, four tokens at a time.'"
     session = Session()
     secret = [7, 7, 7, 7, 31, 41, 59, 26]
@@ -33,7 +33,7 @@ def somebody_elses_text() -> Iterator[str]:
     for name, seq in (("short", short), ("long", long)):
         got, alone = seq.generated_token_ids, text_alone(seq)
         at = next((i for i, (a, b) in enumerate(zip(got, alone, strict=False)) if a != b), None)
-        what = f"other tokens than alone, from token {at} on" if at is not None else "as alone"
+        what = f"different tokens than alone, from token {at} on" if at is not None else "as alone"
         yield f"  the {name} answer: {what}"
 
 

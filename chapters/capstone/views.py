@@ -34,7 +34,7 @@ class Request(NamedTuple):
     """A request that waits or runs.
 
     id                     0 for the first that came, 1 for the next, ...
-    beginning              its prompt's first block's name: equal for prompts that begin alike. "": it has no full one
+    beginning              hash of its prompt's first block: equal for prompts that begin alike. "": it has no full one
     num_prompt_tokens      what has to be computed before the first token, if nothing is found in the cache
     num_cached_tokens      waiting: of its tokens, those in the cache now; running: those there when it got its seat
     num_computed_tokens    of all its tokens; 0 while it waits
@@ -77,10 +77,10 @@ class State(NamedTuple):
 class Block(NamedTuple):
     """A cached block whose last user has just gone.
 
-    name       what it is found by
-    beginning  the name of the first block of its chain
+    name       its hash, by which it is found
+    beginning  the hash of the first block of its chain
     depth      blocks before it in that chain
-    num_uses   requests that have found this name in the cache so far
+    num_uses   requests that have found this hash in the cache so far
     """
 
     name: str

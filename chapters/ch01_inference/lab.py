@@ -76,7 +76,7 @@ def model_watched(llm: LLM) -> Iterator[list[Tensor]]:
 
 
 def next_logits_of(llm: LLM) -> Callable[[list[int]], Tensor]:
-    """The engine's model as a function: token ids -> logits [vocab_size] of the next one, all computed anew."""
+    """The engine's model as a function: token ids -> logits [vocab_size] of the next one, all computed from scratch."""
 
     def next_logits(token_ids: list[int]) -> Tensor:
         llm.reset_prefix_cache()

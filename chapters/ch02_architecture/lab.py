@@ -219,7 +219,8 @@ def show_first_step(story: Story, llm: LLM, request: Request) -> None:
     shape = list(step.logits.shape)
     story.say(
         f"[bold]c. model_runner.run()[/] computes the model for all {len(step.batch.input_ids)} tokens at once. Logits "
-        f"are made for the rows in logits_rows only, so their shape is {escape(str(shape))}. The highest of the row:"
+        f"are made for the rows in logits_rows only, so their shape is {escape(str(shape))}. These are the highest of "
+        "the row:"
     )
     table = Table("token id", "text", "logit", show_edge=False)
     values, ids = step.logits[0].topk(3)
@@ -280,7 +281,7 @@ def first_to_last(slots: list[int]) -> str:
 
 
 def show_other_steps(story: Story, llm: LLM) -> None:
-    story.part("The other steps: the same hand-offs, other numbers")
+    story.part("The other steps: the same hand-offs, different numbers")
     engine, tap = llm.engine, Tap(llm.engine)
     while engine.has_unfinished_requests():
         tap.step()
@@ -360,7 +361,8 @@ def show_failure(story: Story, llm: LLM) -> None:
     while engine.has_unfinished_requests():
         tap.step()
     story.say(
-        "It keeps its tokens and has given back its blocks. check_integrity() finds nothing wrong; the next steps:"
+        "It keeps its tokens and has given back its blocks. check_integrity() finds nothing wrong. The next steps "
+        "follow:"
     )
     story.show(steps_table(llm, tap.steps, 3))
 

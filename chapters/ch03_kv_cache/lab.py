@@ -360,7 +360,7 @@ def tell(story: Story) -> None:
     world.step()
     story.show(draw_step(world.last))
     layer_0, rows = world.layer_0, world.last.rows
-    story.say("What layer 0 made of these tokens, and what of it is found in the tensor afterwards:")
+    story.say("The table shows what layer 0 made of these tokens, and what of it is in the tensor afterwards:")
     story.show(Text("\n".join(f"{name}   {list(x.shape)}" for name, x in layer_0.items())))
     row = rows[-1]
     block_id, offset = divmod(row.slot, BLOCK_SIZE)
@@ -408,16 +408,21 @@ def tell(story: Story) -> None:
     story.part("With the cache and without it")
     llm = timing_llm(story.model)
     table, same = time_generation(llm)
-    story.say("The same generation twice, on one core. Without: every token is a fresh request over all tokens so far.")
+    story.say(
+        "The same generation runs twice, on one core. Without the cache, every token is a fresh request over "
+        "all tokens so far."
+    )
     story.show(table)
     story.say(f"Both gave the same tokens: {same}.", measured=True)
-    story.say("One more token after a context, in tokens that are computed and in milliseconds:")
+    story.say(
+        "The table shows what one more token after a context costs, in tokens that are computed and in milliseconds:"
+    )
     story.show(time_contexts(llm))
 
     story.part("Bytes for one token")
     story.say(
-        "K and V of one token over all layers, 2 bytes a number. Heads: query heads and KV heads, as the model is. "
-        "MHA: if each query head had a KV head of its own. MQA: if all shared one. The last column is what one "
-        "sequence of 8,192 tokens takes."
+        "The table shows the bytes that K and V of one token take over all layers, at 2 bytes a number. Heads: query "
+        "heads and KV heads, as the model is. MHA: if each query head had a KV head of its own. MQA: if all shared "
+        "one. The last column is what one sequence of 8,192 tokens takes."
     )
     story.show(draw_bytes(config, story.model))

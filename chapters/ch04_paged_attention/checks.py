@@ -126,16 +126,16 @@ def allocates_all_or_nothing(allocate: Any, bench: Bench) -> None:
     expect_answer(True, allocate(manager, two), "when exactly as many blocks are free as are needed")
 
 
-def allocates_named_blocks(allocate: Any, bench: Bench) -> None:
-    """a block that still has a name loses it when it is taken"""
+def allocates_hashed_blocks(allocate: Any, bench: Bench) -> None:
+    """a block that still has a hash loses it when it is taken"""
     manager = pool(2, caching=True)
     first = Sequence(list(range(8)))
     expect_answer(True, allocate(manager, first), "when the pool has room")
     first.num_computed_tokens = 8
     manager.register_prefix(first)
     manager.free(first)
-    expect_answer(True, allocate(manager, Sequence(OTHERS)), "when all free blocks have names")
-    hint = "blocks were taken and still bear the names of their old content: manager.uncache(block)"
+    expect_answer(True, allocate(manager, Sequence(OTHERS)), "when all free blocks have hashes")
+    hint = "blocks were taken and still have the hashes of their old content: manager.uncache(block)"
     expect([None, None], [block.block_hash for block in manager.blocks], hint)
     expect_sane(manager)
 
@@ -202,14 +202,14 @@ def appends_in_a_full_pool(append_slots: Any, bench: Bench) -> None:
 
 
 @read_again("Taking blocks: all or nothing")
-def appends_named_blocks(append_slots: Any, bench: Bench) -> None:
-    """a block that still has a name loses it when it is taken"""
+def appends_hashed_blocks(append_slots: Any, bench: Bench) -> None:
+    """a block that still has a hash loses it when it is taken"""
     manager = pool(2, caching=True)
     first, seq = running(manager, OTHERS[:4]), running(manager, 4)
     manager.free(first)
-    expect_answer(True, append_slots(manager, seq), "when the only free block has a name")
-    name = manager.blocks[0].block_hash
-    expect(None, name, "a block was taken and still bears the name of its old content: manager.uncache(block)")
+    expect_answer(True, append_slots(manager, seq), "when the only free block has a hash")
+    block_hash = manager.blocks[0].block_hash
+    expect(None, block_hash, "a block was taken and still has the hash of its old content: manager.uncache(block)")
     expect_sane(manager)
 
 
@@ -234,8 +234,8 @@ def frees_the_last_first(free: Any, bench: Bench) -> None:
     free(manager, running(manager, 12))  # blocks 2 3 4, all full
     expect([5, 0, 1, 4, 3, 2], list(manager.free_blocks), "the queue must be what it was (5 0 1), then 4, 3, 2")
     manager = pool(6, first=2, caching=True)
-    free(manager, running(manager, 10))  # block 4 has 2 tokens and no name
-    hint = "block 4 has no name, so it must be at the head; then the queue as it was (5 0 1), then 3 and 2"
+    free(manager, running(manager, 10))  # block 4 has 2 tokens and no hash
+    hint = "block 4 has no hash, so it must be at the head; then the queue as it was (5 0 1), then 3 and 2"
     expect([4, 5, 0, 1, 3, 2], list(manager.free_blocks), hint)
 
 
@@ -253,12 +253,12 @@ def frees_shared_blocks(free: Any, bench: Bench) -> None:
     expect_sane(manager)
 
 
-def frees_and_keeps_names(free: Any, bench: Bench) -> None:
+def frees_and_keeps_hashes(free: Any, bench: Bench) -> None:
     """freed blocks can still be found"""
     manager = pool(8, caching=True)
     free(manager, running(manager, 10))
-    names = [block.block_hash is not None for block in manager.blocks[:3]]
-    expect([True, True, False], names, "free must leave names alone: the next request may begin with the same tokens")
+    hashed = [block.block_hash is not None for block in manager.blocks[:3]]
+    expect([True, True, False], hashed, "free must leave hashes alone: the next request may begin with the same tokens")
     again = running(manager, 10)
     expect(8, again.num_cached_tokens, "the same prompt again must find its two full blocks")
     expect_sane(manager)
@@ -281,7 +281,7 @@ def frees_nothing(free: Any, bench: Bench) -> None:
 TRIALS = runs_in_the_scheduler, generates_the_same, answers_in_a_small_pool
 ALLOCATES = allocates_from_the_head, allocates_at_the_border, allocates_again, allocates_all_or_nothing
 APPENDS = appends_nothing, appends_at_the_border, appends_many, appends_in_a_reserved_prompt, appends_in_a_full_pool
-FREES = frees_a_sequence, frees_the_last_first, frees_shared_blocks, frees_and_keeps_names, frees_nothing
+FREES = frees_a_sequence, frees_the_last_first, frees_shared_blocks, frees_and_keeps_hashes, frees_nothing
 
 
 def task(name: str, section: str, *checks: Any) -> Task:
@@ -289,7 +289,7 @@ def task(name: str, section: str, *checks: Any) -> Task:
 
 
 TASKS = [
-    task("allocate", "Taking blocks: all or nothing", *ALLOCATES, allocates_named_blocks),
-    task("append_slots", "One token more", *APPENDS, appends_named_blocks),
+    task("allocate", "Taking blocks: all or nothing", *ALLOCATES, allocates_hashed_blocks),
+    task("append_slots", "One token more", *APPENDS, appends_hashed_blocks),
     task("free", "Giving blocks back", *FREES),
 ]

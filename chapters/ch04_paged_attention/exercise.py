@@ -24,9 +24,8 @@ def allocate(manager: BlockManager, seq: Sequence) -> bool:
     - seq.block_table lists the ids of as many blocks as len(seq.tokens) tokens need, in the order in which they were
       taken: each from the head of manager.free_blocks;
     - each of these blocks has ref_count 1;
-    - a block from the free queue may still have a hash (messages also say: a name), by which the prefix cache would
-      find its old content. manager.uncache(block) removes the hash, and does nothing if there is none: call it for
-      each block;
+    - a block from the free queue may still have a hash, by which the prefix cache would find its old content.
+      manager.uncache(block) removes the hash, and does nothing if there is none: call it for each block;
     - seq.num_computed_tokens, seq.num_cached_tokens and seq.num_registered_blocks are 0, seq.hash_collision is False:
       the sequence may have run before, and been preempted. (The last three belong to prefix caching.)
 

@@ -154,9 +154,11 @@ def tell_reserving(story: Story) -> None:
     )
     world = TwoMemories()
     story.log(*(world.admit() for _ in range(10)))
-    story.say("The contiguous memory. A capital letter is a stored token, a small one a slot reserved and empty:")
+    story.say(
+        "This is the contiguous memory. A capital letter is a stored token, a small one a slot reserved and empty:"
+    )
     story.show(draw_contiguous(world))
-    story.say("The paged memory:")
+    story.say("This is the paged memory:")
     story.show(draw_paged(world))
     story.say(
         "From tokens on, the table counts slots. Taken: given to somebody; empty: the part of it without a token; "
@@ -168,7 +170,8 @@ def tell_reserving(story: Story) -> None:
 def tell_growing(story: Story) -> None:
     story.part("A sequence grows, its table now and then")
     story.say(
-        "One sequence of 7 tokens in a pool that others have left. Each token needs a slot, every fourth one a block:"
+        "One sequence of 7 tokens is in a pool that others have left. Each token needs a slot, every fourth one a "
+        "block:"
     )
     manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=False)
     others = [Sequence([1] * num_tokens) for num_tokens in (4, 48, 8, 20, 4, 40)]
@@ -209,8 +212,8 @@ def tell_holes(story: Story) -> None:
     story.show(draw_counters(world))
     numbers = world.counters()["contiguous"]
     story.say(
-        f"{numbers['free']} slots are free, but the longest piece has {numbers['fits']}. A free block has no "
-        "such problem: any block will do. More requests, and the paged memory takes the blocks that the others left, "
+        f"{numbers['free']} slots are free, but the longest piece has {numbers['fits']}. A free block has no such "
+        "problem: any block will do. More requests come, and the paged memory takes the blocks that the others left, "
         "wherever they lie:"
     )
     story.log(*(world.admit() for _ in range(5)))
@@ -260,7 +263,7 @@ def tell_totals(story: Story) -> None:
     ):
         table.add_row(title, *totals.row(), str(totals.preempted))
     story.show(table)
-    story.say("What the size of a block changes:")
+    story.say("This is what the size of a block changes:")
     table = Table("block size", "at once", "tokens", "taken, empty", "free", "steps", "blocks in a table")
     for block_size in (1, 4, 16, 64, 256):
         totals = run_paged(jobs, block_size)
@@ -287,16 +290,16 @@ def tell_attention(story: Story) -> None:
     wrong = attend([13, 2, 7], q, k, v)[0], attend([2, 13, 7], q, k, v)[0]
     story.say(
         "The numbers are the same to the last bit: first the blocks are gathered in the order of the table, and from "
-        "there on nobody can tell where they lay. Even a table in another order gives the same, as long as writing and "
-        f"reading go by the same table: [13, 2, 7] and [2, 13, 7] are equal: {torch.equal(*wrong)}."
+        "there on nobody can tell where they lay. Even a table in a different order gives the same, as long as writing "
+        f"and reading go by the same table: [13, 2, 7] and [2, 13, 7] are equal: {torch.equal(*wrong)}."
     )
 
 
 def tell_sharing(story: Story) -> None:
     story.part("Shared blocks are counted")
     story.say(
-        "Prefix caching on. A and B have the same prompt of 10 tokens; C begins with the same 8 and goes on in its own "
-        "way. Only full blocks are shared; +2 means that two more sequences have the block in their tables:"
+        "Prefix caching is on. A and B have the same prompt of 10 tokens; C begins with the same 8 and goes on in its "
+        "own way. Only full blocks are shared; +2 means that two more sequences have the block in their tables:"
     )
     first = requests()[0]
     world = TwoMemories(12, caching=True, source=[first, first, Request([*SYSTEM_PROMPT, 70, 71, 72], 9)])
@@ -312,8 +315,8 @@ def tell_sharing(story: Story) -> None:
         table.add_row(what, *refs, " ".join(map(str, world.manager.free_blocks)))
     story.show(table)
     story.say(
-        "Blocks 0 and 1 still have their names: a later request can find them. So they went to the tail, to be taken "
-        "last; the others have no name, and went to the head."
+        "Blocks 0 and 1 still have their hashes: a later request can find them. So they went to the tail, to be taken "
+        "last; the others have no hash, and went to the head."
     )
     story.show(draw_pool(world.manager, [], world.names))
 
@@ -321,8 +324,8 @@ def tell_sharing(story: Story) -> None:
 def tell_no_copies(story: Story) -> None:
     story.part("Nobody writes into a shared block")
     story.say(
-        "The engine's Scheduler and Batch, blocks of 4. Y repeats X's prompt of 10 tokens, Z only its first 8. Slots "
-        "that a step writes; -1 is not written:"
+        "The engine's Scheduler and Batch work with blocks of 4. Y repeats X's prompt of 10 tokens, Z only its first "
+        "8. The table shows the slots that a step writes; -1 is not written:"
     )
     stage, prompt = Stage(16, max_model_len=MAX_MODEL_LEN), list(range(10))
     table = Table("", "block table", "found", "computes", "slots written")

@@ -141,7 +141,9 @@ def _one_request(story: Story) -> None:
         [chunk] = stage.step().chunks
         work = f"{chunk.start}..{chunk.end}", str(seq.tokens[-1]) if chunk.reaches_end else "", seq.status.name
         table.add_row(str(len(stage.steps)), *work, str(len(seq.tokens)), str(seq.num_computed_tokens))
-    story.say("A prompt of 10 tokens, a budget of 6 tokens a step, an answer of 3 tokens (the last is EOS, id 0).")
+    story.say(
+        "The prompt has 10 tokens, the budget is 6 tokens a step, and the answer has 3 tokens (the last is EOS, id 0)."
+    )
     story.show(table)
     story.say(
         "Computed chases len(tokens). When it gets there the step samples, and is one behind again. "
@@ -180,7 +182,7 @@ def _budget(story: Story) -> None:
     story.say("A and B run. Then C comes with 17 tokens, and D with 2. A star marks the chunks that sample.")
     story.show(draw_trace(stage))
     story.say(
-        "Decodes first, one token each; what is left goes to C's prompt. D comes in only when C's prompt is done: "
+        "Decodes come first, one token each; what is left goes to C's prompt. D comes in only when C's prompt is done: "
         "one sequence at most is in the middle of its prompt, the last one."
     )
 
@@ -209,7 +211,7 @@ def _preemption(story: Story) -> None:
     again = stage.steps[-1].chunks[-1]
     story.say(
         f"Step {len(stage.steps)} admits {name} again: {victim.num_cached_tokens} tokens found in cached blocks, "
-        f"{again.start}..{again.end} computed anew."
+        f"{again.start}..{again.end} computed again."
     )
     stage.run()
     story.show(draw_timeline(stage))
@@ -245,7 +247,9 @@ def _price_of_preemption(story: Story) -> None:
             again = num_computed_tokens(stage) - num_needed
             counts = len(stage.steps), stage.scheduler.num_preemptions, num_computed_tokens(stage), again
             table.add_row(str(num_blocks), "on" if caching else "off", *map(str, counts))
-    story.say("Eight requests with longer prompts and answers, at most eight at a time, in smaller and smaller pools:")
+    story.say(
+        "Eight requests with longer prompts and answers run, at most eight at a time, in smaller and smaller pools:"
+    )
     story.show(table)
     story.say("The tokens of every sequence are the same in all ten rows. Only the work differs.")
 
@@ -268,5 +272,5 @@ def _endings(story: Story) -> None:
     for seq, (rule, _, _) in zip(stage.seqs.values(), cases, strict=True):
         shown = " ".join("EOS" if token == EOS else str(token) for token in seq.generated_token_ids)
         table.add_row(stage.names[seq.seq_id], rule, shown, str(seq.finish_reason), str(seq.stop_reason))
-    story.say("Prompts of 8 tokens. What the lab sampled, and why the scheduler ended each:")
+    story.say("The prompts have 8 tokens. The table shows what the lab sampled, and why the scheduler ended each:")
     story.show(table)

@@ -207,9 +207,9 @@ def tell_paper(story: Story, world: World) -> None:
     story.say(
         f"The weight matrices of all layers hold {layers // itemsize:,} numbers, the output matrix "
         f"{(whole - layers) // itemsize:,}: {whole / 1e6:.1f} MB at {itemsize} bytes each. The model runner says that "
-        f"it holds {theirs / 1e6:.1f} MB (norms included). "
-        f"K and V of one token: {config.kv_bytes_per_token(itemsize):,} bytes.\n\n"
-        "FLOPs and bytes of a step, counted from the ModelConfig and the step's chunks:"
+        f"it holds {theirs / 1e6:.1f} MB (norms included). K and V of one token: "
+        f"{config.kv_bytes_per_token(itemsize):,} bytes.\n\nThe table shows the FLOPs and bytes of a step, counted "
+        "from the ModelConfig and the step's chunks:"
     )
     table = make_table("step", "tokens", "GFLOP", "weights MB", "K/V MB", "FLOPs a byte", width=10)
     rows = [(f"{n} x decode, context {CONTEXT}", decode_chunks(n, CONTEXT)) for n in BATCH_SIZES]
@@ -236,8 +236,8 @@ def tell_packed(story: Story) -> None:
     stage.step()
     stage.add(list(range(30, 40)))
     story.say(
-        "Budget 8 tokens a step, blocks of 4. A and B have computed their prompts and sampled tokens 13 and 25. "
-        "Now C arrives with a prompt of 10 tokens, 30 to 39. The next step, as the model gets it:"
+        "The budget is 8 tokens a step, and blocks have 4. A and B have computed their prompts and sampled tokens 13 "
+        "and 25. Now C arrives with a prompt of 10 tokens, 30 to 39. This is the next step, as the model gets it:"
     )
     output = stage.schedule()
     story.show(draw_batch(output, stage.names))
@@ -252,7 +252,7 @@ def tell_packed(story: Story) -> None:
 def tell_one_request(story: Story, world: World) -> None:
     story.part("One request, step by step")
     steps, metrics = world.one_request()
-    story.say("A prompt of 256 tokens, six tokens of output, nobody else in the engine:")
+    story.say("The prompt has 256 tokens, the output has six, and nobody else is in the engine:")
     table = make_table("step", "tokens", "ms", "ms a token")
     for number, (num_tokens, seconds) in enumerate(steps, start=1):
         row = number, num_tokens, f"{seconds * 1e3:.1f}", f"{seconds * 1e3 / num_tokens:.2f}"
@@ -277,7 +277,7 @@ def tell_rates(story: Story, world: World) -> dict[tuple[str, int], float]:
     seconds |= {("decode", n): step_s for n, step_s in world.decode_s(BATCH_SIZES).items()}
     decodes = f"Decode steps at a context of about {CONTEXT} tokens, the median of up to {NUM_DECODE_STEPS}:"
     for kind, column, told, sizes in (
-        ("prompt", "prompt", "A whole prompt in one step, the best of up to three:", PROMPT_LENS),
+        ("prompt", "prompt", "The first table shows a whole prompt in one step, the best of up to three:", PROMPT_LENS),
         ("decode", "sequences", decodes, BATCH_SIZES),
     ):
         story.say(told)
@@ -303,7 +303,9 @@ def tell_roofline(story: Story, world: World, seconds: dict[tuple[str, int], flo
         f"{flops_per_s / bytes_per_s:.0f} FLOPs a byte.",
         measured=True,
     )
-    story.say("What each step would take if only its bytes counted, or only its FLOPs; and what it took:")
+    story.say(
+        "The table shows what each step would take if only its bytes counted, or only its FLOPs; and what it took:"
+    )
     table = make_table("step", "FLOPs a byte", "bytes, ms", "FLOPs, ms", "took, ms", width=11)
     for (kind, n), step_s in sorted(seconds.items(), key=lambda item: item[0]):
         chunks = decode_chunks(n, CONTEXT) if kind == "decode" else [prompt_chunk(0, n, n)]
@@ -335,7 +337,7 @@ def tell_budgets(story: Story, world: World) -> None:
     story.show(table)
     story.say("The steps under a budget of 256, 16 prompt tokens a cell:")
     story.show(draw_steps(arrivals[256][0][0]))
-    story.say("What the two users notice, the median of up to three runs:")
+    story.say("This is what the two users notice, the median of up to three runs:")
     table = make_table("budget", "B's TTFT, ms", "A waits at most, ms", "A waits usually, ms")
     for budget, runs in arrivals.items():
         times = (f"{median(values) * 1e3:.0f}" for values in zip(*(seconds for _, seconds in runs), strict=True))

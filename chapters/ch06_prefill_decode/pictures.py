@@ -67,8 +67,12 @@ def h100() -> str:
     ):
         point = intensity[step], min(intensity[step] * gigabytes / 1e3, roof)
         chart.dots([point], kind, 4.5)
-        anchor, by = ("start", (9, 9)) if kind == "one" else ("end", (38, 18))
-        chart.note(*point, step.split(",")[0] if kind == "one" else step, kind, anchor, by)
+        if kind == "one":
+            chart.note(*point, step.split(",")[0], kind, by=(9, 9))
+        else:  # between the corner and the edge there is room for half of it
+            first, last = step.split(" of ")
+            chart.note(*point, first, kind, by=(-20, 18))
+            chart.note(*point, f"of {last}", kind, by=(-20, 31))
         said.append(f"{step}: {intensity[step]:g} FLOPs a byte, {point[1]:.1f} TFLOP/s")
     return chart.draw("The roofline of an H100", f"{'; '.join(said)} at most.")
 
@@ -128,10 +132,10 @@ def base_chart(gigabytes: float, gflops: float, corner: float, theirs: tuple[flo
     chart.note(corner, chart.y.low, f"{corner:.0f}", "gone", by=(4, -5))
     chart.note(3, 3 * gigabytes, f"{gigabytes:g} GB/s", "gone", "end", (-6, -8))
     steps = measured()
-    for kind, word in (("one", "decode"), ("two", "prompt")):
-        chart.dots((point for name, point in steps.items() if word in name), f"{kind} open")
-    chart.note(*steps["4 x decode"], "measured: decodes", "one", by=(10, 12))
-    chart.note(*steps["prompt of 64"], "prompts", "two", by=(4, 16))
+    for kind, word, height in (("one", "decode", 70), ("two", "prompt", 43)):
+        sample = 50, height  # of the marks, where nothing else is drawn
+        chart.dots([*(point for name, point in steps.items() if word in name), sample], f"{kind} open")
+        chart.note(*sample, f"measured: {word}s", kind, by=(8, 4))
     return chart
 
 

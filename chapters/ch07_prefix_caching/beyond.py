@@ -236,11 +236,11 @@ class Conversations:
         return self._move("disk")
 
     def next_order(self) -> str:
-        """Tiers: begin anew with the people in another order."""
+        """Tiers: start over with the people in a different order."""
         orders = list(ORDERS)
         self.order = orders[(orders.index(self.order) + 1) % len(orders)]
         self._play([])
-        return f"They come in another order: {self.order}. Pool, memory and disk are empty."
+        return f"They come in a different order: {self.order}. Pool, memory and disk are empty."
 
     def _move(self, tier: str) -> str:
         values = SIZES[tier]

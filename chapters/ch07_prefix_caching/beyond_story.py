@@ -41,7 +41,7 @@ SHAPES = {
 
 
 def tell_tiers(story: Story) -> None:
-    story.part("Beyond memory: who has it still?")
+    story.part("Beyond memory: who still has it?")
     order, half = next(iter(ORDERS)), 12
     story.say(
         "Four people talk with a model in turn, six times each, and each time send all that was said before. The pool "
@@ -50,7 +50,10 @@ def tell_tiers(story: Story) -> None:
         "disk, + computed, · not full."
     )
     story.show(draw_visits(played(order, half), 14))
-    story.say("Prompt tokens of all 24 requests by where their K/V came from, with other sizes in blocks:")
+    story.say(
+        "The table shows where the K/V of the prompt tokens of all 24 requests came from, with different sizes "
+        "in blocks:"
+    )
     table = Table("below a pool of 20", *PLACES, "computed if the process goes on")
     for title, sizes in SHAPES.items():
         totals, going_on = played(order, half, **sizes).totals(), played(order, **sizes).totals()
@@ -119,8 +122,9 @@ def tell_costs(story: Story, llm: LLM) -> None:
         table.add_row(name, f"{min(times) * 1e3:.0f} ms (measured)")
     story.show(table)
     story.say(
-        "A tier's room, in bytes and in tokens; how long a token's K and V take from there into the pool; and how many "
-        "are read while one is computed. The network's times come from its rate, without the wait for the first byte:"
+        "The table shows a tier's room, in bytes and in tokens; how long a token's K and V take from there into the "
+        "pool; and how many are read while one is computed. The network's times come from its rate, without the wait "
+        "for the first byte:"
     )
     table = Table("tier", "room", "tokens", "ms a token", "read while one is computed (measured)")
     rows: list[tuple[str, int, float]] = [

@@ -89,7 +89,7 @@ def names_alike(function: Any, bench: Bench) -> None:
         dict(salt="".join(["s", "alt"]), lora=int("300"), spans=[(2, 5, "".join(["c", "at"]))], parent=None)
         for _ in range(2)
     )
-    expect_names(function, True, case, again, "the same content, made anew, must get the same hash")
+    expect_names(function, True, case, again, "the same content, built again, must get the same hash")
     one, two = (_named_in_a_process(function, seed) for seed in ("1", "2"))
     hint = (
         "another process gives the same block a different hash. Python's hash() of bytes and text begins with a random "

@@ -33,7 +33,7 @@ def panels_of_pool(world: Simulator) -> list[tuple[str, RenderableType]]:
             f"{num_blocks} blocks of {BLOCK_SIZE}; D+3: D and 3 more hold it; the free queue, head first",
             draw_memory(world),
         ),
-        (f"the hash map: {len(world.manager.hash_to_block)} names", draw_map(world, 6)),
+        (f"the hash map: {len(world.manager.hash_to_block)} hashes", draw_map(world, 6)),
         ("counters; prompt tokens computed (█) and saved (░)", Group(draw_counters(world), draw_chart(world))),
     ]
 
@@ -70,7 +70,7 @@ def draw_memory(world: Simulator) -> Group:
 
 
 def draw_map(world: Simulator, last: int) -> Table:
-    table = Table("name", "parent", "stands for", "blocks", box=None, pad_edge=False)
+    table = Table("hash", "parent", "stands for", "blocks", box=None, pad_edge=False)
     entries = list(world.manager.hash_to_block.items())
     if len(entries) > last:
         table.add_row("...", "", f"{len(entries) - last} before these", "")
@@ -83,7 +83,7 @@ def draw_map(world: Simulator, last: int) -> Table:
 
 
 def draw_tree(world: Simulator) -> Tree:
-    """The same map, each name below its parent's."""
+    """The same map, each hash below its parent's."""
     trees: dict[bytes | None, Tree] = {None: Tree("(nothing before)")}
     for name, copies in world.manager.hash_to_block.items():
         block = next(iter(copies.values()))

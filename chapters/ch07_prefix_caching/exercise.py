@@ -168,19 +168,19 @@ def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
     raise NotImplementedError
 
 
-def next_run(names: list[bytes], num_in_pool: int, num_in_vain: int, stores: list[Store]) -> tuple[Store, int] | None:
+def next_run(hashes: list[bytes], num_in_pool: int, num_in_vain: int, stores: list[Store]) -> tuple[Store, int] | None:
     """Decide which store is asked next for blocks of a waiting sequence, and for how many.
 
     This makes the decision in Tiers.ask (nanovllm/core/tiers/tiers.py). Before a sequence is admitted, the engine calls
     this function, asks that store, puts what comes into the pool, and calls it again, until the answer is None. What
     the pool lacks then is computed.
 
-    names        hashes of all full blocks of the sequence, in order; each block is the parent of the next
+    hashes       hashes of all full blocks of the sequence, in order; each block is the parent of the next
     num_in_pool  how many of them, from the first on, are in the pool now
     num_in_vain  how many answers of stores have brought nothing for this sequence
     stores       the tiers below the pool, the fastest first: memory, then disk, or only one of them
 
-        store.may_have(name) -> bool       is the block likely to be there? Asking costs nothing: no disk is read.
+        store.may_have(block_hash) -> bool  is the block likely to be there? Asking costs nothing: no disk is read.
 
     A run is a row of blocks, without a gap, that one store has. It begins with the first block that the pool lacks, and
     goes on as long as the store has the next block. Return the store and the number of blocks in the run. If several

@@ -113,8 +113,8 @@ def tell_saving(story: Story, llm: LLM) -> float:
 def tell_names(story: Story) -> None:
     story.part("A hash for a block")
     story.say(
-        "The simulator: every word is a token, a block holds four. Three texts and the names of their full blocks. The "
-        "second differs from the first in its last word, the third in its first:"
+        "In the simulator every word is a token, and a block holds four. The table shows three texts and the hashes of "
+        "their full blocks. The second differs from the first in its last word, the third in its first:"
     )
     world = Simulator()
     table = Table("text", "block 0", "block 1", "block 2")
@@ -127,8 +127,8 @@ def tell_names(story: Story) -> None:
         table.add_row(text, *(world.manager.hash_block(seq, index)[0].hex()[:6] for index in range(3)))
     story.show(table)
     story.say(
-        "A name contains its parent's, so one word changes the names of its own block and of all that follow, and of "
-        "none before. Blocks 1 of the second and the third text hold the same four words and have different names."
+        "A hash depends on its parent's, so one word changes the hashes of its own block and of all that follow, and "
+        "of none before. Blocks 1 of the second and the third text hold the same four words and have different hashes."
     )
 
 
@@ -138,11 +138,14 @@ def tell_requests(story: Story) -> None:
     story.log(*(world.send() for _ in range(4)))
     for _ in range(3):
         world.grow()
-    story.say("Each then gets three words of an answer. = was found, + computed and now findable, · its own, not full:")
+    story.say(
+        "Each then gets three words of an answer. The signs: = was found, + computed and now findable, · its "
+        "own, not full:"
+    )
     story.show(draw_requests(world, 4))
     story.say(
-        "The pool: each block's number and who holds it. D+3 means D and three more requests. Below it the free queue; "
-        "its first block is taken next:"
+        "The pool shows each block's number and who holds it. D+3 means D and three more requests. Below it is the "
+        "free queue, whose first block is taken next:"
     )
     story.show(draw_memory(world))
     story.show(draw_counters(world))
@@ -150,13 +153,13 @@ def tell_requests(story: Story) -> None:
         world.end_oldest()
     story.say("They end one after another. The pool now holds K/V that nobody uses and anybody can find:")
     story.show(draw_memory(world))
-    story.say("The hash map is flat. Each name contains its parent's, so a tree is in it all the same:")
+    story.say("The hash map is flat. Each entry also knows its parent's hash, so it holds a tree all the same:")
     story.show(draw_tree(world))
     world = Simulator(48, "a conversation")
     story.log(*(world.send() for _ in range(10)))
     story.say(
-        "A conversation: each turn sends all that was said before, the answers too. Prompt tokens computed (█) and "
-        "saved (░), summed over the turns:"
+        "In a conversation each turn sends all that was said before, the answers too. The chart shows the prompt "
+        "tokens computed (█) and saved (░), summed over the turns:"
     )
     story.show(draw_chart(world))
     story.show(draw_counters(world))
@@ -173,13 +176,13 @@ def tell_example(story: Story) -> None:
 
 
 def tell_forgetting(story: Story) -> None:
-    story.part("Blocks without a name are taken first: what is that worth?")
+    story.part("Uncached blocks are taken first: what is that worth?")
     story.say(
-        "Sixteen conversations with one system prompt, six turns each, four at a time, on the real scheduler; the pool "
-        "holds 60 % of all they say. Played twice: every freed block to the tail of the queue (release), and blocks "
-        "without a name to its head, the engine's order (unnamed first):"
+        "Sixteen conversations with one system prompt have six turns each, four at a time, on the real scheduler; the "
+        "pool holds 60 % of all they say. They are played twice: once every freed block goes to the tail of the queue "
+        "(release), and once uncached blocks go to its head, which is the engine's order (uncached first):"
     )
-    table = Table("block size", "hits: release", "unnamed first", "tokens computed: release", "unnamed first")
+    table = Table("block size", "hits: release", "uncached first", "tokens computed: release", "uncached first")
     for block_size in (16, 64, 256):
         orders = ("release", "unnamed_first")
         (rate, num), (our_rate, our_num) = (play_conversations(order, block_size, POOL_TOKENS) for order in orders)
@@ -188,7 +191,7 @@ def tell_forgetting(story: Story) -> None:
     story.show(table)
     story.part("What is forgotten first")
     story.say(
-        "A pool of 8 blocks. Requests A, C and F begin with the system prompt; B, D and E share nothing. Each ends "
+        "The pool has 8 blocks. Requests A, C and F begin with the system prompt; B, D and E share nothing. Each ends "
         "before the next one comes. What is forgotten is a block that is taken for a new request, with its words."
     )
     world = Simulator(8)
@@ -201,7 +204,7 @@ def tell_forgetting(story: Story) -> None:
     story.show(draw_map(world, 8))
     story.say(
         "D and E, two strangers in a row, push out the end of a prompt that others use as well: the queue knows when a "
-        "block was released, and not how often it was wanted. Would another order save more? A system prompt of 4 "
+        "block was released, and not how often it was wanted. Would a different order save more? A system prompt of 4 "
         "blocks with a question of 2 comes twenty times, to a pool of 24 blocks. Between two of these come strangers, "
         "each with 6 blocks of its own. A column says which block is forgotten first (the first one is the engine's), "
         "and how many blocks are then found, of 76:"
@@ -214,7 +217,7 @@ def tell_forgetting(story: Story) -> None:
 
 
 def tell_copies(story: Story) -> None:
-    story.part("Two blocks, one name")
+    story.part("Two blocks, one hash")
     story.say("Two requests with the same text run side by side and generate the same words:")
     world = Simulator()
     said = [world.typed("how far does the light reach") for _ in range(2)]
@@ -225,13 +228,13 @@ def tell_copies(story: Story) -> None:
     story.show(draw_map(world, 4))
     story.say(
         "The first block was found; the others were filled by both at the same time, so they exist twice, under one "
-        "name. Either serves the next request, and either can be forgotten alone."
+        "hash. Either serves the next request, and either can be forgotten alone."
     )
 
 
 def tell_salts(story: Story, llm: LLM) -> None:
     story.part("Salts")
-    story.say("The same text from two tenants, then from the first again:")
+    story.say("The same text comes from two tenants, then from the first again:")
     world = Simulator()
     said = []
     for salt in ("alice", "bob", "alice"):
@@ -264,10 +267,10 @@ def tell_pictures(story: Story) -> None:
     asked = "[boat] what is it", "[gull] what is it", "[boat] who is aboard"
     story.log(*(world.typed(f"{SEA} {question}") for question in asked))
     story.show(draw_requests(world, 3))
-    story.say("The names of their blocks, with the extra keys in brackets:")
+    story.say("The hashes of their blocks, with the extra keys in brackets:")
     story.show(draw_map(world, 8))
     story.say(
-        "The first block lies before the picture, and all three requests share it. From the second block on, names "
+        "The first block lies before the picture, and all three requests share it. From the second block on, hashes "
         "contain the picture's hash and say where it begins relative to the block."
     )
 
@@ -284,11 +287,11 @@ def tell_cost(story: Story, block_s: float) -> None:
         times.append((time.perf_counter() - started) / (num_tokens // BLOCK_SIZE))
     cost_s = statistics.median(times)
     story.say(f"A prompt of {num_tokens:,} tokens that nobody has sent before, {num_tokens // BLOCK_SIZE:,} blocks.")
-    story.say(f"Naming, probing and registering a block: {cost_s * 1e6:.1f} microseconds.", measured=True)
+    story.say(f"Hashing, probing and registering a block: {cost_s * 1e6:.1f} microseconds.", measured=True)
     story.say(f"Its prefill, from the first part: {block_s * 1e3:.1f} milliseconds.", measured=True)
     story.say(f"The cache costs {cost_s / block_s:.2%} of the prefill that it may save.", measured=True)
     seq = Sequence(list(range(num_tokens)))
     manager = BlockManager(num_tokens // BLOCK_SIZE, BLOCK_SIZE, enable_prefix_caching=False)
     manager.allocate_with_prefix(seq)
     compute(manager, seq)
-    story.say(f"With enable_prefix_caching=False the same prompt has {len(seq.block_hashes)} names made for it.")
+    story.say(f"With enable_prefix_caching=False the same prompt has {len(seq.block_hashes)} hashes made for it.")

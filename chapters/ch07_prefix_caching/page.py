@@ -39,7 +39,7 @@ def panels_of_pool(world: Simulator) -> list[tuple[str, str]]:
             f"The free queue: {len(world.manager.free_blocks)} blocks, the head is taken next",
             draw_queue(world.manager, world.events, lambda block: world.text(block.token_ids)),
         ),
-        (f"The hash map as a tree: {len(world.manager.hash_to_block)} names", draw_tree(world, held)),
+        (f"The hash map as a tree: {len(world.manager.hash_to_block)} hashes", draw_tree(world, held)),
         ("Prompt tokens computed and saved", draw_counters(world.counters()) + draw_chart(world)),
     ]
 
@@ -85,10 +85,10 @@ def _draw_pool(world: Simulator, held: dict[int, list[str]]) -> str:
 
 
 def draw_tree(world: Simulator, held: dict[int, list[str]]) -> str:
-    """Each name below its parent's. A chain without branches is one column."""
+    """Each hash below its parent's. A chain without branches is one column."""
     names = world.manager.hash_to_block
     if not names:
-        return '<p class="none">No block has a name yet.</p>'
+        return '<p class="none">No block has a hash yet.</p>'
     children: dict[bytes | None, list[bytes]] = {}
     parents = {name: next(iter(copies.values())).parent_hash for name, copies in names.items()}
     for name, parent in parents.items():
@@ -103,7 +103,7 @@ def draw_tree(world: Simulator, held: dict[int, list[str]]) -> str:
         blocks = "".join(
             f'<span class="id{" " + color(held[i][0]) if held.get(i) else ""}">{i}</span>' for i in sorted(copies)
         )
-        # With the fault that leaves names behind, a name stands for a block that says nothing about itself any more.
+        # With the fault that leaves hashes in the map, a hash stands for a block that no longer says what it holds.
         words = escape(world.text(block.token_ids)) or "<em>taken for another text</em>"
         return (
             f'<span class="node" data-key="n{name.hex()}" data-from="b{block.block_id}">'

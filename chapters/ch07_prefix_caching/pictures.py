@@ -1,4 +1,4 @@
-"""The pictures of chapter 7, of the simulator's BlockManager: the chain of names, the worked example, a conversation.
+"""The pictures of chapter 7, of the simulator's BlockManager: the chain of hashes, the worked example, a conversation.
 
 A block's border says who has touched it in this step; its four small cells are its slots.
 """
@@ -19,7 +19,7 @@ CELL, STEP = 27, 31.5  # a block's width, and from one block to the next
 
 
 def names() -> str:
-    """Three texts in blocks, each name made of its parent's name and four words. A colour stands for a shared name."""
+    """Three texts in blocks, each hash made of its parent's hash and four words. A colour stands for a shared hash."""
     world, parts = Simulator(), []
     chains = [names_of(world, text) for text in TEXTS]
     shared = [name for name in chains[0] if sum(name in chain for chain in chains) > 1]
@@ -31,7 +31,7 @@ def names() -> str:
             parts.append(box(left, top, 96, 48, f"{one} {two}\n{three} {four}\n{name}", kind))
             parts += [arrow(left - 14, top + 24, left, top + 24)] * (index > 0)
     said = "; ".join(f"{text}: {', '.join(chain)}" for text, chain in zip(TEXTS, chains, strict=True))
-    return svg("Names of the blocks of three texts", said, parts, 180)
+    return svg("Hashes of the blocks of three texts", said, parts, 180)
 
 
 def names_of(world: Simulator, text: str) -> list[str]:
@@ -56,7 +56,7 @@ def draw_state(world: Simulator, said: str) -> str:
         for block_id in request.table:
             held.setdefault(block_id, []).append(request)
     touched = {event.block_id for event in world.events if event.kind in ("hit", "allocate", "evict")}
-    parts = [words(2, 12, "The pool; a dot: the block has a name", "name")]
+    parts = [words(2, 12, "The pool; a dot: the block has a hash", "name")]
     for block in world.manager.blocks:
         parts += draw_block(block, held.get(block.block_id, []), 3 + STEP * block.block_id, block.block_id in touched)
     queue = list(world.manager.free_blocks)
@@ -76,7 +76,7 @@ def draw_state(world: Simulator, said: str) -> str:
 
 
 def draw_block(block: Block, holders: list[Request], left: float, is_touched: bool) -> list[str]:
-    """Its number and its holders, whether it has a name, and how many of its slots hold a token of theirs."""
+    """Its number and its holders, whether it has a hash, and how many of its slots hold a token of theirs."""
     kind = kind_of(holders[0]) if holders else "gone" if block.block_hash else "empty"
     who = "".join(["\n", *(request.name for request in holders)]) if holders else ""
     parts = [box(left, 18, CELL, 36, f"{block.block_id}{who}", kind + " strong" * is_touched)]

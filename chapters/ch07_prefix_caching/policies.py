@@ -23,7 +23,7 @@ class ByRank(FreeBlockQueue):
     """
 
     manager: BlockManager
-    rank: Callable[[bytes], float]  # of a name
+    rank: Callable[[bytes], float]  # of a hash
 
     def popleft(self) -> Block:
         blocks = [self.manager.blocks[block_id] for block_id in self]
@@ -47,7 +47,7 @@ def num_hits(policy: str, seqs: list[Sequence], num_blocks: int) -> int:
     """Blocks found when the requests come one after another and blocks are forgotten in this order."""
     with replaced(block_manager, "FreeBlockQueue", FreeBlockQueue if policy == POLICIES[0] else ByRank):
         manager = BlockManager(num_blocks, BLOCK_SIZE)
-    uses: dict[bytes, list[int]] = {}  # name -> numbers of the requests that ask for it
+    uses: dict[bytes, list[int]] = {}  # hash -> numbers of the requests that ask for it
     for number, seq in enumerate(seqs):
         for index in range(len(seq.tokens) // BLOCK_SIZE):
             uses.setdefault(manager.hash_block(seq, index)[0], []).append(number)

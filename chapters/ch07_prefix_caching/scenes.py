@@ -22,13 +22,13 @@ SCENES = [
         "What is evicted first",
         "m2/new3newnew3nenewne",
         "A pool of 8 blocks. Requests with the system prompt and strangers take turns, and each ends before the next "
-        "one comes. Blocks with a name are evicted when they reach the head of the queue.",
+        "one comes. Cached blocks are evicted when they reach the head of the queue.",
     ),
     Scene(
-        "Two blocks, one name",
+        "Two blocks, one hash",
         "/t(how far does the light reach)t(how far does the light reach)g4",
         "Two requests with the same text run side by side and get the same words. Both fill their second block at "
-        "the same time, so there are two blocks under one name.",
+        "the same time, so there are two blocks under one hash.",
     ),
     Scene(
         "Salts keep tenants apart",
@@ -43,9 +43,9 @@ SCENES = [
         "K and V are of. Type a picture of your own as a word in brackets.",
     ),
     Scene(
-        "Trap 1: tokens named without their parent",
+        "Trap 1: tokens hashed without their parent",
         f"f/t({JAPAN} {BOTH})t({READER} thank you)t({READER} {BOTH})",
-        "A block's name is made of its own tokens only. The third request finds a block that was computed after a "
+        "A block's hash is made of its own tokens only. The third request finds a block that was computed after a "
         "different beginning.",
     ),
     Scene(
@@ -66,7 +66,7 @@ SCENES = [
         "request still uses it.",
     ),
     Scene(
-        "Trap 5: names stay",
+        "Trap 5: hashes stay",
         f"m2f5/t({JAPAN} {BOTH})ew3nenenet({JAPAN} {BOTH})",
         "A block that is taken for new content keeps its entry in the hash map. The first text comes again, and finds "
         "the K/V of another one.",

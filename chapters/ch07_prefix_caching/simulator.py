@@ -2,7 +2,7 @@
 
 It splits texts into words and counts each as a token, so that a block of four tokens can be read. It does by hand what
 the scheduler does for a sequence, and what the model does: which word comes next is looked up in a list. All the rest
-(names, hits, reference counts, the free queue, evictions) is the engine's work; with a fault, it is what the engine
+(hashes, hits, reference counts, the free queue, evictions) is the engine's work; with a fault, it is what the engine
 would do then. Nothing is drawn here: drawing.py draws this object in a terminal, and any other face may.
 """
 
@@ -28,11 +28,11 @@ PICTURE = re.compile(r"\[(\w+)\]")  # a word of a typed text
 PLACEHOLDER, NUM_PLACEHOLDERS = "<P>", 6  # what a picture becomes
 FAULTS: dict[str, Fault] = {
     "": nullcontext,
-    "tokens named without their parent": faults.without_parent,
+    "tokens hashed without their parent": faults.without_parent,
     "bytes(token_ids)": faults.bytes_of_ids,
     "references stay raised": faults.references_stay,
     "hits left in the free queue": faults.hits_stay_free,
-    "names stay": faults.names_stay,
+    "hashes stay": faults.names_stay,
     "nothing is left to compute": faults.nothing_left,
 }
 ACTIONS = actions(
@@ -50,15 +50,15 @@ class Request:
     num_hits: int
     num_computed: int  # prompt tokens that were computed, not found
     table: list[int] = field(default_factory=list)
-    num_named: int = 0  # blocks of its table with a name
+    num_hashed: int = 0  # blocks of its table with a hash
     running: bool = True
     wrong: set[int] = field(default_factory=set)  # indexes of blocks that held, at some time, K/V of another text
 
     def kind(self, index: int) -> str:
-        """Of a block of its table: found (hit), computed and named (miss), without a name (own), or wrong."""
+        """Of a block of its table: found (hit), computed and hashed (miss), without a hash (own), or wrong."""
         if index in self.wrong:
             return "wrong"
-        return "hit" if index < self.num_hits else "miss" if index < self.num_named else "own"
+        return "hit" if index < self.num_hits else "miss" if index < self.num_hashed else "own"
 
 
 def in_words(key: tuple) -> str:
@@ -133,7 +133,7 @@ class Simulator:
         self.answers.append(self.text(request.seq.generated_token_ids))
         self.manager.free(request.seq)
         self._check()
-        return f"{request.name} ends: blocks with a name go to the tail of the free queue, the others to its head."
+        return f"{request.name} ends: cached blocks go to the tail of the free queue, the others to its head."
 
     def next_workload(self) -> str:
         """A different kind of request: a system prompt, a conversation, pages, strangers in turn."""
@@ -147,26 +147,26 @@ class Simulator:
         return f"Requests now come {f'with the salt {self.salt}' if self.salt else 'without a salt'}."
 
     def shrink(self) -> str:
-        """Begin anew with a smaller pool: 24, 12 or 8 blocks in turn."""
+        """Start over with a smaller pool: 24, 12 or 8 blocks in turn."""
         num_blocks = len(self.manager.blocks)
         self._start({24: 12, 12: 8}.get(num_blocks, NUM_BLOCKS))
-        return f"Begun anew with {len(self.manager.blocks)} blocks."
+        return f"Started over with {len(self.manager.blocks)} blocks."
 
     def next_fault(self) -> str:
-        """Begin anew with the next fault built into the engine."""
+        """Start over with the next fault built into the engine."""
         names = list(FAULTS)
         self.fault = names[(names.index(self.fault) + 1) % len(names)]
         self._start(len(self.manager.blocks))
-        return f"Begun anew, {f'with a fault: {self.fault}' if self.fault else 'without a fault'}."
+        return f"Started over, {f'with a fault: {self.fault}' if self.fault else 'without a fault'}."
 
     def reset(self) -> str:
-        """Begin anew, as at the start."""
+        """Start over, as at the start."""
         self.workload, self.salt, self.fault = WORKLOADS[0], SALTS[0], ""
         self._start(NUM_BLOCKS)
-        return "Begun anew."
+        return "Started over."
 
     def example(self) -> str:
-        """The next step of the worked example of vLLM's document; after any other action it begins anew."""
+        """The next step of the worked example of vLLM's document; after any other action it starts over."""
         if self._example is None:
             self.salt, self.fault = None, ""
             self._example = self._play_example()
@@ -188,15 +188,15 @@ class Simulator:
         yield "Ten blocks, all free. The head of the queue is taken next, and every freed block goes to the tail."
         self.typed(a)
         yield (
-            "A: 15 tokens, nothing is known. Blocks 0 to 2 are full and get names; block 3 has 3 of 4 tokens, and none."
+            "A: 15 tokens, nothing is known. Blocks 0 to 2 are full and get hashes; block 3 has 3 of 4 tokens: no hash."
         )
         self._append(self.running[0], text[15])
         self._append(self.running[0], text[16])
-        yield "A generates two tokens. The first fills block 3, which gets its name; the second needs block 4."
+        yield "A generates two tokens. The first fills block 3, which gets its hash; the second needs block 4."
         self.typed(b)
         yield "B: 14 tokens, 10 as in A. Blocks 0 and 1 are found; the third agrees in 2 of 4 tokens, which is no hit."
         self.end_oldest()
-        yield "A ends: 4, 3 and 2 go to the tail, and 2 and 3 keep their names. 0 and 1 stay, B uses them."
+        yield "A ends: 4, 3 and 2 go to the tail, and 2 and 3 keep their hashes. 0 and 1 stay, B uses them."
         self.end_oldest()
         yield "B ends: 6, 5, 1, 0. All ten are in the queue, and five of them can still be found."
         self.typed(c)
@@ -211,9 +211,9 @@ class Simulator:
         self.typed(b)
         self.end_oldest()
         self.end_oldest()
-        yield "The same in the engine's order, until B has ended: 4 and 6 have no name and went to the queue's head."
+        yield "The same in the engine's order, until B has ended: 4 and 6 are uncached and went to the queue's head."
         self.typed(c)
-        yield "C again: 6 4 7 8 9 are taken. None of them has a name, so nothing is forgotten."
+        yield "C again: 6 4 7 8 9 are taken. None of them is cached, so nothing is forgotten."
 
     # -- what the actions and the faces ask -----------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Simulator:
                 self.written[seq.block_table[index]] = self._seen(seq, (index + 1) * BLOCK_SIZE)
         compute(self.manager, seq)
         self._check()
-        request.table, request.num_named = [*seq.block_table], seq.num_registered_blocks
+        request.table, request.num_hashed = [*seq.block_table], seq.num_registered_blocks
 
     def _seen(self, seq: Sequence, end: int) -> list[int]:
         """Its first tokens as a model sees them: placeholders of different pictures are different."""

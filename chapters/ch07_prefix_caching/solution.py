@@ -106,8 +106,8 @@ def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
         seq.block_table.append(block.block_id)
 
 
-def next_run(names: list[bytes], num_in_pool: int, num_in_vain: int, stores: list[Store]) -> tuple[Store, int] | None:
-    wanted = names[num_in_pool:]
+def next_run(hashes: list[bytes], num_in_pool: int, num_in_vain: int, stores: list[Store]) -> tuple[Store, int] | None:
+    wanted = hashes[num_in_pool:]
     if not wanted or num_in_vain >= MAX_IN_VAIN:
         return None
     for store in stores:

@@ -87,26 +87,29 @@ def tell_traps(story: Story, llm: LLM) -> None:
     prompts = Prompts(llm)
     japan, wuhan, reader = prompts.japan, prompts.wuhan, prompts.reader
     story.say(
-        "The engine with one fault at a time, and the same requests without it. There are three prompts, each of one "
-        "block of its own, four blocks that are the same in all, and one token more:"
+        "The engine runs the same requests with one fault at a time, and without it. There are three prompts, each of "
+        "one block of its own, four blocks that are the same in all, and one token more:"
     )
     beginnings = "I come from Japan.", "I come from Wuhan.", "I like to read."
     story.show(Text("".join(f"  {beginning} ...\n" for beginning in beginnings) + f"  ...{FAMILY} called"))
     story.say(
-        "[bold]1. Tokens are named without their parent.[/] First comes Japan. The reader has only said thank you so "
+        "[bold]1. Tokens are hashed without their parent.[/] First comes Japan. The reader has only said thank you so "
         "far, and its first block is known; now it sends its prompt, too."
     )
     waves = [[japan], [prompts.greeting("I like to read.")], [reader]]
     tell_trap(story, llm, ["reader"], waves, faults.without_parent)
 
-    story.say("[bold]2. The name is made of bytes(token_ids).[/] One prompt is enough:")
+    story.say("[bold]2. The hash is made of bytes(token_ids).[/] One prompt is enough:")
     story.say(f"  {play(llm, [[japan]], faults.bytes_of_ids)[-1].error}")
     pair = next(pair for pair in zip(japan, wuhan, strict=True) if pair[0] != pair[1])
     ids = ", ".join(f"{llm.get_tokenizer().decode([i])!r} is {i} = 256 * {i // 256} + {i % 256}" for i in pair)
     story.say(f"The first fix that comes to mind is i % 256, and it runs. {ids}.")
     tell_trap(story, llm, ["Wuhan"], [[japan], [wuhan]], faults.low_bytes_of_ids)
 
-    story.say("[bold]3. References stay raised when there is no room.[/] A pool of 16 blocks, and three waves:")
+    story.say(
+        "[bold]3. References stay raised when there is no room.[/] The pool has 16 blocks, and three waves of "
+        "prompts come:"
+    )
     table = Table("wave", "answered", "free blocks afterwards", "references that nobody holds")
     waves = [[japan, wuhan, reader], [japan, wuhan, reader], [list(range(1000, 1060))]]
     played = play(llm, waves, faults.references_stay, num_blocks=16)
@@ -121,15 +124,20 @@ def tell_traps(story: Story, llm: LLM) -> None:
     )
 
     story.say(
-        "[bold]4. Hits are left in the free queue.[/] A pool of 10 blocks; the reader again, and Japan beside it:"
+        "[bold]4. Hits are left in the free queue.[/] The pool has 10 blocks; the reader comes again, with Japan "
+        "beside it:"
     )
     tell_trap(story, llm, ["reader", "Japan"], [[reader], [reader, japan]], faults.hits_stay_free, num_blocks=10)
 
-    story.say("[bold]5. A block that is taken keeps its old name.[/] A pool of 8 blocks; Japan, then the reader, then:")
+    story.say(
+        "[bold]5. A block that is taken keeps its old hash.[/] The pool has 8 blocks; Japan comes, then the "
+        "reader, then:"
+    )
     tell_trap(story, llm, ["Japan"], [[japan], [reader], [japan]], faults.names_stay, num_blocks=8)
 
     story.say(
-        "[bold]6. Of a fully cached prompt nothing is computed.[/] The prompts without their last token: 5 blocks."
+        "[bold]6. Of a fully cached prompt nothing is computed.[/] The prompts come without their last token, so they "
+        "have 5 blocks."
     )
     story.say(f"  Alone: {play(llm, [[japan[:-1]]] * 2, faults.nothing_left)[-1].error}")
     story.say("Beside another request, Japan's first token is sampled from the row before its own, the reader's last:")

@@ -19,9 +19,9 @@ class World:
         self.reset()
 
     def reset(self) -> str:
-        """Begin anew, as at the start."""
+        """Start over, as at the start."""
         self.pool, self.tiers, self.shows = Simulator(), Conversations(), "pool"
-        return "Begun anew."
+        return "Started over."
 
     @property
     def events(self) -> list[Any]:

@@ -291,7 +291,7 @@ def hash_of_numbers(value: Any, hash: Callable[[Any], int] = hash) -> int:
 
 
 def check_alone_and_together(function: Callable, bench: Bench) -> None:
-    """The same alone, in company, in another order, and called again"""
+    """The same alone, in company, in a different order, and called again"""
     seqs, twins = ([make_seq(seed, position=seed % 3) for seed in range(20)] for _ in range(2))
     with replaced(builtins, "hash", hash_of_numbers):
         together = ask_draw(function, flat(20), seqs)
@@ -341,7 +341,7 @@ def distribution(function: Callable, name: str, places: list[tuple[int, ...]]) -
 
 
 def check_draw_generates(function: Callable, bench: Bench) -> None:
-    """A model: the same tokens alone, in a batch, in another order, and preempted; n=3 gives three texts"""
+    """A model: the same tokens alone, in a batch, in a different order, and preempted; n=3 gives three texts"""
     _ = bench.model
     from chapters.ch08_sampling.checks_engine import generate_with_draw
 

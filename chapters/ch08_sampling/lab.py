@@ -86,7 +86,10 @@ def tell(story: Story) -> None:
 
 def tell_logits(story: Story, world: World) -> None:
     story.part("What the model gives")
-    story.say(f"The engine's logits for the next token after three beginnings, {len(world.shape.before):,} of each:")
+    story.say(
+        "The table shows the engine's logits for the next token after three beginnings, "
+        f"{len(world.shape.before):,} of each:"
+    )
     shown = table("beginning", "the best two: logit, probability", "90% need", "effective", left=2)
     for prompt in (SHARP, DOOR, OPEN):
         world.typed(prompt)
@@ -126,7 +129,7 @@ def tell_temperature(story: Story, world: World) -> None:
 def tell_filters(story: Story, world: World) -> None:
     story.part("Three ways to cut the tail")
     story.say(
-        "How many tokens does each filter leave, and which share of the probability do they have? (T: temperature)"
+        "How many tokens does each filter leave, and what share of the probability do they have? (T: temperature)"
     )
     filters = {"top_k": 10, "top_p": 0.9, "min_p": 0.1}
     shown = table("beginning", "T", *(f"{name}={value}" for name, value in filters.items()))
@@ -166,7 +169,7 @@ def tell_order(story: Story, world: World) -> None:
 
 def tell_draws(story: Story, world: World) -> None:
     story.part("A thousand draws")
-    story.say("The same settings. The engine's sampler draws 1,000 times, with seeds 0 to 999:")
+    story.say("The settings are the same. The engine's sampler draws 1,000 times, with seeds 0 to 999:")
     world.draw()
     story.show(world.draw_tokens())
     story.say(world.verdict())
@@ -202,7 +205,9 @@ def tell_noise(story: Story, world: World) -> None:
         shown.add_row(str(i), world.piece(i), f"{end:.4f}", f"{end + world.shape.after[i]:.4f}")
         end += world.shape.after[i]
     story.show(shown)
-    story.say("uniform_noise(seq) for the first four positions, and the token that the sampler takes there:")
+    story.say(
+        "The table shows uniform_noise(seq) for the first four positions, and the token that the sampler takes there:"
+    )
     shown = table("seed, sample", *(f"position {i}" for i in range(4)))
     for seed, index in ((7, 0), (7, 1), (8, 0)):
         cells = []
@@ -219,9 +224,9 @@ def tell_noise(story: Story, world: World) -> None:
 
 
 def tell_company(story: Story, world: World) -> None:
-    story.part("The same request in other company")
+    story.part("The same request in different company")
     story.say(
-        f"{DOOR!r}, temperature 0.9, seed {SEED}, {NUM_TOKENS} tokens, in a pool of 24 blocks of 8. Then the same with "
+        f"{DOOR!r}, temperature 0.9, seed {SEED}, {NUM_TOKENS} tokens, in a pool of 24 blocks of 8. Then it runs with "
         f"a sampler that draws from torch's global generator, seeded with {SEED} before each run:"
     )
     companies = {"alone": (0, 0), "three others before it": (3, 0), "three after it": (0, 3), "seven before": (7, 0)}
@@ -233,7 +238,7 @@ def tell_company(story: Story, world: World) -> None:
             theirs[name] = run_in_company(world.llm, *others)
     shown = table("company", "times preempted", "the engine", "one global generator", left=1)
     for name, (_, num_preempted) in ours.items():
-        same = ("same tokens" if runs[name][0] == runs["alone"][0] else "other tokens" for runs in (ours, theirs))
+        same = ("same tokens" if runs[name][0] == runs["alone"][0] else "different tokens" for runs in (ours, theirs))
         shown.add_row(name, str(num_preempted), *(("-", "-") if name == "alone" else same))
     story.show(shown)
     text = world.tokenizer.decode(ours["alone"][0][:16])
@@ -256,7 +261,7 @@ def tell_greedy(story: Story, world: World) -> None:
         shown.add_row(f"{temperature}", f"{count:,}", f"{expected:,.1f}")
     story.show(shown)
     logits = torch.tensor([2.0, 5.0, 5.0, 1.0])
-    story.say("Four tokens with logits 2, 5, 5 and 1, drawn 1,000 times:")
+    story.say("Four tokens with logits 2, 5, 5 and 1 are drawn 1,000 times:")
     shown = table("settings", *(f"token {i}" for i in range(4)))
     for settings in ({"temperature": 0.0}, {"temperature": 0.01}, {"top_k": 1}, {"top_p": 0.3}, {"min_p": 1.0}):
         counts = Counter(draw(logits, SamplingParams(**settings), range(NUM_DRAWS)))
@@ -282,7 +287,9 @@ def tell_logprobs(story: Story, world: World) -> None:
     story.show(shown)
     first, logprob = world.best[0], math.log(world.shape.before[world.best[0]])
     story.say(f"By hand, the logarithm of the first column of all these tables: {world.piece(first)} {logprob:.3f}.")
-    story.say(f"Three times {world.piece(first)} in the output so far, and what each penalty makes of its logit:")
+    story.say(
+        f"Three times {world.piece(first)} are in the output so far. This is what each penalty makes of its logit:"
+    )
     shown = table("penalty", "logit before", "logit after")
     for name, value in (("repetition_penalty", 1.2), ("presence_penalty", 0.5), ("frequency_penalty", 0.5)):
         params = SamplingParams(temperature=0, **{name: value})  # type: ignore[arg-type]

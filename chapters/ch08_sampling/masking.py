@@ -79,7 +79,7 @@ def tell_masks(story: Story, world: World) -> None:
     story.part("A mask is one more thing that happens to logits")
     names = " or ".join(city.strip() for city in CITIES)
     story.say(
-        f"{CAPITAL!r}, and the answer shall be {names}. Their first tokens keep their logits; all others lose them:"
+        f"{CAPITAL!r}, and the answer should be {names}. Their first tokens keep their logits; all others lose them:"
     )
     world.typed(CAPITAL)
     logits, vocab_size, choices = world.logits, len(world.logits), world.choices(CITIES)
@@ -106,7 +106,7 @@ def tell_masks(story: Story, world: World) -> None:
         f"bad_words: {word}": (replace(greedy, bad_words=[word]), {"bad_words": bad_words}),
         f"logit_bias:{CITIES[0]} +5": (replace(greedy, logit_bias={firsts[0]: 5.0}), {}),
     }
-    story.say("Four requests. How many tokens are left, and which share of the probability had they before?")
+    story.say("Four requests. How many tokens are left, and what share of the probability did they have before?")
     shown = table("asked for", "left", "share before", "greedy takes", "probability now")
     for name, (params, attributes) in requests.items():
         row, token_id = masked(logits, params, **attributes)

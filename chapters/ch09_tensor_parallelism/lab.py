@@ -168,10 +168,11 @@ def tell_pair(story: Story) -> None:
     second, bias = torch.tensor([[1.0, 0, 2, 1], [2, 1, 0, 3]]), torch.tensor([10.0, 20])  # [2, 4], [2]
     x = torch.tensor([[3.0, 1]])  # one token
     story.say(
-        "Two linear layers with a function between them, here max(0, h). The first makes 4 numbers of 2, the second 2 "
-        "of 4. They are the engine's Linear and RowParallelLinear. The rows of the first weight are "
+        "There are two linear layers with a function between them, here max(0, h). The first makes 4 numbers of 2, the "
+        "second 2 of 4. They are the engine's Linear and RowParallelLinear. The rows of the first weight are "
         f"{' '.join(f'({numbers(row)})' for row in first)}, those of the second "
-        f"{' '.join(f'({numbers(row)})' for row in second)}. The second has a bias, ({numbers(bias)}). On one rank:"
+        f"{' '.join(f'({numbers(row)})' for row in second)}. The second has a bias, ({numbers(bias)}). On one rank "
+        "they compute:"
     )
 
     def pair(group: ThreadGroup) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,8 +188,8 @@ def tell_pair(story: Story) -> None:
     [(h, activated, y)] = ranks.together(ranks.make_groups(1), pair)
     story.show(f"x = {numbers(x)}    h = {numbers(h)}    max(0, h) = {numbers(activated)}    y = {numbers(y)}")
     story.say(
-        "On two ranks. Rank 0 has rows 0 and 1 of the first weight, so it gets h's first two numbers, and columns 0 "
-        "and 1 of the second, which is all that those two numbers meet. The bias (10 20) is in rank 0's part:"
+        "Now come two ranks. Rank 0 has rows 0 and 1 of the first weight, so it gets h's first two numbers, and "
+        "columns 0 and 1 of the second, which is all that those two numbers meet. The bias (10 20) is in rank 0's part:"
     )
     groups = ranks.make_groups(2)
     answers = ranks.together(groups, pair)
@@ -200,8 +201,8 @@ def tell_pair(story: Story) -> None:
     halves = [x[:, [i]] @ first[:, [i]].T for i in (0, 1)]
     early, late = halves[0].relu() + halves[1].relu(), (halves[0] + halves[1]).relu()
     story.say(
-        f"The same y, on both ranks. All-reduces for the two layers: {groups[0].num_reduces}. Between them nobody "
-        "needed a number of the other: the function works on each number alone.\n\n"
+        f"The same y, on both ranks. All-reduces for the two layers: {groups[0].num_reduces}. Between them neither "
+        "rank needed a number from the other: the function works on each number alone.\n\n"
         "The other way round, with the first weight cut into columns, each rank would have a part of the sum for each "
         f"number of h: a = {numbers(halves[0])} and b = {numbers(halves[1])}. They would have to meet before the "
         "function, too, since it cannot be applied to halves:\n\n"
@@ -213,8 +214,8 @@ def tell_shares(story: Story, world: World) -> None:
     story.part("Who holds what")
     config, local, size = world.config, world.local, world.size
     story.say(
-        f"The model in float32 on {size} ranks, each a process of its own: {size + 1} processes with this one. "
-        "All numbers count from 0:"
+        f"The model in float32 on {size} ranks, each in a process of its own: {size + 1} processes with this one. All "
+        "numbers count from 0:"
     )
     table = make_table("rank", "query heads", "KV heads", "MLP columns", "words", "MB of weights", "MB of KV")
     for rank, usage in enumerate(world.ranks.usage()):
@@ -244,8 +245,9 @@ def tell_reading(story: Story, world: World) -> list[Decoder]:
     groups = [RankGroup(rank, world.size) for rank in range(world.size)]
     models, reads = zip(*(load_share(world.directory, world.config, group) for group in groups), strict=True)
     story.say(
-        "The loader of each rank, run in this process with a file that keeps what it is asked for. No tensor is cut "
-        "after reading it; a slice of the file is asked for. The tensors outside the layers, and those of layer 0:"
+        "The loader of each rank runs in this process with a file that notes what it is asked for. No tensor is cut "
+        "after reading it; a slice of the file is asked for. The table shows the tensors outside the layers, and those "
+        "of layer 0:"
     )
     table = make_table("tensor", "in the file", "rank 0 reads", f"rank {world.size - 1} reads")
     names = [name for name, _ in models[0].checkpoint_tensors()]
@@ -254,7 +256,7 @@ def tell_reading(story: Story, world: World) -> list[Decoder]:
         short = name.removeprefix("model.").removesuffix(".weight")
         table.add_row(short, " x ".join(map(str, first.get_shape())), read_of(first), read_of(last))
     story.show(table)
-    story.say("Numbers read from the file, over all layers:")
+    story.say("These are the numbers read from the file, over all layers:")
     table = make_table("rank", "numbers read", "numbers that it holds")
     for rank, (model, read) in enumerate(zip(models, reads, strict=True)):
         num_read, num_held = sum(part.num_read for part in read.values()), sum(p.numel() for p in model.parameters())
@@ -271,7 +273,7 @@ def tell_reading(story: Story, world: World) -> list[Decoder]:
 
 
 def tell_messages(story: Story, world: World) -> None:
-    story.part("One step: what the ranks are told, and what they tell")
+    story.part("One step: what the ranks are told, and what they answer")
     sent, answers, ask = list[tuple](), list[list](), world.ranks._ask
 
     def overhear(*message: Any, late: Any = None) -> list:
@@ -287,7 +289,7 @@ def tell_messages(story: Story, world: World) -> None:
     fields = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "seqlens_k", "block_tables", "logits_rows")
     arrays = (f"    Batch.{name} = {getattr(batch, name).tolist()}" for name in fields)
     story.log(f"{method}(", *arrays, f"    SamplingBatch, for {len(sampling.num_logprobs)} row", ")")
-    story.say("No request, no sequence, no scheduler. The answers:")
+    story.say("It has no request, no sequence and no scheduler in it. These are the answers:")
     found = ((rank, result.token_ids, result.logprobs) for rank, result in enumerate(answers[0]))
     story.log(*(f"rank {rank}: token ids {token_ids}, logprobs {logprobs}" for rank, token_ids, logprobs in found))
     story.say(
@@ -411,7 +413,7 @@ def tell_loss(story: Story, world: World) -> None:
         f"{seq.num_generated_tokens} tokens, {seq.num_computed_tokens} computed",
     )
     story.say(
-        "The scheduler's books are in order: they were made anew, as in chapter 2, and the sequence waits with "
+        "The scheduler's books are in order: they were rebuilt, as in chapter 2, and the sequence waits with "
         "its tokens. But a part of every layer has gone. The engine has ended, has said who was lost, and has taken "
-        "the other ranks with it. Whoever wants to go on builds a new LLM and asks again."
+        "the other ranks with it. To go on, build a new LLM and ask again."
     )

@@ -486,7 +486,7 @@ def _compare_field(name: str, expected: Tensor, got: Any, num_real: int, why: st
         shape = list(got.shape) if isinstance(got, Tensor) else repr(got)
         raise Wrong(f"{name} ({what}) has the wrong shape: {why}", expected=list(expected.shape), got=shape)
     if got.dtype != expected.dtype:
-        raise Wrong(f"{name} ({what}) has another dtype than it had before", expected=expected.dtype, got=got.dtype)
+        raise Wrong(f"{name} ({what}) has a different dtype than before", expected=expected.dtype, got=got.dtype)
     if not torch.equal(got[:num_real], expected[:num_real]):
         hint = f"{name} ({what}): the first {num_real} entries are those of the real sequences, in their order"
         raise Wrong(hint, expected=expected.tolist(), got=got.tolist())

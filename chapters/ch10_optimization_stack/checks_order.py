@@ -126,8 +126,8 @@ def expect_same_bits(
             differ = int((got != expected).sum())
             if differ:
                 first = tuple(int(i[0]) for i in (got != expected).nonzero(as_tuple=True))
-                hint = f"{num_keys} keys: {differ} of {got.numel()} numbers have other bits with {num_workers} workers "
-                hint += f"than with one. {cause}"
+                hint = f"{num_keys} keys: {differ} of {got.numel()} numbers have different bits with {num_workers} "
+                hint += f"workers than with one. {cause}"
                 raise Wrong(hint, expected=f"{expected[first].item():.9g}", got=f"{got[first].item():.9g}")
 
 

@@ -90,8 +90,8 @@ def tell_bytes(story: Story, world: World) -> None:
     story.part("Counted: the bytes that each optimization should save")
     story.say(
         f"Megabytes that a step reads and writes, counted from the ModelConfig; decodes at a context of {CONTEXT}. "
-        "Left of the arrow PyTorch's operations, each reading its inputs and writing its result, right of it one "
-        "kernel that keeps what lies between:"
+        "Left of the arrow are PyTorch's operations, each reading its inputs and writing its result; right of it is "
+        "one kernel that keeps what lies between:"
     )
     table = make_table("part", *KINDS, width=18)
     for name, cells in counted_bytes(world).items():
@@ -122,7 +122,7 @@ def tell_ladder(story: Story) -> None:
     story.part("Counted: FlashAttention in five steps, one head")
     story.say(
         f"float32, head_dim 64, {TILE} keys a tile, {TILE_ROWS} query rows a tile. Each step must agree with the one "
-        "before. The largest tensor that each makes beside its result, in bytes, as PyTorch reports it:"
+        "before. The table shows the largest tensor that each makes beside its result, in bytes, as PyTorch reports it:"
     )
     lengths = (64, 128, 256)
     generator = torch.Generator().manual_seed(10)
@@ -144,8 +144,8 @@ def tell_ladder(story: Story) -> None:
     story.show(table)
     story.say(
         "All agree to within 1e-5. (a) grows with n x n, (b) with n; (c), (d) and (e) do not grow.\n\n"
-        f"(b), (c) and (d) read K and V anew for each query row, (c) K even twice. (e) reads them once for {TILE_ROWS} "
-        "rows: that is what the second kind of tile is for."
+        f"(b), (c) and (d) read K and V again for each query row, (c) K even twice. (e) reads them once for "
+        f"{TILE_ROWS} rows: that is what the second kind of tile is for."
     )
 
 
@@ -196,9 +196,9 @@ def tell_order(story: Story) -> None:
 def tell_same_bits(story: Story) -> None:
     story.part("Counted: one question in six ways")
     story.say(
-        f"The engine in float32. A question of {NUM_PROMPT} tokens gets {NUM_OUTPUT} tokens of answer. A hash is made "
-        "of the bits of their log probabilities, and of those of the four next best: where one bit differs, the hash "
-        "does. Left with the C kernels, right with PyTorch's operations:"
+        f"The engine computes in float32. A question of {NUM_PROMPT} tokens gets {NUM_OUTPUT} tokens of answer. A hash "
+        "is made of the bits of their log probabilities, and of those of the four next best: where one bit differs, "
+        "the hash does. The left column has the C kernels, the right one PyTorch's operations:"
     )
     engines = {"C kernels": ("reordered_weights", "c_kernels"), "PyTorch": ()}
     found = {name: OneQuestion(story.load, optimizations).answers() for name, optimizations in engines.items()}
@@ -216,7 +216,8 @@ def tell_same_bits(story: Story) -> None:
 def tell_hierarchy(story: Story) -> None:
     story.part("Measured: how far away is a number?")
     story.say(
-        "One thread reads a tensor over and over. The first fits into the caches of most processors, the other not:"
+        "One thread reads a tensor over and over. The first fits into the caches of most processors, the other does "
+        "not:"
     )
     table = make_table("size of the tensor", "GB/s")
     for size, times in ((2 << 20, 500), (256 << 20, 5)):
@@ -268,8 +269,8 @@ def not_faster(rows: list[tuple[str, Times]]) -> list[str]:
 def tell_each_alone(story: Story, world: World, times: dict[str, dict[Setup, Times]], rate: float) -> None:
     plain, parts, noise = world.alone[0], counted_bytes(world), []
     story.say(
-        "Each alone, everything else plain, in ms a step: what the bytes promised, and what was saved (0.0 if that is "
-        "below the noise):"
+        "Now each is alone, and everything else plain. In ms a step, this is what the bytes promised, and what was "
+        "saved (0.0 if that is below the noise):"
     )
     table = make_table("alone", *DECODES, width=14)
     for setup in world.alone[2 if world.c_kernels else 1 :]:
@@ -288,9 +289,9 @@ def tell_each_alone(story: Story, world: World, times: dict[str, dict[Setup, Tim
 def tell_workload(story: Story, world: World) -> None:
     story.part("Measured: the control plane in the same picture")
     story.say(
-        f"{NUM_REQUESTS} requests about the same text: {setups.NUM_SHARED} tokens in common, {setups.NUM_OWN} of "
-        f"their own, {setups.NUM_OUTPUT} tokens of answer. Below the kernels, what chapters 5 and 7 do; the fastest of "
-        "some rounds, and the median:"
+        f"{NUM_REQUESTS} requests about the same text: {setups.NUM_SHARED} tokens in common, {setups.NUM_OWN} of their "
+        f"own, {setups.NUM_OUTPUT} tokens of answer. The rows below the kernels are what chapters 5 and 7 do. The "
+        "columns are the fastest of some rounds, and the median:"
     )
     fast = world.all_on
     stages = {

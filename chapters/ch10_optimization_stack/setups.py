@@ -168,7 +168,7 @@ class World:
 
         def turn(setup: Setup) -> float:
             self.use(setup)
-            first_ms = self.step_ms()  # with other weights: it finds nothing of them in the processor's caches
+            first_ms = self.step_ms()  # with different weights: it finds nothing of them in the processor's caches
             return self.step_ms() if first_ms < SHORT_MS else first_ms
 
         with self.decoding(num_seqs):

@@ -573,7 +573,7 @@ class Referee:
         if not isinstance(outputs, list) or len(outputs) != len(self.arrivals):
             raise Wrong("return the outputs of all requests", expected=len(self.arrivals), got=repr(outputs)[:80])
         numbers = [output.prompt_token_ids[0] - 5 for output in outputs]
-        hint = "the outputs are in another order than the arrivals: the first to finish need not be the first that came"
+        hint = "the outputs are in a different order from the arrivals: the first to finish need not have come first"
         expect(sorted(numbers), numbers, hint)
         for i, output in enumerate(outputs):
             arrival_s, due_s = output.metrics.arrival_time, self.arrivals[i].due_s

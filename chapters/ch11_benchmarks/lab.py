@@ -257,10 +257,10 @@ def tell(story: Story) -> None:
 
 
 def tell_first_run(story: Story, world: World) -> list[Measurement]:
-    story.part("The first run is another one")
+    story.part("The first run is different")
     story.say(
         f"The engine has just been loaded. A batch of {BATCH} requests, {LONG_INPUT} random prompt tokens and "
-        f"{OUTPUT_LEN} output tokens each; then the same with other random prompts, twice."
+        f"{OUTPUT_LEN} output tokens each; then the same with different random prompts, twice."
     )
     runs = [world.run() for _ in range(3)]
     table = make_table("run", "TTFT, ms", "TPOT, ms", "latency, s", "output tokens/s")
@@ -282,8 +282,8 @@ def tell_curve(story: Story, world: World) -> None:
     measure(world.llm, max(BATCH_SIZES), INPUT_LEN, 2, seed=99)  # buffers for the largest batch
     sweep = world.sweep()
     story.say(
-        f"{INPUT_LEN} prompt tokens, {OUTPUT_LEN} output tokens a request, all submitted at once. Medians of "
-        "up to three runs; next to them the lowest and the highest throughput:"
+        f"{INPUT_LEN} prompt tokens, {OUTPUT_LEN} output tokens a request, all submitted at once. The table shows "
+        "medians of up to three runs, and next to them the lowest and the highest throughput:"
     )
     table = make_table("batch", "TTFT, ms", "TPOT, ms", "latency, s", "output tokens/s", "lowest - highest")
     points = []
@@ -296,7 +296,8 @@ def tell_curve(story: Story, world: World) -> None:
         points.append((tpot_s * 1e3, median(rates), str(batch_size)))
     story.show(table)
     story.say(
-        "The same, a point for each batch size: how long one user waits for a token, how many tokens all get together:"
+        "The same as a picture, with a point for each batch size: it shows how long one user waits for a token, and "
+        "how many tokens all get together:"
     )
     story.show(draw_curve(points, "TPOT, ms (measured)", "tokens/s"))
     gain, price = points[-1][1] / points[0][1], points[-1][0] / points[0][0]
@@ -313,14 +314,15 @@ def tell_arrivals(story: Story, world: World) -> Served:
     at_once = world.serve(world.arrivals(None))
     story.say(
         f"Now {NUM_ARRIVALS} requests of {ARRIVING_INPUT} prompt tokens and {ARRIVING_OUTPUT[0]} to "
-        f"{ARRIVING_OUTPUT[1]} output tokens, at most {NUM_SEATS} running at a time. First all at once, as in every "
-        "benchmark so far:"
+        f"{ARRIVING_OUTPUT[1]} output tokens, at most {NUM_SEATS} running at a time. First they come all at once, as "
+        "in every benchmark so far:"
     )
     story.say(f"{at_once.requests_per_s:.1f} requests a second: the engine's capacity for this work.", measured=True)
     story.say(
-        "Then at random moments (the same list of gaps each time, stretched to the load), whether or not the engine "
-        "has time. A load of 80% means: 0.8 times the capacity arrives. The last row is another kind of benchmark: "
-        f"{NUM_SEATS} clients, each of which sends its next request when the last one is answered. TTFT is in ms:"
+        "Then they come at random moments (the same list of gaps each time, stretched to the load), whether or not the "
+        "engine has time. A load of 80% means: 0.8 times the capacity arrives. The last row is another kind of "
+        f"benchmark: {NUM_SEATS} clients, each of which sends its next request when the last one is answered. TTFT is "
+        "in ms:"
     )
     rows = {f"{load:.0%}": world.serve(world.arrivals(load * at_once.requests_per_s)) for load in LOADS}
     rows["closed"] = world.serve_closed(world.arrivals(-1.0), NUM_SEATS)
@@ -345,10 +347,10 @@ def tell_arrivals(story: Story, world: World) -> Served:
         "for little more than its own work. Near it, those who come in a crowd wait for each other, and p99 leaves p50 "
         "behind. Above it the queue grows as long as requests come: with twice as many requests the waits would be "
         f"longer still. The closed loop never has more than {NUM_SEATS} requests in the system: the others wait "
-        "politely outside, where nobody measures. (If the rows contradict this, something else has used the machine "
-        "in between: see the spread at the end of part 4.)\n\n"
-        "Little's law: the requests in the system, on average, are the requests per second times the seconds each "
-        "stays. On the left the product of two numbers above; on the right somebody has counted before each step:"
+        "politely outside, where nobody measures. (If the rows contradict this, something else has used the machine in "
+        "between: see the spread at the end of part 4.)\n\nLittle's law: the requests in the system, on average, are "
+        "the requests per second times the seconds each stays. On the left is the product of two numbers above; on the "
+        "right is what was counted before each step:"
     )
     table = make_table("load", "requests/s", "x latency, s", "= in the system", "counted")
     for name, served in rows.items():

@@ -343,7 +343,7 @@ def _why_linear(
 
     starts = range(0, len(x[row]), GROUP_SIZE)
     lonely = [[a if i // GROUP_SIZE * GROUP_SIZE == start else 0.0 for i, a in enumerate(x[row])] for start in starts]
-    with suppress(Exception):  # of code that is wrong anyway, and gets other numbers here
+    with suppress(Exception):  # of code that is wrong anyway, and gets different numbers here
         if is_right([x[row]]):
             return "a scale is shared by rows: each row has scales of its own, and alone this row is right"
         if is_right(lonely):

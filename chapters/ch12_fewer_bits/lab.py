@@ -76,7 +76,7 @@ def draw_matrix(world: World) -> Group:
 
 def draw_changes(model: Model, changes: Iterable[tuple[str, Change]], measured: bool = False) -> Table:
     """measured: the last bits of these depend on the machine."""
-    columns = ("perplexity", "more", "KL divergence", "other best token")
+    columns = ("perplexity", "more", "KL divergence", "new best token")
     table = make_table("rounded", *columns, *[""] * measured, first=24, width=8)
     table.add_row("nothing", f"{model.perplexity:.2f}", "", "", "", *["(measured)"] * measured)
     for name, change in changes:
@@ -193,7 +193,10 @@ def tell_activations(story: Story, world: World) -> None:
                 cells = f"{ratio.median():.1f}", f"{ratio.max():.1f}", *(f"{e:.2%}" for e in errors)
                 table.add_row(f"layer {layer}, {what}", *cells)
     story.show(table)
-    story.say("The largest magnitude that goes into down_proj, at the first token of the text and at all others:")
+    story.say(
+        "The table shows the largest magnitude that goes into down_proj, at the first token of the text and at "
+        "all others:"
+    )
     table = make_table("layer", "first token", "the others", first=22, width=12)
     for layer, x in inputs["mlp.down_proj"].items():
         first, others = float(x[0].abs().max()), float(x[1:].abs().max())

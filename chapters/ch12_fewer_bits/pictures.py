@@ -9,7 +9,7 @@ from chapters.svg import Axis, Chart, Frame, Moved, box, histogram, levels, svg,
 
 HERE = Path(__file__).parent
 ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256)
-FORMATS = {"bf16": "gone", "Q8_0": "one", "Q4_1": "two"}
+FORMATS = {"bf16": "three", "Q8_0": "one", "Q4_1": "two"}
 GROUP = 32  # weights
 FASTER = 2  # products of whole numbers, by the processor's instruction, as a multiple of bf16's
 

@@ -23,7 +23,7 @@ def all_logits(runner: Any, token_ids: list[int]) -> Tensor:
 
 
 def agreement(target: Tensor, draft: Tensor, temperature: float) -> list[float]:
-    """Of logits [positions, vocab_size] of two models: how probable it is, in the mean over the positions of a text,
+    """Of logits [positions, vocab_size] of two models: how probable it is, on average over the positions of a text,
     that the token of one is the other's, too: by rejection sampling, with the same noise, with noises of their own."""
     if temperature == 0:
         return 3 * [float((target.argmax(-1) == draft.argmax(-1)).float().mean())]

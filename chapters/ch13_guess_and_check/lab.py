@@ -181,7 +181,7 @@ def tell_noise(story: Story, world: World) -> None:
     draft.drafts.clear()
     draft.manager.clear()
     story.say(
-        f"The model and its copy in 8 bits read the same {len(token_ids)} tokens. In the mean over all positions, how "
+        f"The model and its copy in 8 bits read the same {len(token_ids)} tokens. On average over all positions, how "
         "probable is it that a draft token of the copy is accepted? By rejection sampling; if both draw with the same "
         "number; if each draws with its own."
     )
@@ -261,7 +261,7 @@ def tell_register(story: Story, world: World) -> None:
                     world.llm.engine.step()
             table.add_row(name, Text(repr(world.tokenizer.decode(seq.generated_token_ids))))
     world.llm.engine.abort_requests(list(world.llm.engine.requests.values()))
-    story.say("The same request, with the same four wrong draft tokens in step 2, 20 tokens, greedy:")
+    story.say("This is the same request, with the same four wrong draft tokens in step 2, 20 tokens, greedy:")
     story.show(table)
 
 

@@ -36,8 +36,8 @@ def tell_capacity(story: Story) -> None:
         f"Each sends a request a minute, {LOAD.requests_per_s:.0f} a second in all. A prompt has "
         f"{LOAD.num_prompt_tokens:,} tokens, of which all prompts share the first {LOAD.num_shared_tokens:,}; an "
         f"answer has {LOAD.num_output_tokens}. A token has {LOAD.kv_bytes_per_token:,} bytes of K and V. 99 of 100 "
-        f"requests shall have their first token within {ms(LIMITS.ttft_s)} ms, and then a token every "
-        f"{ms(LIMITS.token_s)} ms, in the request's mean. The machines on offer:"
+        f"requests should have their first token within {ms(LIMITS.ttft_s)} ms, and then a token every "
+        f"{ms(LIMITS.token_s)} ms, on average over a request. These machines are on offer:"
     )
     names = "an hour", "step, ms", "token, ms", "GB for K/V", "K/V tokens", "seats"
     table = make_table("machine", *names, width=10, first=8)
@@ -49,7 +49,7 @@ def tell_capacity(story: Story) -> None:
     story.say(
         "Estimated: ρ, the share of the time in which a machine computes tokens; τ, ms of a step; N, requests inside. "
         "Simulated: ms from one token to the next, the mean of all requests and what 99 of 100 keep; requests inside, "
-        "in the mean; ms to the first token, what 99 of 100 keep."
+        "on average; ms to the first token, what 99 of 100 keep."
     )
     simulated = "an hour", "ρ", "τ", "token", "p99", "N", "inside", "TTFT p99"
     table = make_table("machines", *simulated, width=8, first=8)
@@ -62,7 +62,7 @@ def tell_capacity(story: Story) -> None:
         inside = f"{rate * LOAD.num_output_tokens * step_s:.0f}", f"{report.num_inside:.0f}"
         table.add_row(f"{num_machines} {name}", f"{plan.per_hour:g}", f"{busy:.0%}", *times, *inside, ms(report.ttft_s))
     story.show(table)
-    story.say("And if 14 small ones were bought, but something else comes than was planned:")
+    story.say("What if 14 small ones were bought, and the load is not the planned one?")
     table = make_table("what comes", "token p99", "TTFT p99", "preempted", "waits for", width=10, first=26)
     for name, load in OTHERS.items():
         report = simulate(load, Plan("small", 14, num_seats("small")))
@@ -71,6 +71,6 @@ def tell_capacity(story: Story) -> None:
     story.show(table)
     bytes_each = (LOAD.num_prompt_tokens - LOAD.num_shared_tokens) * LOAD.kv_bytes_per_token
     story.say(
-        f"If other machines than those that decode computed the prompts, {bytes_each / 1e6:.1f} MB of K and V would "
+        f"If separate machines computed the prompts, {bytes_each / 1e6:.1f} MB of K and V would "
         f"travel for each request, {bytes_each * LOAD.requests_per_s / 1e9:.1f} GB a second for all."
     )

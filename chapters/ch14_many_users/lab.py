@@ -22,7 +22,7 @@ from chapters.play import actions
 from chapters.story import Story
 from nanovllm.core.integrity.states import count_blocks
 
-NUM_TOKENS = 300, 60  # prompt and answer, in the mean
+NUM_TOKENS = 300, 60  # prompt and answer, on average
 DEADLINE_S = 1.0
 PER_REPLICA = 30  # requests
 NUMS_REPLICAS = (1, 4, 16, 64)
@@ -127,7 +127,8 @@ def tell_greedy(story: Story) -> None:
     story.part("A user with sixty requests")
     story.say(
         "One user sends 60 requests at once to a server with 8 seats. Four others send 16 in the five seconds after. "
-        "In order of arrival, and in order of what each user has got so far; TTFT in ms, then when all were done:"
+        "They are served in order of arrival, and in order of what each user has got so far. The table shows TTFT in "
+        "ms, then when all were done:"
     )
     table = make_table("queue", "the greedy one", "the others", "their worst", "all done, s", width=12, first=20)
     for name, kind in (("first come, first", Server), ("least served first", FairServer)):
@@ -232,8 +233,8 @@ def tell_fleet(story: Story) -> None:
 def tell_loads(story: Story) -> None:
     story.part("What is a load?")
     story.say(
-        "Twenty replicas, each request to the least loaded one. If the router counts requests, and if it counts the "
-        "tokens that are still to be computed:"
+        "There are twenty replicas, and each request goes to the least loaded one. The table compares a router that "
+        "counts requests with one that counts the tokens that are still to be computed:"
     )
     table = make_table("it counts", "TTFT", "TTFT p99", "busiest", width=8, first=10)
     kinds: dict[str, Any] = {"requests": lambda replica: len(replica.jobs), "tokens": lambda replica: replica.load}

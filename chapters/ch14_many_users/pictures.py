@@ -13,7 +13,7 @@ LONGEST_S = 32
 
 
 def waiting() -> Moved:
-    """The formula's curves, the lab's simulated waits as rings, and the wait at one load."""
+    """The formula's curves, the lab's simulated waits as open marks, and the wait at one load."""
     sheet = quoted_sheet(HERE, "busy", *SERVICES)
     simulated = {name: [*zip(sheet.column("busy"), sheet.column(name), strict=True)] for name in SERVICES}
     frames = []

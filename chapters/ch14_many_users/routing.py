@@ -15,7 +15,7 @@ def least_loaded(names: list[bytes], loads: dict[int, int], announced: Announced
 
 
 def by_prefix(names: list[bytes], loads: dict[int, int], announced: Announced) -> int:
-    """One home for each beginning. The first block's name is a hash already; its remainder says where."""
+    """One home for each beginning. The first block's hash says where: its remainder is the machine's number."""
     return int.from_bytes(names[0], "big") % len(loads) if names else least_loaded(names, loads, announced)
 
 

@@ -35,7 +35,7 @@ class FairServer(Server):
 
 
 def long_and_short() -> tuple[list[Job], Job, list[Job]]:
-    """Six that are being answered, then a long prompt, then four short ones behind it."""
+    """Six that are being answered, then a long prompt, then four short ones after it."""
     talking = [Job(0.0, own_tokens(40), 120) for _ in range(6)]
     long = Job(0.3, own_tokens(8000), 20)
     return talking, long, [Job(0.4 + 0.05 * i, own_tokens(40), 20) for i in range(4)]

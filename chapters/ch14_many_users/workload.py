@@ -21,7 +21,7 @@ def arrivals(rate: float, rng: random.Random) -> Iterator[float]:
 
 def own_tokens(num_tokens: int) -> list[int]:
     """A text like nobody else's."""
-    return [10**6 + next(_numbers), *range(1, num_tokens)]  # a block's name depends on all that is before it
+    return [10**6 + next(_numbers), *range(1, num_tokens)]  # a block's hash depends on all that comes before it
 
 
 def alone(rate: float, num_prompt_tokens: int, num_output_tokens: int, num_jobs: int, seed: int = 0) -> list[Job]:

@@ -13,7 +13,7 @@ from nanovllm.core.sequence import Sequence
 if TYPE_CHECKING:
     from chapters.ch15_which_weights.world import Entry, World
 
-NAMED = 4  # bytes of a block's name that are shown
+HASH_BYTES = 4  # bytes of a block's hash that are shown
 
 
 def color_of_adapter(lora_id: int | None) -> str:
@@ -23,7 +23,7 @@ def color_of_adapter(lora_id: int | None) -> str:
 def block_names(manager: BlockManager, seq: Sequence) -> list[str]:
     """The beginnings of the names of a sequence's full blocks."""
     hashes = (manager.blocks[i].block_hash for i in seq.block_table)
-    return [name.hex()[: 2 * NAMED] for name in hashes if name is not None]
+    return [name.hex()[: 2 * HASH_BYTES] for name in hashes if name is not None]
 
 
 def draw_names(manager: BlockManager, seqs: Iterable[tuple[str, Sequence]]) -> Table:

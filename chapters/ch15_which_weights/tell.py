@@ -70,7 +70,10 @@ def tell_rank(story: Story, llm: LLM) -> None:
     with torch.device("meta"):
         total = sum(parameter.numel() for parameter in Decoder(config).parameters())
     shapes = [shape for path, shape in linear_shapes(config).items() if path != "lm_head"]
-    story.say(f"The demo model has {total / 1e6:.1f} million numbers. An adapter of all linear layers but the head:")
+    story.say(
+        f"The demo model has {total / 1e6:.1f} million numbers. The table shows an adapter of all linear layers "
+        "but the head:"
+    )
     table = make_table("rank", "million", "MB in bf16", "of the model", "fit", width=12, first=6)
     for rank in RANKS:
         numbers = rank * sum(map(sum, shapes))
@@ -152,7 +155,8 @@ def tell_seats(story: Story) -> None:
     for entry, num_tokens in zip(entries, (2, 4, 3, 2, 3, 2), strict=True):
         object.__setattr__(entry.request.params, "max_tokens", num_tokens)
     story.say(
-        "Six requests at once, eight seats, and max_loras = 2. Who runs in each step, with the adapters, and who waits:"
+        "Six requests come at once; there are eight seats, and max_loras = 2. The table shows which run in each step, "
+        "with their adapters, and which wait:"
     )
     table = Table("step", "runs", "adapters", "waits", show_edge=False)
     number = 0
@@ -172,7 +176,7 @@ def tell_seats(story: Story) -> None:
 
 @contextmanager
 def names_without_adapters() -> Iterator[None]:
-    """A mistake: the adapter's id is not in the names of blocks."""
+    """A mistake: the adapter's id is not in the hashes of blocks."""
     ours = block_manager_module.extra_keys
 
     def extra_keys(index: int, size: int, cache_salt: Any = None, lora_id: Any = None, mm_spans: Any = ()) -> Any:

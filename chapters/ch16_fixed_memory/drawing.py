@@ -90,7 +90,7 @@ def blocks_a_cell(length: int, width: int = WIDTH) -> int:
 def draw_next(shelf: Shelf) -> RenderableType:
     """One line for K/V, one for snapshots that are there, one for those that you want."""
     if shelf.is_over:
-        return Text("all were sent; o takes another workload, r begins anew", "dim")
+        return Text("all were sent; o takes another workload, r starts over", "dim")
     length = len(shelf.prompt)
     per_cell = blocks_a_cell(length)
     num_cells = -(-length // (BLOCK_SIZE * per_cell))

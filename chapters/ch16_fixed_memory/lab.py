@@ -50,7 +50,7 @@ def tell_growth(story: Story) -> None:
     story.say(
         f"Qwen3.5-0.8B, bf16: a token takes {memory.kv:,} bytes of K and V in the 6 layers that attend, and a sequence "
         f"{memory.state:,} bytes of states in the other 18. If all 24 attended: {memory.kv_of_all:,} bytes a token. "
-        "Memory of one sequence in MB, by its length:"
+        "The table shows the memory of one sequence in MB, by its length:"
     )
     story.show(draw_curves({"○ with states": memory.hybrid, "● all attention": memory.attention}))
     table = make_table("tokens", "with states", "all attention", "of it", width=14, first=8)
@@ -88,15 +88,18 @@ def tell_filling(story: Story) -> None:
     book = Notebook()
     for _ in range(4):
         book.come_in()
-    story.say("Four lines, added up. The state; then what is read for each name, and how much of the right room:")
+    story.say(
+        "Four lines are added up. First comes the state; then what is read for each name, and how much of the "
+        "right room:"
+    )
     story.show(draw_state(book.state))
     story.show(draw_answers(book.answers))
     for _ in range(8):
         book.come_in()
-    story.say("Eight more lines in the same 64 numbers:")
+    story.say("Eight more lines are written into the same 64 numbers:")
     story.show(draw_answers(book.answers))
     story.say(
-        f"In the mean over {TRIALS} notebooks with random keys and values, each key written once: percent right of all "
+        f"On average over {TRIALS} notebooks with random keys and values, each key written once: percent right of all "
         "lines, and of the last four."
     )
     table = make_table("lines", *(name for rule in RULES for name in (rule.name, "last 4")), first=5, width=6)
@@ -113,11 +116,17 @@ def tell_moves(story: Story) -> None:
         book.come_in()
     for _ in range(9):
         book.move()
-    story.say("Three people, nine moves: every room so far is in the sum. Added up, then by the delta rule:")
+    story.say(
+        "Three people make nine moves, and every room so far is in the sum. First the lines are added up, then "
+        "written by the delta rule:"
+    )
     for rule in RULES[:2]:
         book.rule = rule
         story.show(draw_answers(book.answers, columns=3))
-    story.say("Four keys, written again and again with new values. Percent of the newest values that are read:")
+    story.say(
+        "Four keys are written again and again with new values. The table shows the percentage of the newest "
+        "values that are read:"
+    )
     table = make_table("lines", *(rule.name for rule in RULES), "add up, decay 0.7", first=5, width=12)
     for num in (4, 8, 16, 32):
         faded = f"{rewritten(num, 4, ADD_UP, 0.7):.0%}"
@@ -202,7 +211,7 @@ def tell_by_hand(story: Story) -> None:
     story.part("Snapshots by hand")
     story.say(
         "1,500 tokens are shared, 700 are each request's own. Places are chosen by hand, beside the engine's policy, "
-        "with room for 8 snapshots. First at the end of every prompt:"
+        "with room for 8 snapshots. First comes one at the end of every prompt:"
     )
     world = World()
     world.next_workload()
@@ -214,7 +223,7 @@ def tell_by_hand(story: Story) -> None:
     story.show(draw_next(world.shelf))
     world.shelf = Shelf(world.shelf.workload)
     said = [world.send(), world.mark_fork(), *(world.send() for _ in range(3))]
-    story.say("Anew. The second request is marked where it leaves what the cache knows:")
+    story.say("It starts over. Now the second request is marked where it leaves what the cache knows:")
     story.log(*said)
     story.show(draw_sent(world.shelf))
     story.show(draw_computed(world.shelf))
@@ -226,8 +235,8 @@ def tell_policies(story: Story) -> None:
     unbounded = {name: sum(play(requests, every_block, UNBOUNDED)) for name, requests in given.items()}
     saved = ", ".join(f"{num:,}" for num in unbounded.values())
     story.say(
-        f"The four workloads in full on the engine's scheduler. An unbounded cache saves {saved} tokens. Percent of "
-        f"that, by policy, with room for {BOUNDS[0]} snapshots:"
+        f"The four workloads run in full on the engine's scheduler. An unbounded cache saves {saved} tokens. The table "
+        f"shows the percentage of that, by policy, with room for {BOUNDS[0]} snapshots:"
     )
     table = make_table("", *POLICIES, first=21)
     for name, requests in given.items():
@@ -235,7 +244,7 @@ def tell_policies(story: Story) -> None:
         table.add_row(name.removesuffix(" of 6,000"), *(f"{part:.0%}" for part in parts))
     story.show(table)
     hardest = list(given)[-1]
-    story.say("The last one, by the room for snapshots:")
+    story.say("This is the last one, by the room for snapshots:")
     table = make_table("snapshots", *POLICIES, first=21)
     for bound in BOUNDS:
         parts = (sum(play(given[hardest], policy, bound)) / unbounded[hardest] for policy in POLICIES.values())

@@ -103,7 +103,7 @@ def num_right(lines: list[Line], rule: Rule, decay: float = 1.0) -> int:
 
 
 class Notebook:
-    """The lines written so far, and how they are written. What it holds is computed anew from the lines."""
+    """The lines written so far, and how they are written. What it holds is computed from the lines each time."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
@@ -125,7 +125,7 @@ class Notebook:
         """Somebody who was not there yet. Raises ValueError when all are."""
         number = len(dict(self.lines))
         if number == len(PEOPLE):
-            raise ValueError("All sixteen are in the house. Let somebody move (c), or begin anew (r).")
+            raise ValueError("All sixteen are in the house. Let somebody move (c), or start over (r).")
         self.lines.append((PEOPLE[number], ROOMS[7 * number % len(ROOMS)]))
         return self.lines[-1]
 

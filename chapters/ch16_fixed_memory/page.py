@@ -22,7 +22,7 @@ SCENES = [
     Scene(
         "The same sixteen by the delta rule",
         "w16/d2",
-        "The same lines are written in other ways: first by the delta rule, then with half of its change. The last "
+        "The same lines are written in different ways: first by the delta rule, then with half of its change. The last "
         "answers get better, the first ones worse.",
     ),
     Scene(
@@ -139,7 +139,7 @@ def draw_right(book: Notebook) -> str:
 def draw_next(shelf: Shelf) -> str:
     """The prompt as a bar: what the cache has of it, its snapshots below, yours above."""
     if shelf.is_over:
-        return '<p class="none">All requests were sent. Take another workload, or begin anew.</p>'
+        return '<p class="none">All requests were sent. Take another workload, or start over.</p>'
     length, marks = len(shelf.prompt), sorted(filter(None, shelf.marks))
 
     def x(position: int) -> float:

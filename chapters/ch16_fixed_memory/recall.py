@@ -1,4 +1,4 @@
-"""How much a state of fixed size remembers, in the mean over many random keys and values (chapter 16)."""
+"""How much a state of fixed size remembers, on average over many random keys and values (chapter 16)."""
 
 import math
 import random

@@ -138,4 +138,4 @@ class Shelf:
 
     def _check_not_over(self) -> None:
         if self.is_over:
-            raise ValueError("All requests were sent. Take another workload (o), or begin anew (r).")
+            raise ValueError("All requests were sent. Take another workload (o), or start over (r).")

@@ -29,7 +29,7 @@ class World:
         self.reset()
 
     def reset(self) -> str:
-        """Begin anew: an empty notebook, and an empty shelf for the first workload."""
+        """Start over: an empty notebook, and an empty shelf for the first workload."""
         self.notebook, self.shows = Notebook(), "notebook"
         vars(self).pop("shelf", None)
         return "An empty notebook. w writes a line into it; n sends a request, and shows the snapshots."
@@ -57,7 +57,7 @@ class World:
         """The notebook: write all lines by the next rule (add up; the delta rule; half of the delta rule's change)."""
         self.shows = "notebook"
         self.notebook.rule = RULES[(RULES.index(self.notebook.rule) + 1) % len(RULES)]
-        return f"The same lines, written by another rule: {self.notebook.rule.name}. {self._verdict()}"
+        return f"The same lines, written by a different rule: {self.notebook.rule.name}. {self._verdict()}"
 
     def next_decay(self) -> str:
         """The notebook: before each line, let what stands there fade to 1, 0.9 or 0.7 of itself."""
@@ -113,13 +113,13 @@ class World:
         return f"Snapshots of the next prompt will be taken at: {tokens(sorted(filter(None, self.shelf.marks)))}."
 
     def next_workload(self) -> str:
-        """Snapshots: begin anew with the next of the four workloads."""
+        """Snapshots: start over with the next of the four workloads."""
         self.shows, names = "shelf", list(workloads())
         self.shelf = Shelf(names[(names.index(self.shelf.workload) + 1) % len(names)], self.shelf.bound)
         return f"Requests are now: {self.shelf.workload}. The cache is empty."
 
     def next_bound(self) -> str:
-        """Snapshots: begin anew with room for 8, 4 or 2 snapshots."""
+        """Snapshots: start over with room for 8, 4 or 2 snapshots."""
         self.shows = "shelf"
         self.shelf = Shelf(self.shelf.workload, BOUNDS[(BOUNDS.index(self.shelf.bound) + 1) % len(BOUNDS)])
         return f"There is room for {self.shelf.bound} snapshots. The cache is empty."

@@ -112,7 +112,7 @@ def check_bfloat16(function: AssignExperts, bench: Bench) -> None:
 
 
 def check_any_order(function: AssignExperts, bench: Bench) -> None:
-    """The same rows in another order meet the same experts"""
+    """The same rows in a different order meet the same experts"""
     generator = torch.Generator().manual_seed(8)
     for _ in range(20):
         scores = torch.randn(10, 6, generator=generator)

@@ -87,7 +87,7 @@ def one_after_another(kernels: Kernels, x: torch.Tensor, weights: ExpertWeights,
 
 
 def pair_by_pair(kernels: Kernels, x: torch.Tensor, weights: ExpertWeights, groups: ExpertRows) -> torch.Tensor:
-    """Every row for itself, in the order of rows: an expert is read anew for each of them."""
+    """Every row for itself, in the order of rows: an expert is read again for each of them."""
     order = groups.places.flatten()
     counts = groups.ends.diff(prepend=torch.zeros(1, dtype=torch.int64))
     chosen = groups.met.repeat_interleave(counts)[order].tolist()
@@ -101,7 +101,7 @@ WAYS = {"by row": pair_by_pair, "by expert": one_after_another, "one pass": in_o
 
 @torch.inference_mode()
 def time_products(kernels: Kernels, nums_rows: tuple[int, ...], repeats: int) -> list[tuple[float, dict[str, float]]]:
-    """For each number of rows: experts met in the mean, and for each of WAYS the seconds, the best of several."""
+    """For each number of rows: experts met on average, and for each of WAYS the seconds, the best of several."""
     weights, generator, found = make_experts(kernels), torch.Generator().manual_seed(0), []
     for num_rows in nums_rows:
         best, num_met = dict.fromkeys(WAYS, float("inf")), 0.0

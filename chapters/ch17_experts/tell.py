@@ -47,7 +47,9 @@ def tell_visits(story: Story, llm: LLM) -> dict[str, torch.Tensor]:
     visits = {kind: visits_of(llm, [text]) for kind, text in texts.items()}
     shares = {kind: shares_of(found) for kind, found in visits.items()}
     story.show(draw_visits(shares))
-    story.say("The same choices in the first layer and in the last, by kind of character, in all three texts:")
+    story.say(
+        "These are the same choices in the first layer and in the last, by kind of character, in all three texts:"
+    )
     letters, chosen = "".join(texts.values()), torch.cat(list(visits.values()), dim=1)
     ends = (0, len(chosen) - 1)
     found = {name: shares_of(chosen[list(ends)][:, rows]) for name, rows in rows_of(letters).items()}

@@ -56,7 +56,7 @@ def mooncake(path: Path) -> Iterator[Request]:
 def ways_of(lines: list[dict[str, Any]], uses: Counter[int]) -> dict[int, int]:
     """The way of each block, named by its first block."""
     ways: dict[int, int] = {}
-    went_on: set[int | None] = {None}  # blocks behind which their way goes on
+    went_on: set[int | None] = {None}  # blocks after which their way goes on
     chains = sorted((line["hash_ids"] for line in lines), key=lambda chain: [-uses[block] for block in chain])
     for chain in chains:
         way = chain[0] if chain else 0

@@ -1,7 +1,7 @@
 """The mermaid diagrams of the texts, as SVG in the page's colours.
 
-They are drawn by npm's mermaid and kept in drawn/, so that building the site takes neither npm nor a browser. Whoever
-changes a diagram draws it anew: python -m chapters site --draw  After a change here, remove all of drawn/ before.
+They are drawn by npm's mermaid and kept in drawn/, so that building the site takes neither npm nor a browser. After a
+change to a diagram, redraw it: python -m chapters site --draw  After a change here, remove all of drawn/ before.
 """
 
 import hashlib

@@ -17,8 +17,9 @@ ASKS = ENGLISH("expect.asks")
 
 NAMES_CODE = re.compile(r"\*\*\[`.*`\]\(.*\) · `.*`\*\*")  # above a quote of the engine's code
 PRINTED = ("fence", "table_open")
-REMARK = 25  # words: a paragraph of fewer (a picture, a scene of the lab, "Look at two rows.") does not answer yet
-LEADS_ON = 50  # words: a paragraph of fewer that ends with a colon says nothing of what is behind it
+PICTURE = ("html_block", "text")  # what text.py makes of a paragraph that is one: it shows what was printed
+REMARK = 25  # words: a paragraph of fewer (a scene of the lab, "Look at two rows.") does not answer yet
+LEADS_ON = 50  # words: a paragraph of fewer that ends with a colon says nothing of what follows it
 
 FORM = """<form class="expect" data-name="{name}">
 <p><strong>{asks}</strong> {question}</p>
@@ -50,7 +51,7 @@ def cover(tokens: list[Token], inline_html: Callable[[str], str], words: Words) 
         question = tokens[at + 2].content.removeprefix(f"**{words('expect.asks')}**").strip()
         at, end = at + 5, end_of_answer(tokens, at + 5)
         if at == end:
-            raise ValueError(f"behind the question {question!r} stands nothing that answers it")
+            raise ValueError(f"nothing that answers it follows the question {question!r}")
         name = hashlib.sha256(question.encode()).hexdigest()[:8]
         said = {name: words(f"expect.{name}") for name in ("asks", "expect", "show")}
         form = FORM.format(name=name, question=inline_html(question), **said)
@@ -60,10 +61,10 @@ def cover(tokens: list[Token], inline_html: Callable[[str], str], words: Words) 
 
 
 def end_of_answer(tokens: list[Token], at: int) -> int:
-    """Behind what is printed after the question, and the first paragraph (or list) about it. The lesson goes on there.
+    """After what is printed below the question, and the first paragraph (or list) about it. The lesson goes on there.
 
-    A short paragraph that ends with a colon leads to something else, and so does the heading of a quote of the engine's
-    code.
+    A picture of what was printed shows the answer, too. A short paragraph that ends with a colon leads to something
+    else, and so does the heading of a quote of the engine's code.
     """
     is_printed = is_said = False
     while at < len(tokens) and not is_said:
@@ -80,7 +81,7 @@ def end_of_answer(tokens: list[Token], at: int) -> int:
             is_said = num_words >= REMARK
         elif token.type in ("bullet_list_open", "ordered_list_open"):
             is_said = True
-        else:
+        elif token.type not in PICTURE:
             break
         at = end_of_block(tokens, at)
     return at

@@ -1,7 +1,8 @@
 """Formulas as MathML: what a text has between ```text formula and ```, and powers and roots inside a sentence.
 
-A formula is written as one would type it: a * b, a / b, a^k, √r, parentheses, words. A browser that does not know
-MathML shows its letters. Two spaces or more, where a line has them after a formula, begin a remark on it.
+A formula is written as one would type it: a * b, a / b, a^k, √r, parentheses, words. So it can be read in a terminal
+and on GitHub, where LaTeX in such a block could not. A browser that does not know MathML shows its letters. Two spaces
+or more, where a line has them after a formula, begin a remark on it.
 """
 
 import re
@@ -12,6 +13,17 @@ RELATIONS = {"=": "=", ">=": "≥", "<=": "≤"}
 # In a sentence: a^k, a^(k+1), (1 - 8/128)^n, 2^24, √12
 INLINE = re.compile(r"√\w+|(?:\([^()]*\)|\b\w+)\^(?:\([^()]*\)|\w+)")
 LONG_NAME = 2  # letters: a longer one is a word of the language
+
+
+class Group(str):
+    """What is drawn of parentheses; inside: the same without them."""
+
+    inside: str
+
+    def __new__(cls, drawn: str, inside: str) -> "Group":
+        group = super().__new__(cls, drawn)
+        group.inside = inside
+        return group
 
 
 class Parser:
@@ -73,7 +85,7 @@ class Parser:
             if self.next == ")":
                 self.take()
             grows = "" if re.search("<mfrac|<msup", inside) else ' stretchy="false"'
-            return f"<mrow><mo{grows}>(</mo>{inside}<mo{grows}>)</mo></mrow>"
+            return Group(f"<mrow><mo{grows}>(</mo>{inside}<mo{grows}>)</mo></mrow>", inside)
         if token == "√":
             return f"<msqrt>{self.atom()}</msqrt>"
         if found := re.fullmatch(r"(\w+)\[(.*)\]", token):
@@ -104,17 +116,7 @@ def row(drawn: str) -> str:
 
 def bare(drawn: str) -> str:
     """Without the parentheses that a fraction or an exponent makes needless."""
-    outer = re.fullmatch(r"<mrow><mo[^>]*>\(</mo>(.*)<mo[^>]*>\)</mo></mrow>", drawn)
-    return outer[1] if outer and is_balanced(outer[1]) else drawn
-
-
-def is_balanced(drawn: str) -> bool:
-    depth = 0
-    for sign in re.findall(r"<mo[^>]*>([()])</mo>", drawn):
-        depth += 1 if sign == "(" else -1
-        if depth < 0:
-            return False
-    return depth == 0
+    return drawn.inside if isinstance(drawn, Group) else drawn
 
 
 def math(text: str, is_block: bool = False) -> str:
@@ -135,7 +137,7 @@ def figure(text: str) -> str:
 
 
 def split(line: str) -> tuple[str, str, str]:
-    """A word before the formula, the formula, and a remark behind it. Around an = there may be several spaces."""
+    """A word before the formula, the formula, and a remark after it. Around an = there may be several spaces."""
     pieces = [piece.strip() for piece in re.split(r" {3,}", line.strip())]
     at = next((at for at, piece in enumerate(pieces) if "=" in piece), 0)
     if len(pieces) == 1 or at > 1 or "=" not in line:

@@ -2,7 +2,7 @@
 
 A world is deterministic: the same actions lead to the same state. So a list of actions *is* a state. Going back is
 playing all of them but the last, and a link holds the list: `x7` is step 7 of the worked example, `n3gt(how far)` is
-three requests, a word for each, and a typed request. What stands behind a slash is still to come: `x2/x5`.
+three requests, a word for each, and a typed request. What follows a slash is still to come: `x2/x5`.
 """
 
 import re
@@ -57,7 +57,7 @@ class Player:
     def do(self, key: str, text: str | None = None) -> None:
         """Any action. If it is the next one of those ahead, the others stay."""
         if len(self.done) >= MAX_MOVES:
-            self.said = f"A link holds at most {MAX_MOVES} actions. Go back, or begin anew."
+            self.said = f"A link holds at most {MAX_MOVES} actions. Go back, or start over."
             return
         move = Move(key, text)
         self.ahead = self.ahead[1:] if self.ahead[:1] == [move] else []

@@ -76,7 +76,7 @@ class MissingRuntime(ValueError):
 
 
 def sha384_of(data: bytes) -> str:
-    """As it stands in the HTML attribute `integrity`, behind sha384-."""
+    """As it stands in the HTML attribute `integrity`, after sha384-."""
     return base64.b64encode(hashlib.sha384(data).digest()).decode()
 
 

@@ -1,7 +1,7 @@
 """Tables of labs as HTML, and what a text quotes from a lab.
 
 On a phone a table scrolls below its first column, which stays; one of texts, which would be too wide for that, has its
-rows below each other, each cell behind its heading.
+rows below each other, each cell after its heading.
 """
 
 import html

@@ -94,7 +94,7 @@ def block(text: str) -> str:
 
 
 def terms_of(text: str) -> list[tuple[str, str]]:
-    """Names, each with what is said of it behind two spaces or more and in further lines. [] if it is anything else."""
+    """Names, each with what is said of it after two spaces or more and in further lines. [] if it is anything else."""
     terms = list[tuple[str, str]]()
     for line in text.split("\n"):
         found = TERM.fullmatch(line)

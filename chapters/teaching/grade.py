@@ -1,7 +1,7 @@
 """python -m chapters grade: a class's submissions, side by side, into a table.
 
 Each is graded as `python -m chapters check` does it, in a process and a folder of its own, with a copy of the course.
-Rows are written when they are known: whatever ends this, they stay, and when it is run again they are not graded anew.
+Rows are written when they are known: whatever ends this, they stay, and when it is run again they are not graded again.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Handout: two sides of paper for a chapter, made of its own text, with room to write."""
 
 import html
+from collections.abc import Iterator
 
 from chapters.site.text import MARKDOWN
 from chapters.svg import Moved
@@ -36,8 +37,9 @@ def handout_page(lesson: Lesson) -> str:
 
 
 def main_picture(lesson: Lesson) -> str:
-    """The first one that is drawn; where there is none, the first thing that the lab has printed."""
-    blocks = [block for section in lesson.explained for block in section.blocks]
+    """The first one that is drawn; where there is none, the first thing that the lab has printed. It stands above the
+    chapter's questions, so it must not answer one."""
+    blocks = [block for section in lesson.explained for block in without_answers(section.blocks)]
     for block in blocks:
         if block.kind == "picture":
             drawn, caption = picture(block, lesson)
@@ -48,6 +50,16 @@ def main_picture(lesson: Lesson) -> str:
         block for block in blocks if block.kind == "fence" and block.info == "text lab" and fits(block.code, (16, 90))
     ]
     return beside(render(diagram, lesson)) if diagram else f"<figure>{render(lab[0], lesson)}</figure>"
+
+
+def without_answers(blocks: list[Block]) -> Iterator[Block]:
+    """What stands between a question and the first paragraph after it is left out."""
+    is_answer = False
+    for block in blocks:
+        if block.kind in ("question", "paragraph", "list"):
+            is_answer = block.kind == "question"
+        if not is_answer:
+            yield block
 
 
 def render(block: Block, lesson: Lesson) -> str:

@@ -190,7 +190,7 @@ def bullets(items: Iterable[str], tag: str = "ul") -> str:
 
 
 def to_show(paragraph: str) -> list[str]:
-    """Its sentences, without those in brackets. A head goes with the sentence behind it."""
+    """Its sentences, without those in brackets. A head goes with the sentence after it."""
     found: list[str] = []
     for said in sentences(paragraph):
         if found and HEAD.fullmatch(found[-1]):
@@ -207,7 +207,7 @@ def new_words(section: Section) -> list[str]:
 
 
 def joined(said: list[str], at_most: float, backwards: bool = False) -> str:
-    """The first of these sentences, and those behind it that fit. backwards: the last one comes first."""
+    """The first of these sentences, and those after it that fit. backwards: the last one comes first."""
     text = said[0] if said else ""
     for sentence in said[1:]:
         if len(text) + len(sentence) > at_most and not (backwards and len(text) < at_most):

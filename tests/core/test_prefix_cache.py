@@ -47,8 +47,8 @@ def test_worked_example():
     manager.check_integrity()
 
 
-def test_worked_example_with_unnamed_blocks_first():
-    """The same requests: the blocks without a name, 4 and 6, are taken before 3, and nothing is evicted."""
+def test_worked_example_with_uncached_blocks_first():
+    """The same requests: the uncached blocks, 4 and 6, are taken before 3, and nothing is evicted."""
     manager = BlockManager(10, 4)
     first = list(range(100, 115))
     r0 = admit(manager, first)
@@ -64,7 +64,7 @@ def test_worked_example_with_unnamed_blocks_first():
     assert manager.stats.evictions == 0 and cached(manager) >= {0, 1, 2, 3, 5}
 
 
-def test_no_name_is_lost_while_an_unnamed_block_is_free():
+def test_no_hash_is_lost_while_an_uncached_block_is_free():
     """An abort leaves reserved blocks that were never computed, a collision blocks that may not be cached."""
     manager = BlockManager(8, 2)
     manager.free(admit(manager, [1, 2, 3, 4]))
@@ -86,7 +86,7 @@ def test_an_order_that_there_is_not():
 
 
 def test_duplicated_blocks():
-    """ABCDEF + GHI twice, side by side: block EFGH exists twice under one name; tables only grow."""
+    """ABCDEF + GHI twice, side by side: block EFGH exists twice under one hash; tables only grow."""
     manager = BlockManager(8, 4)
     a, b, c, d, e, f, g, h, i = range(9)
     one = admit(manager, [a, b, c, d, e, f])

@@ -89,8 +89,8 @@ class RadixTree:
 
     def _take(self) -> Node:
         evictable = [n for n in self.nodes if n.users == 0 and not n.children]
-        unnamed_first = self.free_order == "unnamed_first"
-        victim = min(evictable, key=lambda n: (unnamed_first and self._is_cached(n), n.released))
+        uncached_first = self.free_order == "unnamed_first"
+        victim = min(evictable, key=lambda n: (uncached_first and self._is_cached(n), n.released))
         self.nodes.remove(victim)
         if self._is_cached(victim):
             del victim.parent.children[victim.key]

@@ -159,7 +159,7 @@ def test_same_tokens_shows_the_difference(checkpoint, monkeypatch):
     bench = Bench(str(checkpoint()))
     _ = bench.expected_tokens
     with replaced(bench, "generate", lambda: [[1, *tokens[1:]] for tokens in bench.expected_tokens]):
-        with pytest.raises(Wrong, match="with other tokens, from token 0 on") as wrong:
+        with pytest.raises(Wrong, match="with different tokens, from token 0 on") as wrong:
             bench.same_tokens()
         assert wrong.value.expected != wrong.value.got
 

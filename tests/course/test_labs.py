@@ -78,7 +78,7 @@ def test_app(number, any_model):
     asyncio.run(play())
 
 
-WRONG_KV = "tokens named without their parent", "hits left in the free queue", "names stay"
+WRONG_KV = "tokens hashed without their parent", "hits left in the free queue", "hashes stay"
 
 
 @pytest.mark.parametrize("fault", simulator.FAULTS)
@@ -112,7 +112,7 @@ def test_simulator_tells_of_a_prompt_without_logits():
     assert "tokens computed: 8" in said[0] and "no logits" in said[1]
 
 
-def test_the_example_begins_anew_after_an_action_of_ones_own():
+def test_the_example_starts_over_after_an_action_of_ones_own():
     world = simulator.Simulator()
     for act in (world.example, world.example, world.end_oldest):
         act()
@@ -132,7 +132,7 @@ def test_simulator_keeps_salts_apart():
 def test_simulator_tells_pictures_apart():
     """By extra keys alone, and K/V of another picture is wrong: with the first fault, a request reads it."""
     world = simulator.Simulator()
-    for fault, hits in (("", [0, 1, 3]), ("tokens named without their parent", [0, 3, 3])):
+    for fault, hits in (("", [0, 1, 3]), ("tokens hashed without their parent", [0, 3, 3])):
         while world.fault != fault:
             world.next_fault()
         for picture in ("[boat]", "[gull]", "[boat]"):

@@ -9,8 +9,11 @@ import pytest
 from chapters import quiz
 from chapters.__main__ import main
 from chapters.course import find_chapter
+from chapters.site.scenes import Scenes
+from chapters.site.text import MARKDOWN
 from chapters.teaching.deck import slides_of
-from chapters.teaching.lesson import Lesson, sentences
+from chapters.teaching.handout import without_answers
+from chapters.teaching.lesson import Lesson, blocks_of, sentences
 from chapters.teaching.paper import faults
 from chapters.teaching.sections import Slide
 from tests.course.course_text import for_each_chapter, text_of
@@ -93,6 +96,14 @@ def test_handouts_have_it_all(folder):
         for said in (lesson.aim, *lesson.summary, *lesson.questions, *lesson.exercises().values()):
             assert plain(said) in plain(text)
         assert all(f"<code>{escape(name)}</code>" in text for name in lesson.exercises())
+
+
+def test_no_handout_shows_an_answer_above_its_question():
+    """The picture of the first side is none of those that show what a question of the chapter asks for."""
+    table, said = "| a |\n|---|\n| 1 |\n", "It is one."
+    text = f"> **What do you expect?** How many?\n\n{table}\n![A](drawn/a.svg)\n\n{said}\n\n![B](drawn/b.svg)\n"
+    left = [*without_answers(blocks_of(MARKDOWN.parse(text), Scenes.of(find_chapter(1))))]
+    assert [block.kind for block in left] == ["paragraph", "picture"]
 
 
 def test_a_page_needs_nothing_else(folder):

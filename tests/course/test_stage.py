@@ -21,7 +21,7 @@ def test_answers_as_planned_and_ends():
 
 
 def test_notices_kv_of_another_text():
-    """Named without its parent, a block is found behind another beginning; the engine's own checks see nothing."""
+    """Hashed without its parent, a block is found after a different beginning; the engine's own checks see nothing."""
     stage = Stage()
     without_parent = replaced(
         BlockHasher, "hash_block", lambda self, parent_hash, token_ids, extra_keys=(): repr(token_ids).encode()

@@ -52,7 +52,7 @@ function count(text, pattern) {
   return text.match(pattern)?.length ?? 0;
 }
 
-// Where a word begins like this: behind a hyphen and an underscore, too.
+// Where a word begins like this: after a hyphen and an underscore, too.
 function pattern(word) {
   return new RegExp(/^[\p{L}\p{N}]/u.test(word) ? `(?<![\\p{L}\\p{N}])${escaped(word)}` : escaped(word), "giu");
 }

@@ -79,7 +79,7 @@ def stored_linear_shapes(config: ModelConfig) -> dict[str, Shape]:
 class Adapter:
     """An adapter in the CPU's memory: its files may change or go while requests wait for it.
 
-    lora_id:  stands for these weights, in the names of blocks and in slots; the registry chooses it
+    lora_id:  stands for these weights, in the hashes of blocks and in slots; the registry chooses it
     digest:   of all that it computes
     matrices: {path of a linear layer: (A [r, in], scale * B [out, r])}
     """

@@ -85,13 +85,17 @@ WRONG = {
     "take_fresh": [
         Edit("up_to", "range(num_blocks)", "range(num_blocks - len(seq.block_table))", "new ones go after those"),
         Edit("from_the_tail", POP, f"manager.blocks[list(manager.free_blocks)[-1]]\n{REMOVE}", "its head is taken"),
-        Edit("keeps_names", "if block.block_hash is not None:", "if False:", "is still in hash_to_block under its old"),
+        Edit(
+            "keeps_hashes", "if block.block_hash is not None:", "if False:", "is still in hash_to_block under its old"
+        ),
         Edit("counts_no_evictions", "manager.stats.evictions += 1", "pass", "that is one eviction"),
         Edit("evicts_all_copies", "if not copies:", "if True:", "only 0 leaves the dict under that hash"),
         Edit("unnamed_first", POP, f"min({FREE}, key=lambda b: b.block_hash is not None)\n{REMOVE}", "worked example"),
     ],
     "next_run": [
-        Edit("from_the_first_block", "names[num_in_pool:]", "names", "begins with the first block that the pool lacks"),
+        Edit(
+            "from_the_first_block", "hashes[num_in_pool:]", "hashes", "begins with the first block that the pool lacks"
+        ),
         Edit("over_gaps", RUN, "sum(map(store.may_have, wanted))", "ends before the first block that its store lacks"),
         Edit("all_the_rest", "return store, num_blocks", "return store, len(wanted)", "ends before the first block"),
         Edit("the_slowest_first", "in stores", "in reversed(stores)", "the one that is first in the list is faster"),

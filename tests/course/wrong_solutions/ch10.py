@@ -67,7 +67,7 @@ pad_decode
         ~ pad(batch.slot_mapping, -1) => pad(batch.slot_mapping, 0)
     in_front: are those of the real sequences
         ~ pad(batch.input_ids, 0) => F.pad(batch.input_ids, (num_missing, 0))
-    one_type_for_all: another dtype
+    one_type_for_all: a different dtype
         ~ pad(batch.seqlens_k, 1) => pad(batch.seqlens_k, 1).long()
     resizes_in_place: of the batch that you were given has been changed
         - pad(batch.slot_mapping, -1)

@@ -44,7 +44,7 @@ serve
         ~ request.metrics.arrival_time = started + arrival.due_s =>
     one_a_step: is handed in too late
         ~ while to_come and => if to_come and
-    in_the_order_of_their_end: in another order than the arrivals
+    in_the_order_of_their_end: in a different order from the arrivals
         ~ [done[request_id] for request_id in ids] => list(done.values())
     ends_when_the_engine_is_idle: was never handed in
         ~ while to_come or engine.has_unfinished_requests(): => while not ids or engine.has_unfinished_requests():

@@ -169,7 +169,7 @@ def test_prompt_logprobs_of_an_adapter_that_changes_the_head(base, adapters):
             assert found == pytest.approx(float(logprobs[position - 1, token]), abs=1e-4)
 
 
-# -- names of blocks --------------------------------------------------------------------------------------------------
+# -- hashes of blocks -------------------------------------------------------------------------------------------------
 
 
 def test_blocks_are_shared_under_one_adapter_and_never_between_two(base, adapters):
