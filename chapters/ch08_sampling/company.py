@@ -20,7 +20,7 @@ from nanovllm.worker.sampler import SamplingBatch
 def draws_with(sample_randomly: Callable[[Tensor, SamplingBatch], Tensor]) -> Iterator[None]:
     """Engines draw their tokens with this function, in place of the sampler's and of the one in C."""
 
-    def sample(logits: Tensor, batch: SamplingBatch, *choose: Any) -> Any:
+    def sample(logits: Tensor, batch: SamplingBatch, *kernels: Any) -> Any:
         return sampler.sample(logits, batch)
 
     with replaced(model_runner, "sample", sample), replaced(sampler, "sample_randomly", sample_randomly):

@@ -63,11 +63,11 @@ def masks_watched() -> Iterator[tuple[list[MaskedStep], list[float]]]:
         seconds.append(time.perf_counter() - started)
         return found
 
-    def watched_sample(logits: Tensor, batch: SamplingBatch, *choose: Any) -> Any:
+    def watched_sample(logits: Tensor, batch: SamplingBatch, *kernels: Any) -> Any:
         before = logits[0].clone()
         pending = None if batch.processors is None else batch.processors.pending
         was_ready = pending is not None and pending._future is not None and pending._future.done()
-        found = sample(logits, batch, *choose)
+        found = sample(logits, batch, *kernels)
         steps.append(MaskedStep(before, logits[0].clone(), found[0][0], was_ready))
         return found
 

@@ -277,7 +277,9 @@ class ModelRunner:
             rows = self._sample(self.model.logits(hidden[: sampling.num_rows]), sampling)
             if sampling.prompt_rows is None:
                 return rows
-            prompt_logprobs = sampling.prompt_rows.score(self.model.logits, hidden[sampling.num_rows :])
+            prompt_logprobs = sampling.prompt_rows.score(
+                self.model.logits, hidden[sampling.num_rows :], self.kernels.library
+            )
             return replace(rows, prompt_logprobs=prompt_logprobs)
 
     @property
@@ -297,7 +299,7 @@ class ModelRunner:
         if self.model_config.pooling is not None:
             # A view would keep the whole step's tensor alive.
             return RowOutputs(pooled=[vector.clone() for vector in logits.cpu()])
-        token_ids, logprobs = sample(logits, sampling, self.kernels.choose_tokens)
+        token_ids, logprobs = sample(logits, sampling, self.kernels)
         return RowOutputs(token_ids=token_ids, logprobs=logprobs)
 
     def load_tower(self) -> None:

@@ -6,7 +6,6 @@ in the batch and however often it was preempted.
 """
 
 import hashlib
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from nanovllm.worker.cpu.argmax import argmax
 if TYPE_CHECKING:
     from nanovllm.features.logits_processors.processors import LogitsProcessors
     from nanovllm.features.logprobs.scores import PromptRows, TokenLogprobs
+    from nanovllm.worker.kernels import Kernels
 
 # The fields of a SamplingBatch that are tensors.
 TENSORS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")
@@ -143,12 +143,11 @@ def changes_logits(seq: Sequence) -> bool:
 
 
 def sample(
-    logits: Tensor, batch: SamplingBatch, choose: Callable[[Tensor, SamplingBatch], list[int]] | None = None
+    logits: Tensor, batch: SamplingBatch, kernels: "Kernels | None" = None
 ) -> tuple[list[int], list["TokenLogprobs | None"]]:
     """A token for each row of logits [R, vocab_size] (float32; changed in place), and its logprobs if asked for.
 
-    NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity. choose: the kernel that does what
-    choose_tokens() does (worker/kernels.py).
+    NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity. kernels: None: PyTorch chooses.
     """
     batch = batch.to(logits.device)
     raw = logits
@@ -158,12 +157,13 @@ def sample(
         if wants_logprobs:
             raw = logits.clone()
         batch.processors.apply(logits)
-    token_ids = (choose or choose_tokens)(logits, batch)
+    token_ids = choose_tokens(logits, batch) if kernels is None else kernels.choose_tokens(logits, batch)
     if not wants_logprobs:
         return token_ids, [None] * len(token_ids)
     from nanovllm.features.logprobs.scores import token_logprobs
 
-    return token_ids, token_logprobs(raw, token_ids, batch.num_logprobs)
+    library = None if kernels is None else kernels.library
+    return token_ids, token_logprobs(raw, token_ids, batch.num_logprobs, library)
 
 
 def choose_tokens(logits: Tensor, batch: SamplingBatch) -> list[int]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.features.logprobs import c_scores
 
 ROWS_AT_A_TIME = 64
 
@@ -29,29 +30,49 @@ class TokenLogprobs:
     top_ranks: list[int] | None = None  # None: 1, 2, 3, ...
 
 
-def token_logprobs(raw: Tensor, chosen: list[int], wanted: Sequence[Wanted]) -> list[TokenLogprobs | None]:
-    """raw: logits [R, vocab_size]. chosen: a token of each row. wanted: of each row, see Wanted."""
+def token_logprobs(
+    raw: Tensor, chosen: list[int], wanted: Sequence[Wanted], library: Any = None
+) -> list[TokenLogprobs | None]:
+    """raw: logits [R, vocab_size]. chosen: a token of each row. wanted: of each row, see Wanted.
+
+    library: of the C kernels, if there is one (worker/kernels.py).
+    """
     result: list[TokenLogprobs | None] = [None] * len(chosen)
-    rows = [row for row, k in enumerate(wanted) if k is not None]
-    if not rows:
+    some = [row for row, k in enumerate(wanted) if k is not None]
+    if not some:
         return result
-    logprobs = raw[rows].log_softmax(-1)
-    least = logprobs.topk(max([1, *(k for k in wanted if isinstance(k, int))])).values[:, -1]
-    of_chosen = logprobs[torch.arange(len(rows)), [chosen[row] for row in rows]]
-    ranks = (logprobs > of_chosen[:, None]).sum(-1) + 1
-    for i, row in enumerate(rows):
+    num_top = min(max(k for k in (0, *wanted) if isinstance(k, int)), raw.shape[1])
+    rows = torch.tensor(some, device=raw.device)
+    # NO_TOKEN stands for the last one: the sequence ends with an error.
+    tokens = torch.tensor([chosen[row] for row in some], device=raw.device) % raw.shape[1]
+    if library is not None and num_top <= c_scores.MOST_TOP:
+        totals, ranks, top = c_scores.of_rows(library, raw, rows, tokens, num_top)
+    else:
+        totals, ranks, top = of_rows(raw, rows, tokens, num_top)
+    of_chosen = (raw[rows, tokens].double() - totals).float()
+    of_top = (raw[rows[:, None], top].double() - totals[:, None]).float()
+    found = zip(some, of_chosen.tolist(), ranks.tolist(), top.tolist(), of_top.tolist(), strict=True)
+    for i, (row, logprob, rank, top_ids, top_logprobs) in enumerate(found):
         k = wanted[row]
         if isinstance(k, list):
-            values = logprobs[i, k]
-            top_ranks = [int((logprobs[i] > value).sum()) + 1 for value in values]
-            others: tuple[Any, ...] = k, values.tolist(), top_ranks
+            values = raw[row, k]
+            top_ranks = [int((raw[row] > value).sum()) + 1 for value in values]
+            result[row] = TokenLogprobs(logprob, rank, k, (values.double() - totals[i]).float().tolist(), top_ranks)
         else:
-            # Of equally likely tokens the first: topk takes any, in another batch another one.
-            token_ids = (logprobs[i] >= least[i]).nonzero().squeeze(1)
-            values, order = logprobs[i, token_ids].sort(descending=True, stable=True)
-            others = token_ids[order[:k]].tolist(), values[:k].tolist()
-        result[row] = TokenLogprobs(float(of_chosen[i]), int(ranks[i]), *others)
+            result[row] = TokenLogprobs(logprob, rank, top_ids[:k], top_logprobs[:k])
     return result
+
+
+def of_rows(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of n rows of logits [R, vocab_size], each with a chosen token.
+
+    (float64 [n], the logarithms of the sums of exp(logit); ranks of the chosen tokens [n]; the num_top most likely ones
+    [n, num_top], of equally likely ones the first first)
+    """
+    logits = logits[rows]
+    ranks = (logits > logits.gather(1, chosen[:, None])).sum(-1) + 1
+    top = logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]
+    return logits.double().logsumexp(-1), ranks, top
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +104,13 @@ class PromptRows:
             first += chunk.end - chunk.start
         return cls(torch.tensor(rows), token_ids, wanted, places) if rows else None
 
-    def score(self, logits_of: Callable[[Tensor], Tensor], hidden: Tensor) -> "PromptLogprobs":
+    def score(self, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, library: Any = None) -> "PromptLogprobs":
         """hidden: of these rows [P, hidden_size]. logits_of: the output head; on a rank that gets no logits, [0, n]."""
         found: PromptLogprobs = []
         for start in range(0, len(hidden), ROWS_AT_A_TIME):
             part = slice(start, start + ROWS_AT_A_TIME)
             if len(logits := logits_of(hidden[part])):
-                of_rows = token_logprobs(logits, self.token_ids[part], self.num_logprobs[part])
+                of_rows = token_logprobs(logits, self.token_ids[part], self.num_logprobs[part], library)
                 found.extend((*place, each) for place, each in zip(self.places[part], of_rows, strict=True) if each)
         return found
 

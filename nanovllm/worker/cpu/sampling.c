@@ -227,32 +227,37 @@ static float kth_largest(const row *r, int64_t k) {
 
 static float larger(float a, float b) { return a > b ? a : b; }
 
-static int64_t draw_one(const draw_args *a, int64_t at) {
-    float largest[MAX_BLOCKS];
-    double sums[MAX_BLOCKS], total = 0;
-    const int64_t blocks = (a->size + MAX_BLOCKS - 1) / MAX_BLOCKS;
-    row r = {.logits = a->logits + a->rows[at] * a->size, .largest = largest, .size = a->size};
-    r.block_size = blocks > BLOCK ? (blocks + LANES - 1) / LANES * LANES : BLOCK;
-    r.num_blocks = (a->size + r.block_size - 1) / r.block_size;
-    r.temperature = a->temperature[at];
+/* A row and its blocks, of which the largest logits go to `largest`. max is not finite if nothing can be chosen. */
+static row row_of(const float *logits, int64_t size, float temperature, float *largest) {
+    row r = {.logits = logits, .largest = largest, .size = size, .block_size = BLOCK, .temperature = temperature};
+    if (size > BLOCK * MAX_BLOCKS)
+        r.block_size = (size / MAX_BLOCKS / LANES + 1) * LANES;
+    r.num_blocks = (size + r.block_size - 1) / r.block_size;
     mask is_nan = {0};
     float max = -INFINITY;
     for (int64_t b = 0; b < r.num_blocks; b++) {
         vec best = in_all(-INFINITY);
-        for (int64_t i = b * r.block_size; i < (b + 1) * r.block_size && i < r.size; i += LANES) {
+        for (int64_t i = b * r.block_size; i < (b + 1) * r.block_size && i < size; i += LANES) {
             const vec now = logits_at(&r, i);
             is_nan |= now != now;
             best = larger_of(now, best);
         }
-        largest[b] = best[0];
-        for (int l = 1; l < LANES; l++)
-            largest[b] = best[l] > largest[b] ? best[l] : largest[b];
-        max = largest[b] > max ? largest[b] : max;
+        largest[b] = -INFINITY;
+        for (int l = 0; l < LANES; l++)
+            largest[b] = larger(largest[b], best[l]);
+        max = larger(max, largest[b]);
     }
-    r.max = max / r.temperature;
-    if (bits_of(is_nan) || !(r.max > -INFINITY && r.max < INFINITY))
-        return -1;
+    r.max = bits_of(is_nan) ? NAN : max / temperature;
+    r.floor = -INFINITY;
+    return r;
+}
 
+static int64_t draw_one(const draw_args *a, int64_t at) {
+    float largest[MAX_BLOCKS];
+    double sums[MAX_BLOCKS], total = 0;
+    row r = row_of(a->logits + a->rows[at] * a->size, a->size, a->temperature[at], largest);
+    if (!(r.max > -INFINITY && r.max < INFINITY))
+        return -1;
     r.floor = r.max + a->log_min_p[at];
     const int64_t top_k = a->top_k[at];
     if (top_k > 0 && top_k < r.size)
@@ -287,3 +292,73 @@ static void draw_rows(const void *args, int64_t first, int64_t end) {
 /* token_ids of rows: the first token in the vocabulary's order with which the weights of all that are kept add up to more
  * than noise times their sum; -1 for a row that holds NaN or infinity, or nothing but -infinity. */
 void draw(const draw_args *args) { parallel_for(draw_rows, args, args->num_rows, rows_a_chunk(args->size)); }
+
+enum { MOST_TOP = 64 };
+
+typedef struct {
+    int64_t num_rows;
+    double *totals;         /* [num_rows]: the logarithm of the sum of exp(logit) */
+    int64_t *ranks;         /* [num_rows]: of the chosen token; 1 is the most likely one */
+    int64_t *top;           /* [num_rows][num_top]: the most likely tokens; of equally likely ones the first come first */
+    const float *logits;    /* [rows of the logits][size] */
+    const int64_t *rows;    /* [num_rows] */
+    const int64_t *chosen;  /* [num_rows]: tokens */
+    int64_t num_top, size;  /* num_top <= MOST_TOP and <= size */
+} score_args;
+
+/* The sum of exp(logit - max), in the order that sum_of() has. */
+static double sum_of_exp(const row *r) {
+    double partial[PARTIAL_SUMS] = {0};
+    for (int64_t i = 0; i < r->size; i += LANES) {
+        float e[LANES];
+        put(e, exp_in_steps(logits_at(r, i) - r->max));
+        for (int l = 0; l < LANES; l++)
+            partial[(i + l) % PARTIAL_SUMS] += e[l];
+    }
+    for (int half = PARTIAL_SUMS / 2; half; half /= 2)
+        for (int j = 0; j < half; j++)
+            partial[j] += partial[j + half];
+    return partial[0];
+}
+
+/* The num_top largest logits' tokens. */
+static void top_tokens(const row *r, int64_t num_top, int64_t *top) {
+    const float least = kth_largest(r, num_top);
+    int64_t num_larger = 0, num_equal = 0, equal[MOST_TOP];
+    for (int64_t b = 0; b < r->num_blocks; b++)
+        for (int64_t i = b * r->block_size; r->largest[b] >= least && i < (b + 1) * r->block_size && i < r->size; i++) {
+            const float x = r->logits[i];
+            if (x > least) {
+                int64_t at = num_larger++;
+                for (; at > 0 && r->logits[top[at - 1]] < x; at--)
+                    top[at] = top[at - 1];
+                top[at] = i;
+            } else if (x == least && num_equal < num_top) {
+                equal[num_equal++] = i;
+            }
+        }
+    memcpy(top + num_larger, equal, (num_top - num_larger) * sizeof(*top));
+}
+
+static void score_some(const void *args, int64_t first, int64_t end) {
+    const score_args *a = args;
+    for (int64_t at = first; at < end; at++) {
+        float largest[MAX_BLOCKS];
+        const row r = row_of(a->logits + a->rows[at] * a->size, a->size, 1, largest);
+        int64_t *top = a->top + at * a->num_top;
+        a->totals[at] = NAN;
+        a->ranks[at] = 1;
+        memset(top, 0, a->num_top * sizeof(*top));
+        if (!(r.max > -INFINITY && r.max < INFINITY))
+            continue;
+        a->totals[at] = r.max + log(sum_of_exp(&r));
+        const float chosen = r.logits[a->chosen[at]];
+        for (int64_t b = 0; b < r.num_blocks; b++)
+            for (int64_t i = b * r.block_size; largest[b] > chosen && i < (b + 1) * r.block_size && i < r.size; i += LANES)
+                a->ranks[at] += __builtin_popcount(bits_of(logits_at(&r, i) > chosen));
+        if (a->num_top > 0)
+            top_tokens(&r, a->num_top, top);
+    }
+}
+
+void score_rows(const score_args *args) { parallel_for(score_some, args, args->num_rows, rows_a_chunk(args->size)); }
