@@ -326,7 +326,7 @@ class LLM:
                 advance(len(done))
         return [done.get(request.request_id) or request.output() for request in requests]
 
-    def _open_images(self, sources: list[Any], is_trusted: bool) -> list[Any]:
+    def _open_images(self, sources: list[Any], is_trusted: bool) -> Sequence[Any]:
         return self.engine.image_processor.open_all(sources, is_trusted)
 
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:

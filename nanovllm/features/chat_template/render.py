@@ -5,7 +5,7 @@ out by rendering (reads.py), and what it has left out, too (twin.py): then the c
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -66,7 +66,7 @@ def render_chat(
     chat_template_content_format: str = "auto",
     tools: list[dict[str, Any]] | None = None,
     check: Callable[[str], None] = lambda text: None,
-    open_images: Callable[[list[Any]], list[Any]] | None = None,
+    open_images: Callable[[list[Any]], Sequence[Any]] | None = None,
 ) -> ChatPrompt:
     """One conversation as a prompt, by a chat template.
 
@@ -92,7 +92,7 @@ def render_chat(
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"tools must be a list of dicts, found {shorten(tools)}")
     checked = checked_messages(messages)
-    pictures: list[Any] = []
+    pictures: Sequence[Any] = ()
     if sources := take_images(checked):
         if open_images is None:
             raise ValueError("this model sees no images, and the messages have some")

@@ -8,7 +8,7 @@ from nanovllm.checks.requests import IMAGE_KEYS
 from nanovllm.checks.values import shorten
 from nanovllm.features.images.options import MOST_IMAGES
 from nanovllm.features.images.processor import ImageProcessor, ImagePrompt
-from nanovllm.features.images.sources import Sources
+from nanovllm.features.images.sources import Pictures, Sources
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RequestImages:
-    """Of one prompt. pictures: PIL images, upright and in RGB. options: its mm_processor_kwargs."""
+    """Of one prompt. options: its mm_processor_kwargs."""
 
     processor: ImageProcessor
-    pictures: list[Any]
+    pictures: Pictures
     options: dict[str, Any] | None
 
     def expand(self, token_ids: list[int]) -> ImagePrompt:

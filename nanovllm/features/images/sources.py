@@ -25,6 +25,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 
 
+class Pictures(tuple["Image", ...]):
+    """Those of one prompt, which Sources has opened: upright, in RGB, within all bounds."""
+
+
 @dataclass(frozen=True)
 class Sources:
     """Where pictures may come from. A client may name less than the person whose machine this is.

@@ -61,7 +61,7 @@ class Tower:
 
     def _run(self, image: Image) -> Tensor:
         self.num_runs += 1
-        inputs = {name: tensor.to(self.device) for name, tensor in image.inputs.items()}
+        inputs = {name: tensor.to(self.device) for name, tensor in image.make_inputs().items()}
         output = self._model.get_image_features(**inputs, return_dict=True)
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         features = torch.stack([torch.cat(list(level)) for level in levels]).to(self.dtype)
