@@ -133,15 +133,16 @@ class LLM:
         from nanovllm.features.chat_template.render import render_chat
 
         options = known_names(options, CHAT_OPTIONS, "chat")
-        open_images = None
-        if self.engine.model_config.images is not None:
-            open_images = partial(self._open_images, is_trusted=is_trusted)
+        of_images: dict[str, Any] = {}
+        if (images := self.engine.model_config.images) is not None:
+            of_images["open_images"] = partial(self._open_images, is_trusted=is_trusted)
+            of_images["image_token"] = self.get_tokenizer().convert_ids_to_tokens(images.image_token_id)
         prompt = render_chat(
             self.get_tokenizer(),
             messages,
             add_generation_prompt,
             check=self.engine.check_length,
-            open_images=open_images,
+            **of_images,
             **options,
         )
         if cache_salt is not None:

@@ -18,8 +18,8 @@ class Image:
     """One picture and how its placeholders stand.
 
     content_hash   of its decoded pixels and the processor's options
-    make_inputs    gives what the tower takes, by transformers' names: numbers that need up to sixteen times the
-                   picture's memory, so an image that waits for the tower does not hold them
+    make_inputs    gives what the tower takes, by transformers' names: numbers that need ten times the picture's
+                   memory and more, so an image that waits for the tower does not hold them
     num_bytes      of the picture, which make_inputs holds
     num_placeholders   one for each vector of the tower
     grid           rows and columns of its placeholders, if they have positions of their own (Qwen); None: they do not
