@@ -163,7 +163,7 @@ def measure(shape: str, repeats: int, with_transformers: bool, console: Console)
                     )[0].prompt_token_ids
                 ]
             )
-            inputs = llm.engine.image_processor.prepare(picture(1), {}).inputs
+            inputs = llm.engine.image_processor.prepare(picture(1), {}).make_inputs()
             images = llm.engine.model_config.images
             del llm
             gc.collect()

@@ -5,6 +5,7 @@ The processors are transformers' own, those that need Pillow and no torchvision.
 
 import hashlib
 import json
+import math
 from importlib import import_module
 from numbers import Integral
 from pathlib import Path
@@ -183,6 +184,21 @@ class ImageProcessor:
             grid=made.grid,
             split=made.split,
         )
+
+    def largest(self, max_tokens: int) -> PromptImages:
+        """An image that takes as much memory as any that a prompt of so many tokens may have."""
+        side = math.isqrt(MAX_PIXELS)
+        if not self._is_idefics3:  # a placeholder is a square of pixels; Idefics3's tiles are bounded by the processor
+            side = min(side, math.isqrt(max_tokens) * _number(self._vision.patch_size) * self._processor.merge_size)
+        made = self._process(pil().new("RGB", (side, side), (200, 30, 10)), self._process_options({}))
+        image = Image(
+            content_hash="largest",
+            make_inputs=lambda: made.inputs,
+            num_placeholders=made.num_placeholders,
+            grid=made.grid,
+            split=made.split,
+        )
+        return PromptImages((image,), (tuple(range(made.num_placeholders)),))
 
     def _process(self, picture: Any, options: dict[str, Any]) -> Prepared:
         more = {"return_row_col_info": True} if self._is_idefics3 else {}

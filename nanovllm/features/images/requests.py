@@ -1,5 +1,6 @@
 """Images of a request: checked, opened, and put where the prompt's image tokens are."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,10 +9,14 @@ from nanovllm.checks.requests import IMAGE_KEYS
 from nanovllm.checks.values import shorten
 from nanovllm.features.images.options import MOST_IMAGES
 from nanovllm.features.images.processor import ImageProcessor, ImagePrompt
+from nanovllm.features.images.prompt_images import PromptImages
 from nanovllm.features.images.sources import Pictures, Sources
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
+
+
+logger = logging.getLogger("nanovllm")
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,21 @@ def with_placeholders(engine: "LLMEngine", prompt: dict[str, Any], token_ids: li
     """The tokens that a prompt with images has. token_ids: with one image token for each image."""
     _, images = split_prompt(engine, prompt)
     return token_ids if images is None else images.expand(token_ids).token_ids
+
+
+def largest_image(engine: "LLMEngine") -> PromptImages | None:
+    """Of a model whose memory is measured before its KV pool has a size. None if its prompts can have no images.
+
+    The tower's weights are read: they count, too.
+    """
+    if (engine.config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES) == 0:
+        return None
+    max_tokens = engine.config.max_model_len or engine.model_config.max_position_embeddings
+    try:
+        return engine.image_processor.largest(max_tokens)
+    except ValueError as error:  # texts are answered without a processor and without Pillow
+        logger.warning("No memory is kept free for images, which will be refused: %s", error)
+        return None
 
 
 def make_processor(engine: "LLMEngine") -> ImageProcessor:

@@ -2,17 +2,21 @@
 
 import gc
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.images import sources
+from nanovllm.features.images.recent import Recent
 from nanovllm.jobs import answer_lines
 from nanovllm.serving import async_llm
 from nanovllm.serving.http import serve
 from nanovllm.serving.http.options import ServeOptions
 from tests.image_checkpoints import KINDS, make_image_checkpoint, picture
+from tests.pretend_gpu import pretend_gpu
 from tests.servers import PATIENCE_S, serving
 from tests.serving.http.test_images import question, url_of
 
@@ -129,3 +133,46 @@ def test_a_picture_is_opened_once(folder_of, monkeypatch):
         assert len(opened) == 2
         assert server.send("/tokenize", json.dumps({"messages": body["messages"]}).encode())[0] == 200
         assert len(opened) == 3
+
+
+# -- on a GPU, where the KV pool gets what is left ---------------------------------------------------------------------
+
+POOL = dict(dtype="float32", block_size=4, max_model_len=400, max_num_seqs=2, max_num_batched_tokens=100)
+
+
+@pytest.mark.parametrize("kind", ["smolvlm", "qwen3_vl"])
+def test_the_tower_is_counted_before_the_pool_has_its_size(kind, folder_of):
+    """Weights, the largest picture on its way through it, and what is kept of pictures: they fit beside the pool."""
+    mark = "<image>" if kind == "smolvlm" else "<|vision_start|><|image_pad|><|vision_end|>"
+    with pretend_gpu(total_bytes=1 << 25) as gpu, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recent.__init__, "__defaults__", (1 << 20,))
+        options = POOL | dict(optimizations=(), max_num_seqs=512, gpu_memory_utilization=0.5)
+        blind = LLM(str(folder_of(kind)), **options, limit_mm_per_prompt={"image": 0})
+        assert blind.engine.model_runner.tower is None
+        num_bytes = blind.engine.kv_pool.num_bytes
+        del blind
+        gc.collect()
+        torch.cuda.empty_cache()
+        llm = LLM(str(folder_of(kind)), **options)
+        tower = llm.engine.model_runner.tower
+        assert num_bytes - llm.engine.kv_pool.num_bytes >= tower.num_bytes + (1 << 20)
+        assert llm.stats()["images"]["tower_runs"] == 0
+        torch.cuda.reset_peak_memory_stats()
+        prompts = [
+            {"prompt": f"the quick {mark}", "multi_modal_data": {"image": picture(1200, 1200, seed)}}
+            for seed in range(4)
+        ]
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert all(output.finished for output in outputs) and tower.num_runs == 4
+        assert torch.cuda.max_memory_allocated() <= gpu.total_bytes // 2
+
+
+def test_a_gpu_without_a_processor_of_images_answers_texts(folder_of, tmp_path, caplog):
+    folder = shutil.copytree(folder_of("smolvlm"), tmp_path / "model")
+    (folder / "preprocessor_config.json").unlink()
+    with pretend_gpu(), caplog.at_level("WARNING"):
+        llm = LLM(str(folder), **POOL, optimizations=())
+        assert "No memory is kept free for images" in caplog.text
+        assert llm.generate("the quick", GREEDY, use_tqdm=False)[0].finished
+        with pytest.raises(ValueError, match="preprocessor_config"):
+            llm.generate({"prompt": "<image>", "multi_modal_data": {"image": picture(9, 9)}}, GREEDY)
