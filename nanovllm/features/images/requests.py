@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.requests import IMAGE_KEYS
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("nanovllm")
+READING = Lock()  # the first pictures may come at once, and a tower is read once
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,20 @@ def with_placeholders(engine: "LLMEngine", prompt: dict[str, Any], token_ids: li
     return token_ids if images is None else images.expand(token_ids).token_ids
 
 
+def processor_for(engine: "LLMEngine", is_trusted: bool) -> ImageProcessor:
+    """The engine's. Raises ValueError.
+
+    is_trusted: the caller may be told where the checkpoint is that cannot be read. Others are sent to the log.
+    """
+    try:
+        return engine.image_processor
+    except (ValueError, OSError) as error:
+        if is_trusted:
+            raise
+        logger.error("Images are refused: %s", error)
+        raise ValueError("no images can be looked at here; the log says why") from None
+
+
 def largest_image(engine: "LLMEngine") -> PromptImages | None:
     """Of a model whose memory is measured before its KV pool has a size. None if its prompts can have no images.
 
@@ -80,13 +96,14 @@ def make_processor(engine: "LLMEngine") -> ImageProcessor:
         raise ValueError(f"{engine.config.model}: this model sees no images{more}")
     config = engine.config
     folder = config.allowed_local_media_path
-    processor = ImageProcessor(
-        engine.directory,
-        images,
-        engine.tokenizer,
-        max_images=(config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES),
-        options=config.mm_processor_kwargs or {},
-        sources=Sources(folder=Path(folder) if folder else None, domains=config.allowed_media_domains),
-    )
-    engine.model_runner.load_tower()
+    with READING:
+        processor = ImageProcessor(
+            engine.directory,
+            images,
+            engine.tokenizer,
+            max_images=(config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES),
+            options=config.mm_processor_kwargs or {},
+            sources=Sources(folder=Path(folder) if folder else None, domains=config.allowed_media_domains),
+        )
+        engine.model_runner.load_tower()
     return processor
