@@ -137,7 +137,7 @@ class ModelRunner:
         self.block_size = config.block_size or block_size or DEFAULT_BLOCK_SIZE
         self.kv_config, self.kv_dtype = self.platform.kv_format(config, self.local_config, self.dtype, self.kernels)
         self.recorded_steps: RecordedSteps | None = None
-        self.tower: Tower | None = None  # of a model that sees images, once there is one
+        self.tower: Tower | None = None  # of a model that sees images, once one comes or memory is measured
         self._scratch = torch.empty(0)
         self._free_bytes = self.platform.free_bytes(config)  # None on a GPU, where prepare() measures them
         if self._free_bytes is not None:
@@ -335,6 +335,6 @@ class ModelRunner:
             )
 
     def usage(self) -> dict[str, int]:
-        """Bytes of the weights, of the KV pool and, once a picture has come, of the tower that looks at them."""
+        """Bytes of the weights, of the KV pool and, once it is read, of the tower that looks at pictures."""
         usage = {"weights": self.weight_bytes, "kv_cache": self.kv_cache.num_bytes}
         return usage if self.tower is None else usage | {"tower": self.tower.num_bytes}

@@ -22,7 +22,7 @@ IMAGE_PARTS = {
     "image": ("image", "image_url", "url", "path"),
     "image_pil": ("image_pil",),
 }
-IMAGE_KEYS = {"image_url", "image", "image_pil"}  # of the parts above, and of no part of text
+KEYS_OF_IMAGES = ("image_url", "image", "image_pil")  # which no part of another type has
 FORMATS_OF_CONTENT = ("auto", "string", "openai")  # vLLM's names for the forms of content
 STRING, PARTS, ONE_PART = "string", "parts", "one part"  # what a template may read as content
 OBJECT, TEXT = "object", "text"  # what it may read as the arguments of a call
@@ -161,8 +161,8 @@ def _checked_content(content: Any, index: int, role: str) -> Any:
                 raise ValueError(f"message {index}: images belong in messages of role user, found one of role {role}")
             parts.append({"type": "image", "image": _image_of(part, index)})
             continue
-        if isinstance(part, dict) and (lost := IMAGE_KEYS & part.keys()):
-            raise ValueError(f"message {index}: a part with {min(lost)!r} is of type image_url; found {shorten(part)}")
+        if isinstance(part, dict) and any(part.get(key) is not None for key in KEYS_OF_IMAGES):
+            raise ValueError(f"message {index}: a part with an image is of type image_url; found {shorten(part)}")
         if isinstance(part, dict) and isinstance(part.get("type", "text"), str):
             part = part.get(TEXT_PARTS.get(part.get("type", "text"), ""), part)
         if not isinstance(part, str):

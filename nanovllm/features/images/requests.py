@@ -82,7 +82,7 @@ def largest_image(engine: "LLMEngine") -> PromptImages | None:
     max_tokens = engine.config.max_model_len or engine.model_config.max_position_embeddings
     try:
         return engine.image_processor.largest(max_tokens)
-    except ValueError as error:  # texts are answered without a processor and without Pillow
+    except (ValueError, OSError) as error:  # texts are answered without a processor and without Pillow
         logger.warning("No memory is kept free for images, which will be refused: %s", error)
         return None
 

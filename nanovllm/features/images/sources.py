@@ -150,9 +150,10 @@ def _has_frames(image: "Image") -> bool:
 
 def _on_white(image: "Image") -> "Image":
     """Upright, in RGB; what is transparent shows white, as transformers' processors have it."""
-    from PIL import ImageOps
+    from PIL import ExifTags, ImageOps
 
-    image = ImageOps.exif_transpose(image)
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # otherwise it would be copied
+        image = ImageOps.exif_transpose(image)
     if image.mode == "La":  # Pillow converts it to nothing else
         image = image.convert("LA")
     if image.mode.lower().endswith("a") or image.info.get("transparency") is not None:

@@ -162,6 +162,13 @@ MESSAGES = [
 ]
 
 
+def test_fields_that_are_null(server):
+    """As clients write objects with optional fields."""
+    text = {"type": "text", "text": "a", "image_url": None}
+    shown = {"type": "image_url", "image_url": {"url": url_of(A), "detail": None}, "image": None, "text": None}
+    assert ask(server, [{"role": "user", "content": [text, shown], "images": None}])[0] == 200
+
+
 @pytest.mark.parametrize("number", range(len(MESSAGES)))
 def test_where_images_may_be(number, server):
     """None is left out without a word."""
