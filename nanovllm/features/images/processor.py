@@ -209,7 +209,7 @@ class ImageProcessor:
             raise ValueError(f"the image processor does not take this image: {shorten(str(error))}") from None
         inputs: dict[str, Tensor] = {name: features[name] for name in features if torch.is_tensor(features[name])}
         if not self._is_idefics3:
-            return self._of_patches(inputs)
+            return self._of_patches(inputs, options.get("merge_size", self._processor.merge_size))
         [[rows]] = features["rows"]
         [[columns]] = features["cols"]
         return self._of_tiles(inputs, rows, columns)
@@ -227,12 +227,12 @@ class ImageProcessor:
             raise ValueError("a part of this image is exactly as bright as the processor's mean: it cannot be seen")
         return Prepared(inputs, num_placeholders=len(tiles) * self._placeholders_of_tile, split=(rows, columns))
 
-    def _of_patches(self, inputs: dict[str, Tensor]) -> Prepared:
-        """Qwen's: patches in rows and columns, several of which are one placeholder."""
+    def _of_patches(self, inputs: dict[str, Tensor], merge_size: int) -> Prepared:
+        """Qwen's: patches in rows and columns, several of which are one placeholder. merge_size: the processor's."""
         vision = self._vision
         numbers = vision.in_channels * vision.temporal_patch_size * _number(vision.patch_size) ** 2  # of a patch
         merge = vision.spatial_merge_size
-        if inputs["pixel_values"].shape[1] != numbers or self._processor.merge_size != merge:
+        if inputs["pixel_values"].shape[1] != numbers or merge_size != merge:
             raise ValueError(
                 "the image processor's patches do not fit the tower: patch_size, temporal_patch_size and merge_size "
                 "must be the checkpoint's"
