@@ -121,7 +121,8 @@ class BoundedBodies:
     """ASGI middleware: the bodies of all requests that are being answered take at most so many bytes together.
 
     They stay in memory while their requests wait, and one with pictures takes as much as many texts. Whoever reads a
-    body with which they would take more gets Overloaded.
+    body with which they would take more gets Overloaded. An endpoint that answers before its work is done leaves that
+    task in request.state.work.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -141,10 +142,17 @@ class BoundedBodies:
             own_bytes += size
             return message
 
+        def give_back(task: Any = None) -> None:
+            self.num_bytes -= own_bytes
+
         try:
             await self.app(scope, get, send)
         finally:
-            self.num_bytes -= own_bytes
+            work = scope.get("state", {}).get("work")
+            if work is None:
+                give_back()
+            else:
+                work.add_done_callback(give_back)
 
 
 class Guard:

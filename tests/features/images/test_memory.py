@@ -3,7 +3,9 @@
 import gc
 import json
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +103,27 @@ def test_bodies_of_requests_are_bounded(folder_of, monkeypatch):
         assert server.send(CHAT, json.dumps(body).encode())[0] == 200
 
 
+def test_bodies_of_work_in_the_background_are_bounded(folder_of, monkeypatch):
+    monkeypatch.setattr(serve, "MAX_BODIES_BYTES", 100_000)
+    with serving(folder_of("smolvlm"), ServeOptions(max_body_bytes=100_000), dtype="float32") as server:
+        parts = [{"type": "input_image", "image_url": url_of(picture(40, 40))}]
+        body = {"input": [{"role": "user", "content": parts}], "max_output_tokens": 2, "background": True}
+        raw = json.dumps(body | {"user": "x" * 60_000}).encode()
+        server.llm.thread.set_pace(0)
+        status, answer = server.send("/v1/responses", raw)
+        assert status == 200 and json.loads(answer)["status"] in ("queued", "in_progress")
+        assert server.send("/v1/responses", raw)[0] == 429
+        server.llm.thread.set_pace()
+        url = f"/v1/responses/{json.loads(answer)['id']}"
+        ends = time.monotonic() + PATIENCE_S
+        while json.loads(server.send(url)[1])["status"] in ("queued", "in_progress"):
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        server.until(lambda: not server.engine.requests)
+        assert server.send("/v1/responses", json.dumps(body | {"background": False}).encode())[0] == 200
+        assert server.send("/v1/responses", raw)[0] == 200
+
+
 def test_a_batch_job_opens_few_pictures_at_a_time(folder_of, monkeypatch):
     monkeypatch.setattr(answer_lines, "WINDOW_IMAGE_BYTES", 40 * 40 * 3 * 2)
     llm = LLM(str(folder_of("smolvlm")), **OPTIONS | {"max_num_seqs": 2})
@@ -176,3 +199,19 @@ def test_a_gpu_without_a_processor_of_images_answers_texts(folder_of, tmp_path, 
         assert llm.generate("the quick", GREEDY, use_tqdm=False)[0].finished
         with pytest.raises(ValueError, match="preprocessor_config"):
             llm.generate({"prompt": "<image>", "multi_modal_data": {"image": picture(9, 9)}}, GREEDY)
+
+
+@pytest.mark.ci
+def test_ranks_with_gpus_have_their_towers_before_their_pools(folder_of, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("from tests.pretend_gpu import be_a_rank; be_a_rank()")
+    for path in (Path(__file__).parents[3], tmp_path):
+        monkeypatch.syspath_prepend(path)
+    mark = "<|vision_start|><|image_pad|><|vision_end|>"
+    prompt = {"prompt": f"the quick {mark}", "multi_modal_data": {"image": picture(60, 40)}}
+    options = POOL | dict(optimizations=(), num_gpu_blocks_override=200)
+    [expected] = LLM(str(folder_of("qwen3_vl")), **options).generate(prompt, GREEDY, use_tqdm=False)
+    with pretend_gpu(num_gpus=2):
+        llm = LLM(str(folder_of("qwen3_vl")), **options, tensor_parallel_size=2)
+        assert all(usage["tower"] > 0 for usage in llm.engine.model_runner.usage())
+        [output] = llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
