@@ -11,6 +11,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.images.prompt_images import Image, PromptImages
+from nanovllm.features.images.recent import Recent
 from tests.checkpoints import edit
 from tests.image_checkpoints import IDEFICS_PROCESSOR, KINDS, make_image_checkpoint, picture, reference
 
@@ -195,9 +196,15 @@ def test_one_pixel(kind, llm_of, folder_of):
 
 
 @pytest.mark.parametrize("kind", ["smolvlm", "qwen3_5"])
-@pytest.mark.parametrize("options", [{}, {"cpu_cache_bytes": 1 << 24}, {"prefix_cache_dir": True}])
-def test_whatever_runs_beside_it(kind, options, folder_of, tmp_path):
-    """Random prompts, in a pool too small for all, chunked, preempted, cached and aborted: each as it is alone."""
+@pytest.mark.parametrize("options", [{}, {"cpu_cache_bytes": 1 << 24}, {"prefix_cache_dir": True}, "forgetful"])
+def test_whatever_runs_beside_it(kind, options, folder_of, tmp_path, monkeypatch):
+    """Random prompts, in a pool too small for all, chunked, preempted, cached and aborted: each as it is alone.
+
+    forgetful: neither processor nor tower keeps more than the newest image.
+    """
+    if options == "forgetful":
+        monkeypatch.setattr(Recent.__init__, "__defaults__", (0,))
+        options = {}
     check_random_prompts(folder_of(kind), kind, 25, options, tmp_path)
 
 
