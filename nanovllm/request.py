@@ -108,6 +108,12 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
 
     @property
+    def num_image_bytes(self) -> int:
+        """Of the pictures that it holds until it is finished."""
+        images = self.samples[0].seq.images
+        return 0 if images is None else images.num_bytes
+
+    @property
     def finished(self) -> bool:
         return all(sample.finished for sample in self.samples)
 

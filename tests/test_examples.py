@@ -256,3 +256,14 @@ def test_retrieval(run):
     assert "12 passages are vectors of 576 numbers" in out.replace("\n", " ")
     assert "was not trained for embeddings" in out and "the model's answer" in out and "ch0" in out
     assert int(re.search(r"([\d,]+) of\s+them found", out)[1].replace(",", "")) >= 11 * 16
+
+
+@pytest.mark.ci
+def test_bench_images(run):
+    """Another Python's vLLM is not here, and it says so."""
+    sizes = ("--shape", "tiny", "--picture", "64x48", "--repeats", "1")
+    out = run("bench_images.py", *sizes, "--transformers", "--vllm-python", sys.executable)
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│ tiny")]
+    assert [row[1] for row in rows][:2] == ["nanovllm", "transformers"] and rows[0][2] == rows[1][2]
+    assert "vLLM not here" in out or [row[1] for row in rows][2:] == ["vLLM"]
+    assert "llama.cpp: not measured" in out

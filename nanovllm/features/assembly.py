@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
     from nanovllm.features.cache_reports.block_times import BlockTimes
     from nanovllm.features.cache_reports.kv_events import KVEvents
+    from nanovllm.features.images.prompt_images import PromptImages
     from nanovllm.features.speculation.choose import Speculation
 
 
@@ -50,6 +51,15 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
     from nanovllm.worker.model_runner import ModelRunner
 
     return ModelRunner(config, model_config)
+
+
+def largest_image(engine: "LLMEngine") -> "PromptImages | None":
+    """For the step by which a GPU's memory is measured, if the model sees images."""
+    if engine.model_config.images is None or not engine.model_runner.measures_memory:
+        return None
+    from nanovllm.features.images.requests import largest_image
+
+    return largest_image(engine)
 
 
 def make_speculation(

@@ -27,7 +27,7 @@ from nanovllm.serving.openai.shown import Shown
 Respond = Callable[[str, list[Any]], dict[str, Any]]
 
 LINE_FIELDS = {"custom_id", "method", "url", "body"}
-WINDOW_SAMPLES, WINDOW_TOKENS, WINDOW_BYTES = 1024, 1_000_000, 8_000_000
+WINDOW_SAMPLES, WINDOW_TOKENS, WINDOW_BYTES, WINDOW_IMAGE_BYTES = 1024, 1_000_000, 8_000_000, 1 << 29
 
 
 class CustomIds:
@@ -73,6 +73,9 @@ class _Line:
         """Samples, and the tokens that they hold when they begin."""
         num_tokens = sum(len(request.prompt_token_ids) * request.params.n for request in self.requests)
         return sum(request.params.n for request in self.requests), num_tokens
+
+    def num_image_bytes(self) -> int:
+        return sum(request.num_image_bytes for request in self.requests)
 
     def answer(self) -> Answer:
         try:
@@ -128,15 +131,17 @@ def answer_lines(
 
 
 def _window(source: Iterator[tuple[int, _Line | Answer]]) -> Iterator[_Line | Answer]:
-    """Lines until there are so many samples, tokens or bytes; an error counts as a sample."""
-    num_samples = num_tokens = num_bytes = 0
+    """Lines until there are so many samples, tokens or bytes, pictures' included; an error counts as a sample."""
+    num_samples = num_tokens = num_bytes = num_image_bytes = 0
     for length, line in source:
         yield line
         samples, tokens = line.size() if isinstance(line, _Line) else (1, 0)
         num_samples += samples
         num_tokens += tokens
         num_bytes += length
-        if num_samples >= WINDOW_SAMPLES or num_tokens > WINDOW_TOKENS or num_bytes > WINDOW_BYTES:
+        num_image_bytes += line.num_image_bytes() if isinstance(line, _Line) else 0
+        is_long = num_samples >= WINDOW_SAMPLES or num_tokens > WINDOW_TOKENS or num_bytes > WINDOW_BYTES
+        if is_long or num_image_bytes > WINDOW_IMAGE_BYTES:
             return
 
 

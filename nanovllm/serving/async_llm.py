@@ -37,11 +37,12 @@ logger = logging.getLogger("nanovllm")
 Result = TypeVar("Result")
 PAUSE_MODES = ("abort", "wait", "keep")
 GENERATE_ARGUMENTS = ("prompt", "sampling_params", "request_id", "lora_request", "priority", "timeout_s")
+MAX_IMAGE_BYTES = 2 << 30  # of the pictures of all requests; a request that comes to these is refused
 NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others
 
 
 class Overloaded(RuntimeError):
-    """Too many sequences wait; this request was not taken."""
+    """Too many sequences wait, or too many pictures; this request was not taken."""
 
 
 class AsyncLLM:
@@ -58,6 +59,7 @@ class AsyncLLM:
         self.max_waiting = max_waiting
         self.readers: set[Reader] = set()  # of the requests that somebody waits for
         self._num_entering = 0  # sequences that are being prepared or on their way to the engine's queue
+        self._with_images: weakref.WeakValueDictionary[int, Request] = weakref.WeakValueDictionary()  # by their id()
         self._counting = Lock()  # while a sequence goes from that number to the queue: it counts once at every moment
         self._preparing = asyncio.Semaphore(NUM_PREPARING_THREADS)
         self._compiling = asyncio.Semaphore(1)  # grammars wait for each other, and nobody else for them
@@ -191,7 +193,7 @@ class AsyncLLM:
     # -- the engine, from the event loop --------------------------------------------------------------------------
 
     async def _made(self, make: Callable[[], list[Request]]) -> list[Request]:
-        requests = await self.prepare(make)
+        requests = await self.prepare(lambda: self._make_if_there_is_room(make))
         if any(request.params.structured_outputs is not None for request in requests):
             await self.prepare(lambda: self.engine.compile_grammars(requests), self._compiling)
         return requests
@@ -275,6 +277,21 @@ class AsyncLLM:
             if limit is not None and num_waiting + num_samples > limit:
                 raise Overloaded(f"{num_waiting} sequences wait already (the limit is {limit}); try again later")
             self._num_entering += num_samples
+
+    def _make_if_there_is_room(self, make: Callable[[], list[Request]]) -> list[Request]:
+        """make(). Raises Overloaded while the pictures of other requests take as much memory as they may.
+
+        A few threads call it at a time, so the pictures of so many requests may come on top.
+        """
+        with self._counting:
+            unfinished = [request for request in self._with_images.values() if not request.finished]
+        num_bytes = sum(request.num_image_bytes for request in unfinished)
+        if num_bytes > MAX_IMAGE_BYTES:
+            raise Overloaded(f"the pictures of other requests take {num_bytes:,} bytes already; try again later")
+        requests = make()
+        with self._counting:
+            self._with_images.update((id(request), request) for request in requests if request.num_image_bytes)
+        return requests
 
     # -- its state ------------------------------------------------------------------------------------------------
 

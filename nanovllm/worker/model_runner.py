@@ -23,6 +23,7 @@ from nanovllm.worker.sampler import SamplingBatch, sample
 
 if TYPE_CHECKING:
     from nanovllm.features.hybrid.state_pool import StatePool
+    from nanovllm.features.images.prompt_images import PromptImages
     from nanovllm.features.images.tower import Tower
     from nanovllm.features.logprobs.scores import PromptLogprobs, TokenLogprobs
     from nanovllm.features.lora.slots import BatchAdapters
@@ -136,7 +137,7 @@ class ModelRunner:
         self.block_size = config.block_size or block_size or DEFAULT_BLOCK_SIZE
         self.kv_config, self.kv_dtype = self.platform.kv_format(config, self.local_config, self.dtype, self.kernels)
         self.recorded_steps: RecordedSteps | None = None
-        self.tower: Tower | None = None  # of a model that sees images, once there is one
+        self.tower: Tower | None = None  # of a model that sees images, once one comes or memory is measured
         self._free_bytes = self.platform.free_bytes(config)  # None on a GPU, where prepare() measures them
         if self._free_bytes is not None:
             self.allocate_kv_cache(self._free_bytes)
@@ -173,9 +174,17 @@ class ModelRunner:
                 group=self.group,
             )
 
-    def prepare(self) -> KVPool:
-        """Allocate the KV cache if that had to wait for the weights (on a GPU), and record what can be replayed."""
-        if self._free_bytes is None:
+    @property
+    def measures_memory(self) -> bool:
+        """Does the KV pool get what the weights and the largest step leave? (On a GPU.)"""
+        return self._free_bytes is None
+
+    def prepare(self, largest_image: "PromptImages | None" = None) -> KVPool:
+        """Allocate the KV cache if that had to wait for the weights, and record what can be replayed.
+
+        largest_image: the largest step, by which memory is measured, has it.
+        """
+        if self.measures_memory:
             self.kv_cache = self.kv_cache_of_one_block()
             free_bytes = self.platform.profile_free_bytes(
                 self.config,
@@ -183,7 +192,11 @@ class ModelRunner:
                 run=self.run,
                 max_model_len=self.max_model_len,
                 block_size=self.block_size,
+                largest_image=largest_image,
             )
+            if self.tower is not None:
+                self.tower.forget()
+                free_bytes -= self.tower.max_kept_bytes
             self.allocate_kv_cache(free_bytes)
         self.recorded_steps = self.platform.record_steps(
             self.config, self.forward_pass, max_model_len=self.max_model_len, block_size=self.block_size
@@ -317,6 +330,6 @@ class ModelRunner:
             )
 
     def usage(self) -> dict[str, int]:
-        """Bytes of the weights, of the KV pool and, once a picture has come, of the tower that looks at them."""
+        """Bytes of the weights, of the KV pool and, once it is read, of the tower that looks at pictures."""
         usage = {"weights": self.weight_bytes, "kv_cache": self.kv_cache.num_bytes}
         return usage if self.tower is None else usage | {"tower": self.tower.num_bytes}

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import RotaryEmbedding
 from nanovllm.worker.model import Decoder
+
+if TYPE_CHECKING:
+    from nanovllm.features.images.prompt_images import PromptImages
 
 
 @dataclass(frozen=True)
@@ -102,11 +106,12 @@ class Platform(ABC):
         run: Callable[[SchedulerOutput], object],
         max_model_len: int,
         block_size: int,
+        largest_image: "PromptImages | None",
     ) -> int:
         """Bytes left for the KV pool by the weights, the largest step and the steps that will be recorded.
 
         It is called only if free_bytes() is None. forward_pass: has a KV cache of one block. run: computes a whole step
-        with that, sampling included.
+        with that, sampling included. largest_image: for the largest step, of a model that sees images.
         """
         raise NotImplementedError
 

@@ -43,7 +43,7 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
 
 
 def image_counts(engine: "LLMEngine") -> dict[str, dict[str, int]]:
-    """Of a model that sees images, once one has come. Ranks are not asked."""
+    """Of a model that sees images, once its tower is read. Ranks are not asked."""
     tower = getattr(engine.model_runner, "tower", None)
     return {} if tower is None else {"images": {"tower_runs": tower.num_runs, "tower_bytes": tower.num_bytes}}
 

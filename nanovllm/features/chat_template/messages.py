@@ -22,6 +22,7 @@ IMAGE_PARTS = {
     "image": ("image", "image_url", "url", "path"),
     "image_pil": ("image_pil",),
 }
+KEYS_OF_IMAGES = ("image_url", "image", "image_pil")  # which no part of another type has
 FORMATS_OF_CONTENT = ("auto", "string", "openai")  # vLLM's names for the forms of content
 STRING, PARTS, ONE_PART = "string", "parts", "one part"  # what a template may read as content
 OBJECT, TEXT = "object", "text"  # what it may read as the arguments of a call
@@ -36,6 +37,10 @@ def checked_messages(messages: Any) -> list[Message]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             known = "a dict with strings 'role' and 'content'"
             raise ValueError(f"message {index} must be {known}, found {shorten(message)}")
+        if message.get("images"):  # Ollama's
+            raise ValueError(
+                f"message {index}: images are parts of its content, of type image_url, and no field beside it"
+            )
         calls = message.get("tool_calls") or None
         if not isinstance(calls, list | None):
             raise ValueError(f"message {index}: tool_calls must be a list, found {shorten(calls)}")
@@ -156,6 +161,8 @@ def _checked_content(content: Any, index: int, role: str) -> Any:
                 raise ValueError(f"message {index}: images belong in messages of role user, found one of role {role}")
             parts.append({"type": "image", "image": _image_of(part, index)})
             continue
+        if isinstance(part, dict) and any(part.get(key) is not None for key in KEYS_OF_IMAGES):
+            raise ValueError(f"message {index}: a part with an image is of type image_url; found {shorten(part)}")
         if isinstance(part, dict) and isinstance(part.get("type", "text"), str):
             part = part.get(TEXT_PARTS.get(part.get("type", "text"), ""), part)
         if not isinstance(part, str):
@@ -168,7 +175,10 @@ def _checked_content(content: Any, index: int, role: str) -> Any:
 def _image_of(part: dict[str, Any], index: int) -> Any:
     """A PIL image, a path or a URL."""
     keys = IMAGE_PARTS[part["type"]]
-    value = next((part[key] for key in keys if part.get(key) is not None), None)
+    named = [part[key] for key in keys if part.get(key) is not None]
+    if len(named) > 1:
+        raise ValueError(f"message {index}: a part of type {part['type']} has one image, found {len(named)}")
+    value = named[0] if named else None
     if isinstance(value, dict):  # OpenAI's form; its "detail" is the processor's choice here
         value = value.get("url")
     if value is None:

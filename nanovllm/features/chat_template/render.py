@@ -5,7 +5,8 @@ out by rendering (reads.py), and what it has left out, too (twin.py): then the c
 """
 
 import logging
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -66,7 +67,8 @@ def render_chat(
     chat_template_content_format: str = "auto",
     tools: list[dict[str, Any]] | None = None,
     check: Callable[[str], None] = lambda text: None,
-    open_images: Callable[[list[Any]], list[Any]] | None = None,
+    open_images: Callable[[list[Any]], Sequence[Any]] | None = None,
+    image_token: str | None = None,
 ) -> ChatPrompt:
     """One conversation as a prompt, by a chat template.
 
@@ -75,7 +77,8 @@ def render_chat(
     enable_thinking of Qwen3's. chat_template_content_format: "string" hands all contents over as texts, "openai" as
     lists of parts; "auto": as the template reads them. tools: functions that the model may call, as OpenAI's API
     describes them. check: of the text before it is tokenized. open_images: makes pictures of what the messages name as
-    images, for a model that sees them; they become the prompt's multi_modal_data.
+    images, for a model that sees them; they become the prompt's multi_modal_data. image_token: what the template writes
+    for an image. Where a message or a tool has it as text, it is text in the prompt, too: some tokens that spell it.
 
     Raises ValueError if the template does not take the messages, or leaves something of them out of the prompt.
     """
@@ -92,7 +95,7 @@ def render_chat(
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"tools must be a list of dicts, found {shorten(tools)}")
     checked = checked_messages(messages)
-    pictures: list[Any] = []
+    pictures: Sequence[Any] = ()
     if sources := take_images(checked):
         if open_images is None:
             raise ValueError("this model sees no images, and the messages have some")
@@ -101,6 +104,12 @@ def render_chat(
         checked[-1]["content"] = ""  # transformers goes on with no other
     template = tokenizer.get_chat_template(chat_template, tools)
     special, kwargs = tokenizer.special_tokens_map, chat_template_kwargs or {}
+    stand_in = ""  # for the image token where it is text: the template's own are all that it finds in the prompt
+    if image_token is not None:
+        stand_in = f"qz{secrets.token_hex(4)}zq"
+        checked = _replaced(checked, image_token, stand_in)
+        tools = _replaced(tools, image_token, stand_in)
+        kwargs = _replaced(kwargs, image_token, stand_in)
     prompting = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     options = {**special, **kwargs, **prompting}
     try:
@@ -110,12 +119,43 @@ def render_chat(
         )
     except TooMuch as error:
         raise ValueError(f"the chat template {error}") from None
+    parts = [text]
+    if image_token is not None:
+        parts = _parts_around_texts(text, image_token, stand_in)
+        begun = begun.replace(stand_in, image_token)
     # The template has written the special tokens already.
-    prompt = ChatPrompt(prompt=text, prompt_token_ids=tokenize(tokenizer, text, add_special_tokens=False))
+    token_ids = [token_id for part in parts for token_id in tokenize(tokenizer, part, add_special_tokens=False)]
+    prompt = ChatPrompt(prompt="".join(parts), prompt_token_ids=token_ids)
     prompt.begun = begun
     if pictures:
         prompt["multi_modal_data"] = {"image": pictures}
     return prompt
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    """In all texts of a message or a tool."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, list):
+        return [_replaced(item, old, new) for item in value]
+    if isinstance(value, dict):
+        return {_replaced(key, old, new): _replaced(item, old, new) for key, item in value.items()}
+    return value
+
+
+def _parts_around_texts(text: str, image_token: str, stand_in: str) -> list[str]:
+    """A prompt's text in parts, to be tokenized one by one: each stand-in has become two halves of the image token.
+
+    So tokens spell it, and the tokenizer, which looks for special tokens before all else, does not find it.
+    """
+    middle = len(image_token) // 2
+    parts = [""]
+    for index, plain in enumerate(text.split(stand_in)):
+        if index:
+            parts[-1] += image_token[:middle]
+            parts.append(image_token[middle:])
+        parts[-1] += plain
+    return parts
 
 
 @dataclass(frozen=True, slots=True)

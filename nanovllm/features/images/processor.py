@@ -5,6 +5,7 @@ The processors are transformers' own, those that need Pillow and no torchvision.
 
 import hashlib
 import json
+import math
 from importlib import import_module
 from numbers import Integral
 from pathlib import Path
@@ -18,7 +19,7 @@ from nanovllm.features.images.image_config import IDEFICS3, ImageConfig
 from nanovllm.features.images.options import PROCESSOR_FILES
 from nanovllm.features.images.prompt_images import Image, PromptImages
 from nanovllm.features.images.recent import Recent
-from nanovllm.features.images.sources import MAX_PIXELS, Sources, pil
+from nanovllm.features.images.sources import MAX_PIXELS, Pictures, Sources, pil
 from nanovllm.features.images.tower import whole_config
 from nanovllm.files.config_json import read_json
 from nanovllm.files.tokenizer import tokenize
@@ -36,6 +37,15 @@ class ImagePrompt(NamedTuple):
 
     token_ids: list[int]
     images: PromptImages
+
+
+class Prepared(NamedTuple):
+    """What a tower takes of a picture, and how its placeholders stand: see Image."""
+
+    inputs: dict[str, Tensor]
+    num_placeholders: int
+    grid: tuple[int, int] | None = None
+    split: tuple[int, int] = (0, 0)
 
 
 class ImageProcessor:
@@ -73,12 +83,14 @@ class ImageProcessor:
         whole = whole_config(config)
         self._vision = whole.vision_config
         self._scale_factor = getattr(whole, "scale_factor", 1)
-        self._prepared: Recent[Image] = Recent()  # the next question about a picture needs no resizing
+        self._prepared: Recent[Prepared] = Recent()  # the next question about a picture needs no resizing
         self._known_options = _fields_of(self._processor.valid_kwargs)
         self._process_options({})
 
-    def open_all(self, sources: Any, is_trusted: bool) -> list[Any]:
+    def open_all(self, sources: Any, is_trusted: bool) -> Pictures:
         """RGB pictures of one source or a list of them. is_trusted: the caller may name any file of this machine."""
+        if isinstance(sources, Pictures):
+            return sources
         several = list(sources) if isinstance(sources, list | tuple) else [sources]
         if len(several) > self.max_images:
             raise ValueError(
@@ -91,7 +103,7 @@ class ImageProcessor:
             picture = opener.open(source, pixels_left)
             pixels_left -= picture.width * picture.height
             pictures.append(picture)
-        return pictures
+        return Pictures(pictures)
 
     def client_options(self, options: Any) -> dict[str, Any]:
         """A client's mm_processor_kwargs. Raises ValueError for those that could ask for any amount of work."""
@@ -112,7 +124,7 @@ class ImageProcessor:
             check_number(f"{name} of mm_processor_kwargs", value, Integral, 1, int(most[name]))
         return options | {"size": most | sizes}
 
-    def expand(self, token_ids: list[int], pictures: list[Any], options: dict[str, Any] | None) -> ImagePrompt:
+    def expand(self, token_ids: list[int], pictures: Pictures, options: dict[str, Any] | None) -> ImagePrompt:
         """Put what stands for each picture in the place of each image token. Raises ValueError.
 
         token_ids: with one image token for each picture. options: mm_processor_kwargs of this request.
@@ -148,18 +160,47 @@ class ImageProcessor:
         return self._options | options
 
     def prepare(self, picture: Any, options: dict[str, Any]) -> Image:
-        """What a tower takes, of an RGB picture; kept for the next time. Raises ValueError."""
+        """An RGB picture as part of a prompt. Raises ValueError for one that the tower could not take."""
         given = json.dumps(options, sort_keys=True, default=str)
         content = hashlib.sha256(f"{picture.width}x{picture.height} {given} ".encode())
         content.update(picture.tobytes())
         key = content.hexdigest()
-        image = self._prepared.get(key)
-        if image is None:
-            image = self._process(picture, options, key)
-            self._prepared.put(key, image, image.num_bytes)
-        return image
 
-    def _process(self, picture: Any, options: dict[str, Any], key: str) -> Image:
+        def make() -> Prepared:
+            """Once more if it is wanted after others have taken its place among those kept."""
+            prepared = self._prepared.get(key)
+            if prepared is None:
+                prepared = self._process(picture, options)
+                num_bytes = sum(tensor.nbytes for tensor in prepared.inputs.values())
+                self._prepared.put(key, prepared, num_bytes)
+            return prepared
+
+        made = make()
+        return Image(
+            content_hash=key,
+            make_inputs=lambda: make().inputs,
+            num_placeholders=made.num_placeholders,
+            num_bytes=picture.width * picture.height * 3,
+            grid=made.grid,
+            split=made.split,
+        )
+
+    def largest(self, max_tokens: int) -> PromptImages:
+        """An image that takes as much memory as any that a prompt of so many tokens may have."""
+        side = math.isqrt(MAX_PIXELS)
+        if not self._is_idefics3:  # a placeholder is a square of pixels; Idefics3's tiles are bounded by the processor
+            side = min(side, math.isqrt(max_tokens) * _number(self._vision.patch_size) * self._processor.merge_size)
+        made = self._process(pil().new("RGB", (side, side), (200, 30, 10)), self._process_options({}))
+        image = Image(
+            content_hash="largest",
+            make_inputs=lambda: made.inputs,
+            num_placeholders=made.num_placeholders,
+            grid=made.grid,
+            split=made.split,
+        )
+        return PromptImages((image,), (tuple(range(made.num_placeholders)),))
+
+    def _process(self, picture: Any, options: dict[str, Any]) -> Prepared:
         more = {"return_row_col_info": True} if self._is_idefics3 else {}
         try:
             # Each picture alone, so that what becomes of it does not depend on the others.
@@ -168,12 +209,12 @@ class ImageProcessor:
             raise ValueError(f"the image processor does not take this image: {shorten(str(error))}") from None
         inputs: dict[str, Tensor] = {name: features[name] for name in features if torch.is_tensor(features[name])}
         if not self._is_idefics3:
-            return self._of_patches(key, inputs)
+            return self._of_patches(inputs, options.get("merge_size", self._processor.merge_size))
         [[rows]] = features["rows"]
         [[columns]] = features["cols"]
-        return self._of_tiles(key, inputs, rows, columns)
+        return self._of_tiles(inputs, rows, columns)
 
-    def _of_tiles(self, key: str, inputs: dict[str, Tensor], rows: int, columns: int) -> Image:
+    def _of_tiles(self, inputs: dict[str, Tensor], rows: int, columns: int) -> Prepared:
         """Idefics3's: tiles of one size, each with as many placeholders."""
         tiles = inputs["pixel_values"][0]  # [tiles, channels, height, width]
         side = _number(self._vision.image_size)
@@ -184,21 +225,21 @@ class ImageProcessor:
             )
         if (tiles == 0).flatten(1).all(1).any():  # transformers' tower takes such a tile for padding
             raise ValueError("a part of this image is exactly as bright as the processor's mean: it cannot be seen")
-        return Image(key, inputs, num_placeholders=len(tiles) * self._placeholders_of_tile, split=(rows, columns))
+        return Prepared(inputs, num_placeholders=len(tiles) * self._placeholders_of_tile, split=(rows, columns))
 
-    def _of_patches(self, key: str, inputs: dict[str, Tensor]) -> Image:
-        """Qwen's: patches in rows and columns, several of which are one placeholder."""
+    def _of_patches(self, inputs: dict[str, Tensor], merge_size: int) -> Prepared:
+        """Qwen's: patches in rows and columns, several of which are one placeholder. merge_size: the processor's."""
         vision = self._vision
         numbers = vision.in_channels * vision.temporal_patch_size * _number(vision.patch_size) ** 2  # of a patch
         merge = vision.spatial_merge_size
-        if inputs["pixel_values"].shape[1] != numbers or self._processor.merge_size != merge:
+        if inputs["pixel_values"].shape[1] != numbers or merge_size != merge:
             raise ValueError(
                 "the image processor's patches do not fit the tower: patch_size, temporal_patch_size and merge_size "
                 "must be the checkpoint's"
             )
         _, height, width = inputs["image_grid_thw"][0].tolist()
         grid = height // merge, width // merge
-        return Image(key, inputs, num_placeholders=grid[0] * grid[1], grid=grid)
+        return Prepared(inputs, num_placeholders=grid[0] * grid[1], grid=grid)
 
     @property
     def _placeholders_of_tile(self) -> int:

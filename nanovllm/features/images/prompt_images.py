@@ -1,7 +1,10 @@
 """PromptImages: the images of one prompt, where their placeholders are, and which positions the tokens have."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -12,24 +15,27 @@ Position = tuple[int, int, int]  # time, height, width
 
 @dataclass(frozen=True)
 class Image:
-    """One picture as its processor made it.
+    """One picture and how its placeholders stand.
 
     content_hash   of its decoded pixels and the processor's options
-    inputs         what the tower takes, by transformers' names
+    make_inputs    gives what the tower takes, by transformers' names: numbers that need ten times the picture's
+                   memory and more, so an image that waits for the tower does not hold them
+    num_bytes      of the picture, which make_inputs holds
     num_placeholders   one for each vector of the tower
     grid           rows and columns of its placeholders, if they have positions of their own (Qwen); None: they do not
     split          rows and columns of the parts that it was cut into (Idefics3); (0, 0): it was not
     """
 
     content_hash: str
-    inputs: dict[str, Tensor] = field(repr=False)
+    make_inputs: Callable[[], dict[str, Tensor]] = field(repr=False, compare=False)
     num_placeholders: int
+    num_bytes: int = 0
     grid: tuple[int, int] | None = None
     split: tuple[int, int] = (0, 0)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.inputs.values())
+    def __getstate__(self) -> dict[str, Any]:
+        """For ranks, which are other processes: with what the tower takes in place of the picture."""
+        return vars(self) | {"make_inputs": partial(dict, self.make_inputs())}
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,11 @@ class PromptImages:
 
     images: tuple[Image, ...]
     places: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the pictures."""
+        return sum(image.num_bytes for image in self.images)
 
     @property
     def spans(self) -> tuple[MMSpan, ...]:

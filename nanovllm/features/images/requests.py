@@ -1,25 +1,32 @@
 """Images of a request: checked, opened, and put where the prompt's image tokens are."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.requests import IMAGE_KEYS
 from nanovllm.checks.values import shorten
 from nanovllm.features.images.options import MOST_IMAGES
 from nanovllm.features.images.processor import ImageProcessor, ImagePrompt
-from nanovllm.features.images.sources import Sources
+from nanovllm.features.images.prompt_images import PromptImages
+from nanovllm.features.images.sources import Pictures, Sources
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
 
 
+logger = logging.getLogger("nanovllm")
+READING = Lock()  # the first pictures may come at once, and a tower is read once
+
+
 @dataclass(frozen=True)
 class RequestImages:
-    """Of one prompt. pictures: PIL images, upright and in RGB. options: its mm_processor_kwargs."""
+    """Of one prompt. options: its mm_processor_kwargs."""
 
     processor: ImageProcessor
-    pictures: list[Any]
+    pictures: Pictures
     options: dict[str, Any] | None
 
     def expand(self, token_ids: list[int]) -> ImagePrompt:
@@ -51,6 +58,35 @@ def with_placeholders(engine: "LLMEngine", prompt: dict[str, Any], token_ids: li
     return token_ids if images is None else images.expand(token_ids).token_ids
 
 
+def processor_for(engine: "LLMEngine", is_trusted: bool) -> ImageProcessor:
+    """The engine's. Raises ValueError.
+
+    is_trusted: the caller may be told where the checkpoint is that cannot be read. Others are sent to the log.
+    """
+    try:
+        return engine.image_processor
+    except (ValueError, OSError) as error:
+        if is_trusted:
+            raise
+        logger.error("Images are refused: %s", error)
+        raise ValueError("no images can be looked at here; the log says why") from None
+
+
+def largest_image(engine: "LLMEngine") -> PromptImages | None:
+    """Of a model whose memory is measured before its KV pool has a size. None if its prompts can have no images.
+
+    The tower's weights are read: they count, too.
+    """
+    if (engine.config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES) == 0:
+        return None
+    max_tokens = engine.config.max_model_len or engine.model_config.max_position_embeddings
+    try:
+        return engine.image_processor.largest(max_tokens)
+    except (ValueError, OSError) as error:  # texts are answered without a processor and without Pillow
+        logger.warning("No memory is kept free for images, which will be refused: %s", error)
+        return None
+
+
 def make_processor(engine: "LLMEngine") -> ImageProcessor:
     """Of an engine whose model sees images; the tower's weights are read. Raises ValueError."""
     images = engine.model_config.images
@@ -60,13 +96,14 @@ def make_processor(engine: "LLMEngine") -> ImageProcessor:
         raise ValueError(f"{engine.config.model}: this model sees no images{more}")
     config = engine.config
     folder = config.allowed_local_media_path
-    processor = ImageProcessor(
-        engine.directory,
-        images,
-        engine.tokenizer,
-        max_images=(config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES),
-        options=config.mm_processor_kwargs or {},
-        sources=Sources(folder=Path(folder) if folder else None, domains=config.allowed_media_domains),
-    )
-    engine.model_runner.load_tower()
+    with READING:
+        processor = ImageProcessor(
+            engine.directory,
+            images,
+            engine.tokenizer,
+            max_images=(config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES),
+            options=config.mm_processor_kwargs or {},
+            sources=Sources(folder=Path(folder) if folder else None, domains=config.allowed_media_domains),
+        )
+        engine.model_runner.load_tower()
     return processor

@@ -25,6 +25,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 
 
+class Pictures(tuple["Image", ...]):
+    """Those of one prompt, which Sources has opened: upright, in RGB, within all bounds."""
+
+
 @dataclass(frozen=True)
 class Sources:
     """Where pictures may come from. A client may name less than the person whose machine this is.
@@ -52,13 +56,19 @@ class Sources:
         source = source.strip() if source[:32].lstrip()[:5].lower() == "data:" else source
         if source[:5].lower() == "data:":
             return decoded(_data_of(source), "the data: URL", max_pixels)
-        scheme = urlsplit(source).scheme.lower() if "://" in source[:16] else ""
+        try:
+            url = urlsplit(source if "://" in source[:16] else "")
+        except ValueError as error:
+            raise ValueError(f"{shorten(source)} is no URL: {error}") from None
+        scheme = url.scheme.lower()
         if scheme in ("http", "https"):
             from nanovllm.features.images.fetching import fetch
 
             return decoded(fetch(source, self.domains), shorten(source), max_pixels)
         if scheme == "file":
-            return self._read(Path(unquote(urlsplit(source).path)), max_pixels)
+            if url.netloc.lower() not in ("", "localhost"):
+                raise ValueError(f"a file: URL names a file of this machine, file:///a.png; found {shorten(source)}")
+            return self._read(Path(unquote(url.path)), max_pixels)
         if scheme:
             raise ValueError(f"an image's URL must be data:, file:, http: or https:, found {shorten(source)}")
         return self._read(Path(source), max_pixels)
@@ -66,6 +76,9 @@ class Sources:
     def _read(self, path: Path, max_pixels: int) -> "Image":
         if not self.any_file and self.folder is None:
             raise ValueError("files of this machine are not read for a client; send the image as a data: URL")
+        hint = "an image in base64 begins with data:image/png;base64,"
+        if "\0" in str(path):
+            raise ValueError(f"{shorten(str(path))} is no file that can be read; {hint}")
         try:
             if self.folder is not None and not path.resolve().is_relative_to(self.folder.resolve()):
                 raise ValueError("this file is outside the folder whose images a client may name")
@@ -75,7 +88,6 @@ class Sources:
                 raise ValueError(f"{path} has {size:,} bytes, an image may have {MAX_BYTES:,}")
             data = path.read_bytes()
         except (OSError, RuntimeError):  # a name that is too long, a loop of links
-            hint = "an image in base64 begins with data:image/png;base64,"
             raise ValueError(f"{shorten(str(path))} is no file that can be read; {hint}") from None
         return decoded(data, str(path), max_pixels)
 
@@ -138,9 +150,10 @@ def _has_frames(image: "Image") -> bool:
 
 def _on_white(image: "Image") -> "Image":
     """Upright, in RGB; what is transparent shows white, as transformers' processors have it."""
-    from PIL import ImageOps
+    from PIL import ExifTags, ImageOps
 
-    image = ImageOps.exif_transpose(image)
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # otherwise it would be copied
+        image = ImageOps.exif_transpose(image)
     if image.mode == "La":  # Pillow converts it to nothing else
         image = image.convert("LA")
     if image.mode.lower().endswith("a") or image.info.get("transparency") is not None:

@@ -27,6 +27,7 @@ class Tower:
 
     num_runs    forward passes so far: one for each image that was not among those kept
     num_bytes   of its weights
+    max_kept_bytes   of what it keeps on the device of the newest images
     """
 
     def __init__(
@@ -39,6 +40,15 @@ class Tower:
         self._model = _load(directory, config, dtype, dummy).to(device)
         self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
         self._features: Recent[Tensor] = Recent()  # the same image elsewhere, or in the next chunk, needs no tower
+
+    @property
+    def max_kept_bytes(self) -> int:
+        return self._features.max_bytes
+
+    def forget(self) -> None:
+        """As if no image had come: after one that was run to measure how much memory that takes."""
+        self._features = Recent()
+        self.num_runs = 0
 
     def batch_with_features(self, batch: Batch) -> Batch:
         """The batch, its placeholders with their vectors. batch: on the device."""
@@ -61,7 +71,7 @@ class Tower:
 
     def _run(self, image: Image) -> Tensor:
         self.num_runs += 1
-        inputs = {name: tensor.to(self.device) for name, tensor in image.inputs.items()}
+        inputs = {name: tensor.to(self.device) for name, tensor in image.make_inputs().items()}
         output = self._model.get_image_features(**inputs, return_dict=True)
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         features = torch.stack([torch.cat(list(level)) for level in levels]).to(self.dtype)

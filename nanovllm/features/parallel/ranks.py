@@ -28,6 +28,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
 
 if TYPE_CHECKING:
+    from nanovllm.features.images.prompt_images import PromptImages
     from nanovllm.worker.kv_cache import KVPool
     from nanovllm.worker.model_runner import ModelRunnerOutput
 
@@ -90,9 +91,16 @@ class ParallelRunner:
         self._directory = directory
         self._ask("load", directory)
 
-    def prepare(self) -> "KVPool":
+    @property
+    def measures_memory(self) -> bool:
+        """See ModelRunner.measures_memory."""
+        import torch
+
+        return torch.cuda.is_available()
+
+    def prepare(self, largest_image: "PromptImages | None" = None) -> "KVPool":
         """See ModelRunner.prepare."""
-        pools = self._ask("prepare")
+        pools = self._ask("prepare", largest_image)
         self.block_size = pools[0].block_size
         self.batch_invariant = self._ask("get", "batch_invariant")[0]
         states = pools[0].states

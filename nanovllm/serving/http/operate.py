@@ -94,7 +94,10 @@ class Operation:
             text, is_special = body.get("prompt"), body.get("add_special_tokens", True)
         if not isinstance(text, str):
             raise ValueError(f"a body has a prompt, which is a text, or messages; found {shorten(given)}")
-        tokens = tokenize(tokenizer, text, add_special_tokens=is_special)
+        if prompt is None or is_special:
+            tokens = tokenize(tokenizer, text, add_special_tokens=is_special)
+        else:
+            tokens = prompt["prompt_token_ids"]
         if prompt is not None and "multi_modal_data" in prompt:
             from nanovllm.features.images.requests import with_placeholders
 

@@ -117,6 +117,44 @@ class ReadToTheEnd:
         await self.app(scope, get, put)
 
 
+class BoundedBodies:
+    """ASGI middleware: the bodies of all requests that are being answered take at most so many bytes together.
+
+    They stay in memory while their requests wait, and one with pictures takes as much as many texts. Whoever reads a
+    body with which they would take more gets Overloaded. An endpoint that answers before its work is done leaves that
+    task in request.state.work.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app, self.max_bytes = app, max_bytes
+        self.num_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        own_bytes = 0
+
+        async def get() -> Message:
+            nonlocal own_bytes
+            message = await receive()
+            size = len(message.get("body", b""))
+            if self.num_bytes + size > self.max_bytes:
+                raise Overloaded(f"other requests take {self.num_bytes - own_bytes:,} bytes already; try again later")
+            self.num_bytes += size
+            own_bytes += size
+            return message
+
+        def give_back(task: Any = None) -> None:
+            self.num_bytes -= own_bytes
+
+        try:
+            await self.app(scope, get, send)
+        finally:
+            work = scope.get("state", {}).get("work")
+            if work is None:
+                give_back()
+            else:
+                work.add_done_callback(give_back)
+
+
 class Guard:
     """ASGI middleware: hosts and keys.
 

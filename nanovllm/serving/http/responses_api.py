@@ -159,6 +159,7 @@ class ResponsesApi:
         work, made = asyncio.create_task(self._work(call, form, recording)), asyncio.create_task(call.is_made.wait())
         await asyncio.wait({work, made}, return_when=asyncio.FIRST_COMPLETED)
         made.cancel()
+        request.state.work = work
         if not call.is_made.is_set():
             work.result()  # raises
         response_id = form.response.body["id"]

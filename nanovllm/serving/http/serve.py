@@ -41,6 +41,7 @@ from nanovllm.serving.http.pooling_api import PoolingApi
 from nanovllm.serving.http.responses import (
     ERRORS,
     LOOPBACK,
+    BoundedBodies,
     Guard,
     ReadToTheEnd,
     Refused,
@@ -52,6 +53,7 @@ from nanovllm.serving.http.responses_api import ResponsesApi
 from nanovllm.tools.screen import Screen
 
 PAGE = Path(__file__).parent / "page"
+MAX_BODIES_BYTES = 1_000_000_000  # of all requests that are being answered
 POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 
 
@@ -130,7 +132,8 @@ def make_app(
     if options.allowed_origins:  # outside: a page must be able to read an error, and preflights have no key
         cors: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
-    middleware = [Middleware(Access, metrics=metrics), Middleware(ReadToTheEnd), *middleware]
+    bounded = Middleware(BoundedBodies, max_bytes=max(MAX_BODIES_BYTES, options.max_body_bytes))
+    middleware = [Middleware(Access, metrics=metrics), Middleware(ReadToTheEnd), bounded, *middleware]
     app = Starlette(
         routes=[
             *updates.routes(),

@@ -1,7 +1,7 @@
 """Memory on a GPU: what is left for the KV pool (chapter 3)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from nanovllm.worker.batch import cdiv
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.sampler import SamplingBatch, sample
 
+if TYPE_CHECKING:
+    from nanovllm.features.images.prompt_images import PromptImages
+
 
 @torch.inference_mode()
 def free_bytes(
@@ -21,18 +24,20 @@ def free_bytes(
     device: torch.device,
     max_model_len: int,
     block_size: int,
+    largest_image: "PromptImages | None",
     run: Callable[[SchedulerOutput], object],
     record_steps: Callable[[], object],
 ) -> int:
     """What the KV pool may take: gpu_memory_utilization of the GPU, less weights, the largest step and the graphs.
 
     Step and graphs are measured by running and recording them, with a KV cache of one block. run: a step. record_steps:
-    returns the graphs, None if there are none.
+    returns the graphs, None if there are none. largest_image: which a prompt may have, if the model sees images.
     """
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     num_tokens = min(config.max_num_batched_tokens, max_model_len)
     seq = Sequence([0] * num_tokens, SamplingParams(top_p=0.9))
+    seq.images = largest_image
     seq.block_table = [0] * cdiv(num_tokens, block_size)
     chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (config.max_num_batched_tokens // num_tokens)
     run(SchedulerOutput(chunks, [], num_tokens * len(chunks)))

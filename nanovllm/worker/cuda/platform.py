@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,9 @@ from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.platform import ForwardPass, Platform
+
+if TYPE_CHECKING:
+    from nanovllm.features.images.prompt_images import PromptImages
 
 logger = logging.getLogger("nanovllm")
 
@@ -56,6 +60,7 @@ class CUDAPlatform(Platform):
         run: Callable[[SchedulerOutput], object],
         max_model_len: int,
         block_size: int,
+        largest_image: "PromptImages | None",
     ) -> int:
         why_not = graphs.why_no_graphs(config, forward_pass)
         logger.info("CUDA graphs: %s", "yes" if why_not is None else f"none, because {why_not}")
@@ -65,6 +70,7 @@ class CUDAPlatform(Platform):
             device=self.device,
             max_model_len=max_model_len,
             block_size=block_size,
+            largest_image=largest_image,
             run=run,
             record_steps=lambda: self.record_steps(config, forward_pass, max_model_len, block_size),
         )

@@ -11,6 +11,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.images.prompt_images import Image, PromptImages
+from nanovllm.features.images.recent import Recent
 from tests.checkpoints import edit
 from tests.image_checkpoints import IDEFICS_PROCESSOR, KINDS, make_image_checkpoint, picture, reference
 
@@ -73,12 +74,12 @@ def reference_logits(llm: LLM, folder: Path, token_ids: list[int], pictures: lis
         embeddings = model.get_input_embeddings()(ids)
         is_image = ids[0] == llm.engine.model_config.images.image_token_id
         is_image[len(token_ids) - NUM_GENERATED :] = False  # a generated token is no placeholder
-        outputs = [inner.get_image_features(**image.inputs, return_dict=True) for image in images]
+        outputs = [inner.get_image_features(**image.make_inputs(), return_dict=True) for image in images]
         embeddings[0, is_image] = torch.cat([torch.cat(list(output.pooler_output)) for output in outputs])
         if images[0].grid is None:
             hidden = inner.text_model(inputs_embeds=embeddings).last_hidden_state
         else:
-            grids = torch.cat([image.inputs["image_grid_thw"] for image in images])
+            grids = torch.cat([image.make_inputs()["image_grid_thw"] for image in images])
             positions, _ = inner.get_rope_index(ids, is_image[None].int(), image_grid_thw=grids)
             more = {}
             if deepstack := getattr(outputs[0], "deepstack_features", None):
@@ -154,7 +155,7 @@ def test_positions_of_transformers(kind, folder_of):
         types += [0] * rng.randint(1, 4)
         ids = torch.zeros(1, len(types), dtype=torch.long)
         expected, delta = model.get_rope_index(ids, torch.tensor([types]), image_grid_thw=torch.tensor(grids))
-        images = tuple(Image("", {}, 0, grid=(grid[1] // 2, grid[2] // 2)) for grid in grids)
+        images = tuple(Image("", dict, 0, grid=(grid[1] // 2, grid[2] // 2)) for grid in grids)
         ours = PromptImages(images, tuple(places))
         start = rng.randrange(len(types))
         assert ours.positions(0, len(types)) == list(map(tuple, expected[:, 0].T.tolist()))
@@ -195,9 +196,15 @@ def test_one_pixel(kind, llm_of, folder_of):
 
 
 @pytest.mark.parametrize("kind", ["smolvlm", "qwen3_5"])
-@pytest.mark.parametrize("options", [{}, {"cpu_cache_bytes": 1 << 24}, {"prefix_cache_dir": True}])
-def test_whatever_runs_beside_it(kind, options, folder_of, tmp_path):
-    """Random prompts, in a pool too small for all, chunked, preempted, cached and aborted: each as it is alone."""
+@pytest.mark.parametrize("options", [{}, {"cpu_cache_bytes": 1 << 24}, {"prefix_cache_dir": True}, "forgetful"])
+def test_whatever_runs_beside_it(kind, options, folder_of, tmp_path, monkeypatch):
+    """Random prompts, in a pool too small for all, chunked, preempted, cached and aborted: each as it is alone.
+
+    forgetful: neither processor nor tower keeps more than the newest image.
+    """
+    if options == "forgetful":
+        monkeypatch.setattr(Recent.__init__, "__defaults__", (0,))
+        options = {}
     check_random_prompts(folder_of(kind), kind, 25, options, tmp_path)
 
 

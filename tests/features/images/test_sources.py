@@ -1,6 +1,7 @@
 """Where pictures come from: everything that is no picture, or may not be looked at, is refused before it is decoded."""
 
 import base64
+import contextlib
 import io
 import json
 import socket
@@ -233,6 +234,29 @@ def test_fetching(host, monkeypatch):
         allowed.open(f"{host}/endless.png")
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_host_that_drips(scheme, monkeypatch):
+    """An answer, or a TLS handshake, that comes byte by byte takes no longer than one that does not come."""
+    monkeypatch.setattr(fetching, "_public_address", lambda host, port: "127.0.0.1")
+    monkeypatch.setattr(fetching, "MAX_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            peer, _ = listener.accept()
+            with peer, contextlib.suppress(OSError):
+                for byte in b"\x16\x03\x03\x40\x00" if scheme == "https" else b"HTTP/1.1 200 OK\r\nX-A: ":
+                    peer.send(bytes([byte]))
+                for _ in range(100):
+                    time.sleep(0.1)
+                    peer.send(b"a")
+
+        threading.Thread(target=drip, daemon=True).start()
+        started = time.monotonic()
+        with pytest.raises(ValueError, match="could not be fetched"):
+            Sources(domains=("localhost",)).open(f"{scheme}://localhost:{listener.getsockname()[1]}/red.png")
+        assert time.monotonic() - started < 5
+
+
 # -- from the front door ----------------------------------------------------------------------------------------------
 
 WITHOUT_PILLOW = """
@@ -330,6 +354,10 @@ BAD = {
     "an unknown option": (
         {"prompt": IMAGE, "multi_modal_data": {"image": RED}, "mm_processor_kwargs": {"colour": 1}},
         "no 'colour'",
+    ),
+    "patches of another size": (
+        {"prompt": IMAGE, "multi_modal_data": {"image": RED}, "mm_processor_kwargs": {"merge_size": 1}},
+        "do not fit the tower",
     ),
     "too long": (
         {

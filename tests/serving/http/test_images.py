@@ -105,11 +105,20 @@ def test_what_a_client_may_not_name(url, said, server):
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_a_users_words_are_no_images(server):
-    """Who writes the image token as text gets an error, not the room of a picture."""
-    token = server.llm.llm.get_tokenizer().convert_ids_to_tokens(server.engine.model_config.images.image_token_id)
-    with pytest.raises(openai.BadRequestError, match="found 2 for 1"):
-        server.client().chat.completions.create(messages=question(url_of(A), f"what is {token}"), **SHORT)
+def test_a_users_words_are_no_images(server, llm):
+    """Who writes the image token as text sends a text; so does a model that answers with it."""
+    image_token_id = server.engine.model_config.images.image_token_id
+    token, client = llm.get_tokenizer().convert_ids_to_tokens(image_token_id), server.client()
+    num_placeholders = llm.engine.image_processor.prepare(A, {}).num_placeholders
+    messages = question(url_of(A), f"what is {token}")
+    messages += [{"role": "assistant", "content": f"{token} is a mark"}, {"role": "user", "content": f"{token}?"}]
+    found = client.chat.completions.create(messages=messages, **SHORT)
+    [expected] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), use_tqdm=False)
+    assert found.choices[0].message.content == expected.outputs[0].text
+    status, raw = server.send("/tokenize", json.dumps({"messages": messages}).encode())
+    tokens = json.loads(raw)["tokens"]
+    assert status == 200 and tokens == expected.prompt_token_ids
+    assert found.usage.prompt_tokens == len(tokens) and tokens.count(image_token_id) == num_placeholders
 
 
 def test_images_belong_to_users(server):
