@@ -274,13 +274,19 @@ static int64_t draw_one(const draw_args *a, int64_t at) {
     int64_t b = 0;
     while (sum + sums[b] <= target)
         sum += sums[b++];
-    for (int64_t i = b * r.block_size;; i += LANES) {
+    int64_t token_id = -1;
+    for (int64_t i = b * r.block_size; i < r.size; i += LANES) {
         float weights[LANES];
         put(weights, weights_of(&r, logits_at(&r, i)));
-        for (int l = 0; l < LANES; l++)
-            if ((sum += in_quanta(weights[l])) > target)
-                return i + l;
+        for (int l = 0; l < LANES; l++) {
+            const double weight = in_quanta(weights[l]);
+            if (weight > 0)
+                token_id = i + l;
+            if ((sum += weight) > target)
+                return token_id;
+        }
     }
+    return token_id; /* of more than 2^19 tokens, of which so many weigh 1 that a sum leaves others out */
 }
 
 static void draw_rows(const void *args, int64_t first, int64_t end) {
