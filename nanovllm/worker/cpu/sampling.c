@@ -312,12 +312,14 @@ typedef struct {
     int64_t num_top, size;  /* num_top <= MOST_TOP and <= size */
 } score_args;
 
-/* The sum of exp(logit - max), in the order that sum_of() has. */
+/* The sum of exp(logit - max), in the order that sum_of() has. What is less than exp(-30) counts as 0: so tokens that are
+ * forbidden, and lanes beyond the row's end, change nothing. */
 static double sum_of_exp(const row *r) {
     double partial[PARTIAL_SUMS] = {0};
     for (int64_t i = 0; i < r->size; i += LANES) {
         float e[LANES];
-        put(e, exp_in_steps(logits_at(r, i) - r->max));
+        const vec x = logits_at(r, i) - r->max;
+        put(e, choose(x < -30.0f, in_all(0), exp_in_steps(x)));
         for (int l = 0; l < LANES; l++)
             partial[(i + l) % PARTIAL_SUMS] += e[l];
     }
