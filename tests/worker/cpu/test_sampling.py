@@ -204,7 +204,7 @@ def test_draws_what_pytorch_draws(c):
 def test_draws_what_pytorch_draws_a_million_times(c, seed):
     num_rows = 0
     while num_rows < 250_000:
-        for name, logits, batch in hostile(seed + 100 * num_rows, SIZES, numbers=400_000):
+        for name, logits, batch in hostile(seed + 100 * num_rows, SIZES, numbers=150_000):
             check_tokens(c, name, logits, batch)
             num_rows += len(batch.random_rows)
 
@@ -226,6 +226,27 @@ def test_sums_that_are_not_exact_have_an_end(c):
     for noise in (0.0, 0.5, 1 - 2**-53):
         batch.noise.fill_(noise)
         assert 0 <= c.choose_tokens(logits, batch)[0] < 600_000
+
+
+def test_the_last_token_that_top_p_keeps(c):
+    """C adds in float32 what lies above some distances from the largest logit, and may be wrong by a little there.
+
+    Each row descends, and noise of nearly 1 takes the last token that is kept. top_p is the share of all that lie above
+    such a distance, or up to eight float32s beside it.
+    """
+    g = generator(0)
+    for distance in (0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9, 10.5, 12, 15):
+        logits = torch.randn(15, 3000, generator=g).mul(4).sub(12).clamp(max=-0.01)
+        logits[:, 0] = 0
+        logits = descending(logits, g)
+        weights = weights_of(logits)
+        share = weights.masked_fill(logits <= -distance, 0).sum(-1) / weights.sum(-1)
+        ulps = torch.tensor([-8, -4, -2, -1, 0, 1, 2, 4, 8]).mul(2**-24).add(1)
+        seqs = [Sequence([1], SamplingParams(top_p=0.5))] * (15 * len(ulps))
+        batch = SamplingBatch.from_sequences(seqs)
+        batch.top_p = (share.float()[:, None] * ulps).flatten()
+        batch.noise.fill_(1 - 2**-53)
+        check_tokens(c, f"up to {distance}", logits.repeat_interleave(len(ulps), 0), batch)
 
 
 def test_a_token_that_may_not_be_drawn_is_not_drawn(c):
