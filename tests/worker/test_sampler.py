@@ -47,6 +47,11 @@ def chi_square(counts: list[int], probs: list[float]) -> tuple[float, int]:
     return sum((c - e) ** 2 / e for c, e in cells), len(cells) - 1
 
 
+def chi_square_limit(freedom: int) -> float:
+    """The 99.99 % quantile, by Wilson and Hilferty: without scipy."""
+    return freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3 if freedom else 0.0
+
+
 @pytest.mark.parametrize("temperature", [1e-4, 1e-5, 1e-6, 1e-38, 1e-300])
 def test_a_tiny_temperature_is_as_good_as_greedy(temperature):
     """Divided by 1e-38, logits leave the range of float32, and a softmax of infinities says nothing."""
@@ -87,9 +92,7 @@ def test_distribution(name):
     for token_id in draw([LOGITS] * len(seqs), seqs):
         counts[token_id] += 1
     statistic, freedom = chi_square(counts, exact_probs(LOGITS, params, prompt, output))
-    # Wilson-Hilferty: the 99.99 % quantile of chi-square, without scipy.
-    limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3 if freedom else 0.0
-    assert statistic <= limit
+    assert statistic <= chi_square_limit(freedom)
 
 
 def test_greedy_and_top_k_1_take_the_most_likely_token():

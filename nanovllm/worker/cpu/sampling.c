@@ -274,13 +274,19 @@ static int64_t draw_one(const draw_args *a, int64_t at) {
     int64_t b = 0;
     while (sum + sums[b] <= target)
         sum += sums[b++];
-    for (int64_t i = b * r.block_size;; i += LANES) {
+    int64_t token_id = -1;
+    for (int64_t i = b * r.block_size; i < r.size; i += LANES) {
         float weights[LANES];
         put(weights, weights_of(&r, logits_at(&r, i)));
-        for (int l = 0; l < LANES; l++)
-            if ((sum += in_quanta(weights[l])) > target)
-                return i + l;
+        for (int l = 0; l < LANES; l++) {
+            const double weight = in_quanta(weights[l]);
+            if (weight > 0)
+                token_id = i + l;
+            if ((sum += weight) > target)
+                return token_id;
+        }
     }
+    return token_id; /* of more than 2^19 tokens, of which so many weigh 1 that a sum leaves others out */
 }
 
 static void draw_rows(const void *args, int64_t first, int64_t end) {
@@ -306,12 +312,14 @@ typedef struct {
     int64_t num_top, size;  /* num_top <= MOST_TOP and <= size */
 } score_args;
 
-/* The sum of exp(logit - max), in the order that sum_of() has. */
+/* The sum of exp(logit - max), in the order that sum_of() has. What is less than exp(-30) counts as 0: so tokens that are
+ * forbidden, and lanes beyond the row's end, change nothing. */
 static double sum_of_exp(const row *r) {
     double partial[PARTIAL_SUMS] = {0};
     for (int64_t i = 0; i < r->size; i += LANES) {
         float e[LANES];
-        put(e, exp_in_steps(logits_at(r, i) - r->max));
+        const vec x = logits_at(r, i) - r->max;
+        put(e, choose(x < -30.0f, in_all(0), exp_in_steps(x)));
         for (int l = 0; l < LANES; l++)
             partial[(i + l) % PARTIAL_SUMS] += e[l];
     }
