@@ -227,6 +227,58 @@ static void show_logits(void) {
     show("logits");
 }
 
+/* Tokens that are drawn, and what log probabilities need. Rows whose last vector is not full, ties, and forbidden tokens. */
+static void show_sampling(void) {
+    enum { ROWS = 8, DRAWS = 64, MOST = 5003, TOP = 6 };
+    const int64_t sizes[] = {1, 7, 17, 300, 4096, MOST};
+    const float temperatures[] = {1, 0.3f, 0.7f, 1.7f, 12, 1e-3f}, top_ps[] = {1, 0.95f, 0.5f, 0.01f};
+    const float log_min_ps[] = {-INFINITY, -5.5f, -1};
+    float *logits = space(ROWS * MOST * 4), temperature[DRAWS], top_p[DRAWS], log_min_p[DRAWS];
+    double noise[DRAWS], totals[ROWS];
+    int64_t rows[DRAWS], top_k[DRAWS], token_ids[ROWS], chosen[ROWS], ranks[ROWS], top[ROWS * TOP];
+    for (int s = 0; s < 6; s++) {
+        const int64_t size = sizes[s], num_top = size < TOP ? size : TOP;
+        for (int64_t i = 0; i < ROWS * size; i++) {
+            const float x = random_float(9);
+            logits[i] = i % 3 ? x : random_bits() % 8 ? (float)(int32_t)x : -INFINITY;
+        }
+        for (int64_t r = 0; r < ROWS; r++)
+            logits[r * size + r % size] = 0.5f * r;
+        for (int i = 0; i < DRAWS; i++) {
+            rows[i] = i * 5 % ROWS;
+            temperature[i] = temperatures[random_bits() % 6];
+            top_k[i] = random_bits() % 3 ? 0 : random_bits() % (size + 2);
+            top_p[i] = top_ps[random_bits() % 4];
+            log_min_p[i] = log_min_ps[random_bits() % 3];
+            noise[i] = random_bits() * 0x1p-24;
+        }
+        for (int i = 0; i < DRAWS; i += ROWS) { /* each of which has all rows */
+            draw(&(draw_args){ROWS, token_ids, logits, rows + i, temperature + i, top_k + i, top_p + i, log_min_p + i,
+                              noise + i, size});
+            for (int r = 0; r < ROWS; r++)
+                add_bits((uint32_t)token_ids[r], 4);
+        }
+        for (int r = 0; r < ROWS; r++)
+            chosen[r] = random_bits() % size;
+        score_rows(&(score_args){ROWS, totals, ranks, top, logits, rows, chosen, num_top, size});
+        for (int r = 0; r < ROWS; r++) {
+            float largest[MAX_BLOCKS];
+            const row of = row_of(logits + rows[r] * size, size, 1, largest);
+            const double sum = sum_of_exp(&of); /* logarithms come from C libraries, which round the last bit differently */
+            uint64_t bits;
+            memcpy(&bits, &sum, 8);
+            add_bits((uint32_t)bits, 4);
+            add_bits((uint32_t)(bits >> 32), 4);
+            const float total = (float)totals[r];
+            add_floats(&total, 1);
+            add_bits((uint32_t)ranks[r], 4);
+        }
+        for (int i = 0; i < ROWS * num_top; i++)
+            add_bits((uint32_t)top[i], 4);
+    }
+    show("sampling");
+}
+
 /* A prompt that leaves a snapshot, one that begins there, guesses into the log, and rows of the log. */
 static void show_delta_net(void) {
     enum { SLOTS = 4, ROWS = 14, HEADS = 2, KEY_DIM = 18, VALUE_DIM = 23, KERNEL = 4, LOGGED = 2 };
@@ -272,5 +324,6 @@ int main(void) {
     show_quantized();
     show_delta_net();
     show_logits();
+    show_sampling();
     return 0;
 }
