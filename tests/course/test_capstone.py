@@ -297,7 +297,7 @@ def test_a_copy_of_the_engines_file_is_not_enough(capsys):
     assert "a repair can be copied" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("repair_tried", ["", " | (rank == 0)"])
+@pytest.mark.parametrize("repair_tried", ["", " | (values == values[:, :1])"])
 def test_the_broken_sampler_fails(repair_tried, monkeypatch):
     """In this process, which has PyTorch already. The repair keeps the first token, and drops what crosses top_p."""
     fault = FAULTS[5].new + "[:, None]"
