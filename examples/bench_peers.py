@@ -254,10 +254,7 @@ class VllmEngine:
 
     def __call__(self, work: Work, **sampling: Any) -> None:
         sampling = sampling or SAMPLING["greedy"]
-        params = [
-            self.params_class(**sampling, seed=seed, ignore_eos=True, max_tokens=num)
-            for seed, (_, num) in enumerate(work)
-        ]
+        params = [self.params_class(**sampling, ignore_eos=True, max_tokens=num) for _, num in work]
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids, _ in work], params, use_tqdm=False)
         assert [len(o.outputs[0].token_ids) for o in outputs] == [num for _, num in work]
 

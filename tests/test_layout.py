@@ -11,7 +11,7 @@ from chapters.site.sources import ROOT, node_of
 from nanovllm.worker.cpu.compiler import find_compiler
 
 PACKAGE = ROOT / "nanovllm"
-ROW = re.compile(r"^\| .+ \| \[([\w/]+\.py)\]\(([\w/]+\.py)\) · `([\w.]+)` \|$", re.MULTILINE)
+ROW = re.compile(r"^\| .+ \| \[([\w/]+\.(?:py|c))\]\(([\w/]+\.(?:py|c))\) · `([\w.]+)` \|$", re.MULTILINE)
 
 # What greedy generation from a plain Llama loads, on a CPU with a C compiler: a module that is added here, or in a wing
 # below, is a decision.
@@ -47,7 +47,10 @@ def test_every_place_is_there():
     assert len(rows) == text.count("\n| ") - 1 > 30
     for shown, path, symbol in rows:
         assert shown == path
-        node_of(f"nanovllm/{path}", symbol)
+        if path.endswith(".c"):
+            assert f"\nvoid {symbol}(" in (PACKAGE / path).read_text("utf-8")
+        else:
+            node_of(f"nanovllm/{path}", symbol)
 
 
 def test_every_file_of_the_heart_has_its_place_in_the_order():

@@ -11,11 +11,10 @@
 
 enum { BLOCK = 256, MAX_BLOCKS = 2048 }; /* logits, or more if there would be more blocks */
 enum { DIGIT_BITS = 11, NUM_DIGITS = 1 << DIGIT_BITS };
-enum { NUM_EDGES = 16 };
-static const float EDGES[NUM_EDGES] = {0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9, 10.5, 12, 15}; /* scaled logits, so far below the largest */
-static const double QUANTUM = 0x1p-34, TO_QUANTA = 0x1.8p18;      /* a float64 near TO_QUANTA is a multiple of QUANTUM */
+static const double QUANTUM = 0x1p-34, TO_QUANTA = 0x1.8p18; /* a float64 near TO_QUANTA is a multiple of QUANTUM */
 
 typedef float half_vec __attribute__((vector_size(2 * LANES)));
+typedef uint32_t keys __attribute__((vector_size(4 * LANES)));
 typedef double doubles __attribute__((vector_size(4 * LANES))); /* as many as a half_vec has lanes */
 
 typedef struct {
@@ -89,6 +88,10 @@ static inline uint32_t key_of(float x) {
     memcpy(&bits, &x, sizeof(bits));
     return bits & 0x80000000 ? ~bits : bits | 0x80000000;
 }
+static inline keys keys_of(vec x) {
+    const mask bits = (mask)(x + 0);
+    return (keys)(bits ^ (bits >> 31 | INT32_MIN));
+}
 static inline float of_key(uint32_t key) {
     const uint32_t bits = key & 0x80000000 ? key & 0x7fffffff : ~key;
     float x;
@@ -125,73 +128,42 @@ static double sum_of_block(const row *r, int64_t b) {
     return sum_of_lanes(sum);
 }
 
-/* The keys among which border() finds its answer: logits beyond `to` weigh less than the limit, those beyond `from` do not.
- * Returns the limit. */
-static double bracket(const row *r, double limit, uint32_t *from, uint32_t *to) {
-    float edges[NUM_EDGES];
-    vec larger[NUM_EDGES] = {{0}}; /* what lies above each edge weighs, in float32 */
-    doubles all = {0};
-    for (int e = 0; e < NUM_EDGES; e++)
-        edges[e] = (r->max - EDGES[e]) * r->temperature;
-    for (int64_t b = 0; b < r->num_blocks; b++)
-        if (!keeps_none(r, b))
-            for (int64_t i = b * r->block_size; i < (b + 1) * r->block_size && i < r->size; i += LANES) {
-                const vec logits = logits_at(r, i), weights = weights_of(r, logits);
-                all = plus(all, weights);
-                for (int e = 0; e < NUM_EDGES; e++)
-                    larger[e] += choose(logits > edges[e], weights, in_all(0));
-            }
-    if (!r->of_tokens)
-        limit *= sum_of_lanes(all);
-    for (int e = NUM_EDGES - 1; e >= 0; e--) {
-        double sum = 0;
-        for (int l = 0; l < LANES; l++)
-            sum += larger[e][l];
-        /* Of 2^19 weights, all roundings together make less than this. */
-        if (sum * (1 - 1.0 / 256) >= limit && key_of(edges[e]) >= *from)
-            *from = key_of(edges[e]) + 1;
-        if (sum * (1 + 1.0 / 256) < limit) {
-            *to = key_of(edges[e]);
-            break;
-        }
-    }
-    return limit;
-}
-
 /* Of the logits >= least, the least one of which this holds: all larger ones together weigh less than `limit`. If
  * of_tokens, this is the limit-th largest. If not, the limit is a share of the sum of all weights. Each of three passes
  * finds the next bits of the answer's key, by a histogram of the weights of those logits whose keys have the bits before. */
 static float border(const row *r, double limit, float least) {
     static const int shifts[] = {32 - DIGIT_BITS, 32 - 2 * DIGIT_BITS, 0};
     uint32_t from = key_of(least), to = key_of(INFINITY), found = 0;
-    limit = bracket(r, limit, &from, &to);
-    double above = 0; /* what the logits with keys beyond `to` weigh */
+    double above = 0; /* what the logits with larger leading bits weigh */
     for (int pass = 0; pass < 3; pass++) {
         double sums[NUM_DIGITS] = {0};
-        doubles beyond = {0};
         const int shift = shifts[pass];
         const float low = of_key(from), high = of_key(to);
         for (int64_t b = 0; b < r->num_blocks; b++) {
-            if (!(r->largest[b] >= low))
+            if (r->largest[b] < low || keeps_none(r, b))
                 continue;
             for (int64_t i = b * r->block_size; i < (b + 1) * r->block_size && i < r->size; i += LANES) {
                 const vec logits = logits_at(r, i);
                 uint32_t inside = bits_of((logits >= low) & (logits <= high));
-                if (!inside && (pass > 0 || !bits_of(logits > high)))
+                if (!inside)
                     continue;
-                const vec w = weights_of(r, logits);
-                if (pass == 0)
-                    beyond = plus(beyond, choose(logits > high, w, in_all(0)));
-                float x[LANES], weights[LANES];
-                put(x, logits);
-                put(weights, w);
+                const keys digits = keys_of(logits) >> shift & (NUM_DIGITS - 1);
+                uint32_t cells[LANES];
+                float weights[LANES];
+                memcpy(cells, &digits, sizeof(cells));
+                put(weights, weights_of(r, logits));
                 for (; inside; inside &= inside - 1) {
                     const int l = __builtin_ctz(inside);
-                    sums[key_of(x[l]) >> shift & (NUM_DIGITS - 1)] += in_quanta(weights[l]);
+                    sums[cells[l]] += in_quanta(weights[l]);
                 }
             }
         }
-        above += sum_of_lanes(beyond);
+        if (pass == 0 && !r->of_tokens) {
+            double total = 0;
+            for (int d = 0; d < NUM_DIGITS; d++)
+                total += sums[d];
+            limit *= total;
+        }
         int digit = NUM_DIGITS - 1;
         double sum = above;
         for (int d = NUM_DIGITS - 1; d >= 0 && sum < limit; d--)

@@ -229,13 +229,12 @@ def test_sums_that_are_not_exact_have_an_end(c):
 
 
 def test_the_last_token_that_top_p_keeps(c):
-    """C adds in float32 what lies above some distances from the largest logit, and may be wrong by a little there.
+    """Each row descends, and noise of nearly 1 takes the last token that is kept.
 
-    Each row descends, and noise of nearly 1 takes the last token that is kept. top_p is the share of all that lie above
-    such a distance, or up to eight float32s beside it.
+    top_p is the share of all that lie above some distance from the largest logit, or up to eight float32s beside it.
     """
     g = generator(0)
-    for distance in (0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9, 10.5, 12, 15):
+    for distance in (0.5, 1, 2, 3.5, 6, 9, 15):
         logits = torch.randn(15, 3000, generator=g).mul(4).sub(12).clamp(max=-0.01)
         logits[:, 0] = 0
         logits = descending(logits, g)
