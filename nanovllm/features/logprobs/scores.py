@@ -71,8 +71,15 @@ def of_rows(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple
     """
     logits = logits[rows]
     ranks = (logits > logits.gather(1, chosen[:, None])).sum(-1) + 1
-    top = logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]
-    return logits.double().logsumexp(-1), ranks, top
+    return logits.double().logsumexp(-1), ranks, torch.stack([top_tokens(row, num_top) for row in logits])
+
+
+def top_tokens(row: Tensor, num_top: int) -> Tensor:
+    """topk() takes any of equally likely tokens, in another batch another one. A row with NaN has no order."""
+    row = row.nan_to_num(0.0, torch.inf, -torch.inf)
+    least = row.topk(max(num_top, 1)).values[-1]
+    token_ids = (row >= least).nonzero().squeeze(1)
+    return token_ids[row[token_ids].sort(descending=True, stable=True).indices[:num_top]]
 
 
 @dataclass(frozen=True, slots=True)
