@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -31,14 +30,20 @@ class Entries(NamedTuple):
     @classmethod
     def of(cls, by_row: dict[int, tuple[Collection[int], Collection[float]]]) -> "Entries | None":
         """by_row: of some rows, token ids and as many values. None if there are none."""
-        # From a list, torch.tensor() takes eight times as long.
-        token_ids = array("q", chain.from_iterable(token_ids for token_ids, _ in by_row.values()))
-        values = array("f", chain.from_iterable(values for _, values in by_row.values()))
-        if not token_ids:
+        # From lists, torch.tensor() takes eight times as long; and operations that PyTorch's threads share leave them
+        # spinning, in the way of the kernels' threads.
+        rows, token_ids, values = array("q"), array("q"), array("f")
+        for row, (of_row, values_of_row) in by_row.items():
+            rows.extend([row] * len(of_row))
+            token_ids.extend(of_row)
+            values.extend(values_of_row)
+        if not rows:
             return None
-        counts = torch.tensor([len(token_ids) for token_ids, _ in by_row.values()])
-        rows = torch.tensor(list(by_row)).repeat_interleave(counts)
-        return cls(rows, torch.frombuffer(token_ids, dtype=torch.int64), torch.frombuffer(values, dtype=torch.float32))
+        return cls(
+            torch.frombuffer(rows, dtype=torch.int64),
+            torch.frombuffer(token_ids, dtype=torch.int64),
+            torch.frombuffer(values, dtype=torch.float32),
+        )
 
 
 @dataclass(slots=True)
