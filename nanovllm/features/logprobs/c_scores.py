@@ -9,8 +9,6 @@ from torch import Tensor
 from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of
 from nanovllm.worker.cpu.pointers import address
 
-MOST_TOP = 64  # tokens, as in cpu/sampling.c
-
 
 class ScoreArgs(ctypes.Structure):
     """score_args of worker/cpu/sampling.c."""
@@ -19,7 +17,7 @@ class ScoreArgs(ctypes.Structure):
 
 
 def of_rows(library: Any, logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """See scores.of_rows(). num_top <= MOST_TOP."""
+    """See scores.of_rows(). num_top: at most scores.MOST_TOP."""
     count = len(rows)
     totals = torch.empty(count, dtype=torch.float64)
     ranks = torch.empty(count, dtype=torch.int64)

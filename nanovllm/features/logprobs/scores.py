@@ -15,6 +15,9 @@ from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.features.logprobs import c_scores
 
 ROWS_AT_A_TIME = 64
+MOST_TOP = (
+    64  # top tokens that are found for all rows together, as in cpu/sampling.c; who wants more gets its own search
+)
 
 Wanted = int | list[int] | None  # of a position: how many of the top tokens, or which tokens; None: nothing at all
 
@@ -38,28 +41,30 @@ def token_logprobs(
     library: of the C kernels, if there is one (worker/kernels.py).
     """
     result: list[TokenLogprobs | None] = [None] * len(chosen)
-    some = [row for row, k in enumerate(wanted) if k is not None]
-    if not some:
+    asked = [(row, k) for row, k in enumerate(wanted) if k is not None]
+    if not asked:
         return result
-    num_top = min(max(k for k in (0, *wanted) if isinstance(k, int)), raw.shape[1])
-    rows = torch.tensor(some, device=raw.device)
+    vocab_size = raw.shape[1]
+    num_top = min(max((k for _, k in asked if isinstance(k, int) and k <= MOST_TOP), default=0), vocab_size)
+    rows = torch.tensor([row for row, _ in asked], device=raw.device)
     # NO_TOKEN stands for the last one: the sequence ends with an error.
-    tokens = torch.tensor([chosen[row] for row in some], device=raw.device) % raw.shape[1]
-    if library is not None and num_top <= c_scores.MOST_TOP:
+    tokens = torch.tensor([chosen[row] for row, _ in asked], device=raw.device) % vocab_size
+    if library is not None:
         totals, ranks, top = c_scores.of_rows(library, raw, rows, tokens, num_top)
     else:
         totals, ranks, top = of_rows(raw, rows, tokens, num_top)
     of_chosen = (raw[rows, tokens].double() - totals).float()
     of_top = (raw[rows[:, None], top].double() - totals[:, None]).float()
-    found = zip(some, of_chosen.tolist(), ranks.tolist(), top.tolist(), of_top.tolist(), strict=True)
-    for i, (row, logprob, rank, top_ids, top_logprobs) in enumerate(found):
-        k = wanted[row]
-        if isinstance(k, list):
-            values = raw[row, k]
-            top_ranks = [int((raw[row] > value).sum()) + 1 for value in values]
-            result[row] = TokenLogprobs(logprob, rank, k, (values.double() - totals[i]).float().tolist(), top_ranks)
-        else:
+    found = zip(asked, of_chosen.tolist(), ranks.tolist(), top.tolist(), of_top.tolist(), strict=True)
+    for i, ((row, k), logprob, rank, top_ids, top_logprobs) in enumerate(found):
+        if isinstance(k, int) and k <= num_top:
             result[row] = TokenLogprobs(logprob, rank, top_ids[:k], top_logprobs[:k])
+            continue
+        token_ids = k if isinstance(k, list) else top_tokens(raw[row], min(k, vocab_size)).tolist()
+        values = raw[row, token_ids]
+        logprobs = (values.double() - totals[i]).float().tolist()
+        top_ranks = [int((raw[row] > value).sum()) + 1 for value in values] if isinstance(k, list) else None
+        result[row] = TokenLogprobs(logprob, rank, token_ids, logprobs, top_ranks)
     return result
 
 

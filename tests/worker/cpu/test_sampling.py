@@ -392,6 +392,18 @@ def test_ranks_of_tokens_that_are_equally_likely(c):
     assert top.tolist() == [[1, 3, 2, 4, 5, 0, 8, 9]] * 8
 
 
+def test_what_others_ask_for_changes_no_logprob(c):
+    """A row that wants more top tokens than are found for all together gets a search of its own."""
+    logits = torch.randn(200, 5000, generator=generator(3)) * 3
+    alone = [scores.token_logprobs(logits[i : i + 1], [i], [3], c.library)[0] for i in range(200)]
+    for most in (scores.MOST_TOP, scores.MOST_TOP + 1, 5000, [1, 2]):
+        *beside, other = scores.token_logprobs(
+            torch.cat([logits, logits[:1]]), [*range(200), 0], [3] * 200 + [most], c.library
+        )
+        assert beside == alone
+        assert len(other.top_token_ids) == (most if isinstance(most, int) else len(most))
+
+
 @pytest.mark.parametrize("size", [7, 300, 150_001])
 def test_the_only_token_that_is_allowed_is_certain(c, size):
     """As where a grammar leaves one token: the others weigh nothing, not even a little each."""
