@@ -6,6 +6,7 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.exits import finish_at_exit
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.chat_template.render import ChatPrompt
     from nanovllm.features.images.processor import ImageProcessor
+    from nanovllm.features.images.sources import Pictures
     from nanovllm.features.lora.lora_request import LoRARequest
     from nanovllm.features.pooling.outputs import (
         ClassificationRequestOutput,
@@ -133,16 +135,17 @@ class LLM:
         from nanovllm.features.chat_template.render import render_chat
 
         options = known_names(options, CHAT_OPTIONS, "chat")
-        of_images: dict[str, Any] = {}
-        if (images := self.engine.model_config.images) is not None:
-            of_images["open_images"] = lambda sources: self._image_processor(is_trusted).open_all(sources, is_trusted)
-            of_images["image_token"] = self.get_tokenizer().convert_ids_to_tokens(images.image_token_id)
+        images = self.engine.model_config.images
+        image_token = None
+        if images is not None:
+            image_token = self.get_tokenizer().convert_ids_to_tokens(images.image_token_id)
         prompt = render_chat(
             self.get_tokenizer(),
             messages,
             add_generation_prompt,
             check=self.engine.check_length,
-            **of_images,
+            open_images=None if images is None else partial(self._open_images, is_trusted=is_trusted),
+            image_token=image_token,
             **options,
         )
         if cache_salt is not None:
@@ -326,6 +329,9 @@ class LLM:
                 done.update((output.request_id, output) for output in self._shared.step(ours))
                 advance(len(done))
         return [done.get(request.request_id) or request.output() for request in requests]
+
+    def _open_images(self, sources: list[Any], is_trusted: bool) -> "Pictures":
+        return self._image_processor(is_trusted).open_all(sources, is_trusted)
 
     def _image_processor(self, is_trusted: bool) -> "ImageProcessor":
         from nanovllm.features.images.requests import processor_for

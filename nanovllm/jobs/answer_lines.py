@@ -27,7 +27,11 @@ from nanovllm.serving.openai.shown import Shown
 Respond = Callable[[str, list[Any]], dict[str, Any]]
 
 LINE_FIELDS = {"custom_id", "method", "url", "body"}
-WINDOW_SAMPLES, WINDOW_TOKENS, WINDOW_BYTES, WINDOW_IMAGE_BYTES = 1024, 1_000_000, 8_000_000, 1 << 29
+# Of the lines that are answered together; a line with which one of these is passed is the last of them.
+WINDOW_SAMPLES = 1024
+WINDOW_TOKENS = 1_000_000
+WINDOW_BYTES = 8_000_000
+WINDOW_IMAGE_BYTES = 1 << 29
 
 
 class CustomIds:
@@ -69,13 +73,12 @@ class _Line:
     def has_started(self) -> bool:
         return any(request.metrics.first_scheduled_time is not None for request in self.requests)
 
-    def size(self) -> tuple[int, int]:
-        """Samples, and the tokens that they hold when they begin."""
+    def size(self) -> tuple[int, int, int]:
+        """Samples, the tokens that they hold when they begin, and the bytes of their pictures."""
+        num_samples = sum(request.params.n for request in self.requests)
         num_tokens = sum(len(request.prompt_token_ids) * request.params.n for request in self.requests)
-        return sum(request.params.n for request in self.requests), num_tokens
-
-    def num_image_bytes(self) -> int:
-        return sum(request.num_image_bytes for request in self.requests)
+        num_image_bytes = sum(request.num_image_bytes for request in self.requests)
+        return num_samples, num_tokens, num_image_bytes
 
     def answer(self) -> Answer:
         try:
@@ -135,11 +138,11 @@ def _window(source: Iterator[tuple[int, _Line | Answer]]) -> Iterator[_Line | An
     num_samples = num_tokens = num_bytes = num_image_bytes = 0
     for length, line in source:
         yield line
-        samples, tokens = line.size() if isinstance(line, _Line) else (1, 0)
+        samples, tokens, image_bytes = line.size() if isinstance(line, _Line) else (1, 0, 0)
         num_samples += samples
         num_tokens += tokens
         num_bytes += length
-        num_image_bytes += line.num_image_bytes() if isinstance(line, _Line) else 0
+        num_image_bytes += image_bytes
         is_long = num_samples >= WINDOW_SAMPLES or num_tokens > WINDOW_TOKENS or num_bytes > WINDOW_BYTES
         if is_long or num_image_bytes > WINDOW_IMAGE_BYTES:
             return

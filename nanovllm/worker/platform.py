@@ -52,6 +52,8 @@ class RecordedSteps(ABC):
     def run(self, batch: Batch, forward_pass: ForwardPass) -> Tensor | None:
         """float32 logits [R, vocab_size], valid until the next call; None: this step is not among the recorded ones.
 
+        The next call writes all its logits again, so the sampler may change these in place.
+
         batch: in the CPU's memory. forward_pass: what the runner would compute the step with. A recorded step is
         replayed only if it was recorded with the same model, KV cache and kernels.
         """

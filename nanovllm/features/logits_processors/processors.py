@@ -19,6 +19,8 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.features.grammar.masks import PendingBits, compute_bits, unpack
 from nanovllm.worker.batch import move_together
 
+EntriesOfRows = dict[int, tuple[Collection[int], Collection[float]]]  # row -> (token ids, as many values)
+
 
 class Entries(NamedTuple):
     """Numbers for single logits: values[i] is for logits[rows[i], token_ids[i]]. No place comes twice."""
@@ -28,8 +30,8 @@ class Entries(NamedTuple):
     values: Tensor
 
     @classmethod
-    def of(cls, by_row: dict[int, tuple[Collection[int], Collection[float]]]) -> "Entries | None":
-        """by_row: of some rows, token ids and as many values. None if there are none."""
+    def of(cls, by_row: EntriesOfRows) -> "Entries | None":
+        """None if there are none."""
         # From lists, torch.tensor() takes eight times as long; and operations that PyTorch's threads share leave them
         # spinning, in the way of the kernels' threads.
         rows, token_ids, values = array("q"), array("q"), array("f")
@@ -73,8 +75,9 @@ class LogitsProcessors:
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int]) -> "LogitsProcessors":
         made = cls(allowed=[], banned=[], bias=None, functions=[], seen=None, generated=None, grammar_rows=[])
         grammars = list[tuple[Any, list[int]]]()
-        bias = dict[int, tuple[Collection[int], Collection[float]]]()
-        seen, generated = bias.copy(), bias.copy()
+        bias: EntriesOfRows = {}
+        seen: EntriesOfRows = {}
+        generated: EntriesOfRows = {}
         for row, seq in enumerate(seqs):
             p = seq.sampling_params
             if seq.grammar is not None:
