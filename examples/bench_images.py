@@ -218,8 +218,11 @@ def run_vllm(folder: Path, shape: str, args: argparse.Namespace) -> tuple[float,
     if lines:
         first, second = json.loads(lines[-1].removeprefix("RESULT "))
         return first, second
-    error = (result.stderr.strip().splitlines() or ["no output"])[-1]
-    return NOT_HERE if "No module named 'vllm'" in error else f"failed: {error[:100]}"
+    if "No module named 'vllm'" in result.stderr:
+        return NOT_HERE
+    if "torchvision" in result.stderr:
+        return "not measured: its image processors need a torchvision that fits its PyTorch"
+    return f"failed: {(result.stderr.strip().splitlines() or ['no output'])[-1][:100]}"
 
 
 def vllm_seconds(folder: str, shape: str, size: tuple[int, int], repeats: int) -> tuple[float, float]:

@@ -274,6 +274,8 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> RowOutputs:
         """Compute a step that pack() has packed."""
+        if batch.image_rows and self.tower is not None:  # before a step takes away the threads of PyTorch's operations
+            batch = self.tower.batch_with_features(batch)
         with self.step_context():
             if self.adapter_slots is not None:
                 self.adapter_slots.begin_step(adapters, batch)  # even without adapters: it drops the last step's rows
@@ -284,8 +286,6 @@ class ModelRunner:
                 if logits is not None:
                     return self._sample(logits, sampling)
             batch = batch.to(self.device)
-            if batch.image_rows and self.tower is not None:
-                batch = self.tower.batch_with_features(batch)
             hidden = self.forward(batch)  # [num_rows + prompt rows, hidden_size]
             rows = self._sample(self.model.logits(hidden[: sampling.num_rows]), sampling)
             if sampling.prompt_rows is None:

@@ -51,9 +51,7 @@ class Tower:
         self.num_runs = 0
 
     def batch_with_features(self, batch: Batch) -> Batch:
-        """The batch, its placeholders with their vectors. batch: on the device."""
-        if not batch.image_rows:
-            return batch
+        """The batch, its placeholders with their vectors, which are on the device."""
         parts = []
         for part in batch.image_rows:
             features = self.features(part.image)

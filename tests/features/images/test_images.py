@@ -12,6 +12,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.images.prompt_images import Image, PromptImages
 from nanovllm.features.images.recent import Recent
+from nanovllm.features.images.tower import Tower
 from tests.checkpoints import edit
 from tests.image_checkpoints import IDEFICS_PROCESSOR, KINDS, make_image_checkpoint, picture, reference
 
@@ -281,6 +282,15 @@ def test_fewer_bits_and_samples(kind, folder_of):
     plain = LLM(str(folder_of(kind)), **OPTIONS | {"quantization": "int8"})
     for prompt, output in zip(prompts, together, strict=True):
         assert plain.generate(prompt, params, use_tqdm=False)[0].outputs == output.outputs
+
+
+def test_the_tower_computes_with_all_threads(llm_of, monkeypatch):
+    """PyTorch's: a step takes them away from its operations, for they would be in the way of the kernels' threads."""
+    threads, run = [], Tower._run
+    monkeypatch.setattr(Tower, "_run", lambda *args: (threads.append(torch.get_num_threads()), run(*args))[1])
+    prompt = prompt_of("smolvlm", "in ", picture(60, 40, 77), " fox")
+    llm_of("smolvlm").generate(prompt, GREEDY, use_tqdm=False)
+    assert threads == [torch.get_num_threads()]
 
 
 @pytest.mark.ci
