@@ -18,7 +18,7 @@ from chapters.patching import replaced
 from chapters.story import stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker.cpu.reorder import reorder_weights
+from nanovllm.worker.cpu.reorder import reorder_weight
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear
 
@@ -108,7 +108,8 @@ class World:
         for name, kernels in (("oneDNN", TORCH_KERNELS), ("C", self.c_kernels)):
             if kernels is not None and self.runner.device.type == "cpu":
                 self._lay_out("plain")
-                reorder_weights(self.runner.model, kernels)
+                for layer in self.linears:
+                    reorder_weight(layer, kernels)
                 self.layouts[name] = [(layer.weight, layer.product) for layer in self.linears]
         self.alone, self.in_order = setups(self.c_kernels)
 

@@ -15,7 +15,7 @@ from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 from nanovllm.features.hybrid.state_pool import StateSizes
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
-from nanovllm.worker.cpu.reorder import reorder_weights
+from nanovllm.worker.cpu.reorder import reorder_weight
 from nanovllm.worker.kernels import TORCH_KERNELS
 
 # The sizes of Qwen/Qwen3.5-0.8B's language model, as its config.json has them.
@@ -74,8 +74,8 @@ def time_layer() -> list[Times]:
     net = GatedDeltaNet(config)
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.05)
-    products = nn.ModuleList([net.in_proj, net.out_proj]).bfloat16()
-    reorder_weights(products, kernels)
+    for product in (net.in_proj, net.out_proj):
+        reorder_weight(product.bfloat16(), kernels)
     ours, found = kernels_for(kernels).delta_net, []
     for num_rows in NUMS_ROWS:
         hidden = torch.randn(num_rows, config.hidden_size).bfloat16()

@@ -14,7 +14,7 @@ from chapters.story import stopwatch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Experts
 from nanovllm.features.experts.rows import ExpertRows, ExpertWeights, expert_linear, kernels_for, sort_by_expert
-from nanovllm.worker.cpu.reorder import reorder_weights
+from nanovllm.worker.cpu.reorder import reorder_weight
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import MLP, Linear
 from nanovllm.worker.model import Decoder
@@ -70,7 +70,7 @@ def make_experts(kernels: Kernels) -> ExpertWeights:
     linears = [Linear(IN_SIZE, OUT_SIZE, bias=False).bfloat16() for _ in range(NUM_EXPERTS)]
     for linear in linears:
         nn.init.uniform_(linear.weight, -0.1, 0.1)
-    reorder_weights(nn.ModuleList(linears), kernels)
+        reorder_weight(linear, kernels)
     return ExpertWeights(linears)
 
 

@@ -39,6 +39,7 @@ LAYER_NAMES |= {f"attn_{x}": f"self_attn.{x[0]}_proj" for x in ("q", "k", "v", "
 LAYER_NAMES |= {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 STRING, ARRAY = 8, 9
+MAPPED_BYTES = 64 << 20  # of the file that stay in memory after they have been read
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # as in struct
 
 
@@ -63,10 +64,18 @@ class GGUFFile:
             if file.read(4) != b"GGUF":
                 raise ValueError(f"{path} does not begin with GGUF, so it is not a GGUF file")
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # writable, as torch wants it
+        self._num_read = 0
         try:
             self._read_header()
         except (struct.error, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is damaged, or not whole: {error} in its header; download it again") from error
+
+    def will_read(self, num_bytes: int) -> None:
+        """What was read before leaves memory after every MAPPED_BYTES; whoever still needs it finds it in the file."""
+        self._num_read += num_bytes
+        if self._num_read > MAPPED_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED)
+            self._num_read = num_bytes
 
     @property
     def is_quantized(self) -> bool:

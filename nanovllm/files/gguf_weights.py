@@ -60,6 +60,7 @@ class GGUFSlice:
             rows = rows[order[share[0]]]
         else:
             rows = rows[share[0]]
+        self.file.will_read(rows.nbytes)
         if self.type in FLOATS:
             numbers = rows.view(getattr(torch, FLOATS[self.type]))
             return numbers[:, share[1]] if len(share) > 1 else numbers[:, 0]

@@ -2,7 +2,7 @@
 
 import logging
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ logger = logging.getLogger("nanovllm")
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROWS_AT_A_TIME = 4096  # are compared
+PART_NUMBERS = 1 << 23  # of a large tensor that are read at a time
+MAPPED_BYTES = 64 << 20  # of a file that stay in memory after they have been read
 
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
@@ -37,10 +39,9 @@ class WeightFiles:
 
     def __init__(self, directory: Path, config: ModelConfig, whole: Mapping[str, Tensor], dummy: bool) -> None:
         """whole: what the model needs. Raises ValueError or FileNotFoundError for files that are not this model's."""
-        self.directory, self.whole, self._dummies = directory, whole, whole if dummy else None
-        self._config = config
+        self.directory, self.whole, self._is_dummy = directory, whole, dummy
         self.shares = {name: tuple(slice(0, n) for n in tensor.shape) for name, tensor in whole.items()}
-        self.reopen()
+        self._files = dict[str, Any].fromkeys(whole, DummyWeights(whole)) if dummy else model_files(directory, config)
         tied = {HEAD} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
         complaint = f"the tensors in {directory} do not fit its configuration"
         self.stored = check_tensors(self._files, whole, model=config.architecture, complaint=complaint, spare=tied)
@@ -53,12 +54,22 @@ class WeightFiles:
         """A Tensor, still in the mapped file; of weights of few bits their QuantizedRows."""
         return self._files[name].get_slice(name)[self.shares[name]]
 
-    def reopen(self) -> None:
-        """Map the files anew: what the map before has brought into memory leaves with it."""
-        if self._dummies is not None:
-            self._files = dict[str, Any].fromkeys(self._dummies, DummyWeights(self._dummies))
-        else:
-            self._files = model_files(self.directory, self._config)
+    def num_rows(self, name: str) -> int:
+        """Of this process's share."""
+        rows = self.shares[name][0]
+        return rows.stop - rows.start
+
+    def read_in_parts(self, name: str) -> Iterator[tuple[slice, Any]]:
+        """(rows of the share, what read() gives of them), so that a large tensor is never in memory twice."""
+        if self.whole[name].numel() <= PART_NUMBERS or self._is_dummy:
+            yield slice(None), self.read(name)
+            return
+        (rows, *columns), num_rows = self.shares[name], self.num_rows(name)
+        step = max(1, PART_NUMBERS // self.whole[name][0].numel())
+        stored = self._files[name].get_slice(name)
+        for first in range(0, num_rows, step):
+            part = slice(first, min(first + step, num_rows))
+            yield part, stored[(slice(rows.start + part.start, rows.start + part.stop), *columns)]
 
     def check_memory(self, dtype: torch.dtype, quantization: str | None, device: torch.device, num_ranks: int) -> None:
         """Raise a ValueError for weights that this machine cannot hold."""
@@ -161,8 +172,8 @@ def tensor_files(directory: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{index_path} names files that are not there: {shorten(missing)}")
     files, places = dict[str, Any](), dict[str, str]()
     for path in paths:
-        file = open_file(path)
-        for name in list(file.keys()):
+        file = SafetensorsFile(path)
+        for name in file.names():
             if name in files:
                 twice = f"{shorten(name)} is in {places[name]} and in {path.name}"
                 raise ValueError(f"{directory}: the tensor {twice}; remove the file that is not the model's")
@@ -227,6 +238,63 @@ class DummyTensor:
     def __getitem__(self, share: Any) -> Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(self._name.encode()))
         return torch.randn(self._shape, generator=generator).mul_(0.02)[share]
+
+
+class SafetensorsFile:
+    """An open file. It is memory-mapped, and mapped anew after every MAPPED_BYTES: what was read leaves memory."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ValueError for a file that is damaged."""
+        self.path = path
+        self._version = version_of(path)
+        self._open()
+
+    def _open(self) -> None:
+        self._file = open_file(self.path)
+        self._num_read = 0
+
+    def names(self) -> list[str]:
+        return list(self._file.keys())
+
+    def get_slice(self, name: str) -> "SafetensorsSlice":
+        return SafetensorsSlice(self, name)
+
+    def read(self, name: str, share: tuple[slice, ...]) -> Tensor:
+        """Part of a tensor, in the mapped file. Raises ValueError if the file is no longer the one that was opened."""
+        if self._num_read > MAPPED_BYTES:
+            if version_of(self.path) != self._version:
+                raise ValueError(f"{self.path} has changed while it was read; start again")
+            self._open()
+        tensor = self._file.get_slice(name)[share]
+        self._num_read += tensor.nbytes
+        return tensor
+
+    def stored(self, name: str) -> Any:
+        """The tensor's entry in the file: its shape and its dtype."""
+        return self._file.get_slice(name)
+
+
+@dataclass(frozen=True)
+class SafetensorsSlice:
+    """A tensor that is read when a share of it is asked for."""
+
+    file: SafetensorsFile
+    name: str
+
+    def get_shape(self) -> list[int]:
+        return self.file.stored(self.name).get_shape()
+
+    def get_dtype(self) -> str:
+        return self.file.stored(self.name).get_dtype()
+
+    def __getitem__(self, share: tuple[slice, ...]) -> Tensor:
+        return self.file.read(self.name, share)
+
+
+def version_of(path: Path) -> tuple[int, int, int]:
+    """Another one after the file has been replaced or written to."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def open_file(path: Path) -> Any:

@@ -16,6 +16,8 @@ The functions in this file are plain PyTorch, for any device. cpu/c_kernels.py h
         The weight in the memory layout that linear() reads, made once; None if linear() can't take this weight.
     linear(x, reordered, bias, out_dtype=None) -> y
         y = x W^T + b. out_dtype: the dtype of y, float32, or None for the dtype of x. See cpu/reorder.py.
+    lookup(input_ids, reordered) -> embeddings [T, k]
+        Rows of a reordered weight: of an output head that is the embedding table, too. None: there is no such function.
     choose_tokens(logits, batch) -> token ids
         A token for each row of logits, float32 [R, vocab_size]: see worker/sampler.py.
     library, num, recorder
@@ -50,6 +52,7 @@ class Kernels:
     reorder_weight: Callable[..., Tensor | None]
     linear: Callable[..., Tensor]
     choose_tokens: Callable[[Tensor, SamplingBatch], list[int]]
+    lookup: Callable[[Tensor, Tensor], Tensor] | None = None
     library: Any = None
     num: Any = None
     recorder: Any = None

@@ -1,7 +1,8 @@
 """From a checkpoint on disk, safetensors or GGUF, to parameters in place.
 
 Files are memory-mapped, and each tensor is copied once, from the map into its place (converted on the way if the
-dtypes differ). No second copy of the weights ever exists in anonymous memory.
+dtypes differ). What was read of a map leaves memory again, and a layer whose weight is laid out in another order gets
+it before the next layer is read. So starting takes little more memory than the weights.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files.tensor_files import WeightFiles, as_stored
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.layers import default_dtype
+from nanovllm.worker.layers import Linear, default_dtype, plain_linear
 from nanovllm.worker.model import Decoder
 
 
@@ -27,12 +28,14 @@ def load_model(
     quantization: str | None = None,
     kernels: Kernels = TORCH_KERNELS,
     dummy: bool = False,
+    finish_linear: Callable[[Decoder, Linear], None] = lambda model, linear: None,
 ) -> Decoder:
     """Build the decoder and read the weights into it; dummy: random ones instead.
 
     group: this rank among those that share the model (features/parallel/group.py), which reads its share only.
-    quantization, kernels: see features/quantization/convert.py. Raises ValueError or FileNotFoundError for files that
-    are not this model's, before a weight is read.
+    quantization, kernels: see features/quantization/convert.py. finish_linear: called when a layer's weight is there,
+    unless it is one of few bits. Raises ValueError or FileNotFoundError for files that are not this model's, before a
+    weight is read.
     """
     config = config if dummy else as_stored(directory, config)
     make_decoder = Decoder if group is None else group.make_decoder
@@ -49,9 +52,20 @@ def load_model(
             from nanovllm.features.quantization.convert import quantize_weights
 
             quantize_weights(model, places, files, quantization, kernels, config, make_decoder)
+        for linear, names in model.linear_weights():
+            if linear.product is plain_linear:
+                for name in names:
+                    read_tensor(files, name, places.pop(name))
+                finish_linear(model, linear)
         for name, place in places.items():
-            read_into(place, files.read(name), name, directory)
+            read_tensor(files, name, place)
     return model.eval().requires_grad_(False)
+
+
+def read_tensor(files: WeightFiles, name: str, place: Tensor) -> None:
+    """Raises ValueError for numbers that are not finite."""
+    for rows, part in files.read_in_parts(name):
+        read_into(place[rows], part, name, files.directory)
 
 
 def read_into(place: Tensor, weight: Tensor, name: str, directory: Path) -> None:

@@ -139,6 +139,16 @@ class Decoder(nn.Module):
         """[T, hidden_size]"""
         return self.lookup(input_ids, self.embed_tokens)
 
+    def linear_weights(self) -> Iterator[tuple[Linear, list[str]]]:
+        """(layer, names in the checkpoint of what its weight is made of, one below the other) for each linear layer."""
+        if isinstance(self.lm_head, Linear):  # not in a pooling model
+            tied = self.config.tie_word_embeddings
+            yield self.lm_head, ["model.embed_tokens.weight" if tied else "lm_head.weight"]
+        for path, module in self.layers.named_modules(prefix="model.layers"):
+            if isinstance(module, Linear):
+                parts = [f"{path.rpartition('.')[0]}.{part}.weight" for part in module.parts]
+                yield module, parts or [f"{path}.weight"]
+
     def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name in the checkpoint, where to read it to) for each tensor. A merged weight has a view for each part."""
         yield "model.embed_tokens.weight", self.embed_tokens

@@ -5,7 +5,7 @@ It owns everything that is a tensor: the weights, the KV pool, the batch. It nev
 
 import logging
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,9 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kv_cache import KVCache, KVPool, max_model_len_of_pool, num_blocks_for_pool
-from nanovllm.worker.layers import RotaryEmbedding
+from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
+from nanovllm.worker.model import Decoder
 from nanovllm.worker.platform import ForwardPass, RecordedSteps, platform_of_this_machine
 from nanovllm.worker.sampler import SamplingBatch, sample
 
@@ -76,6 +77,14 @@ class ModelRunnerOutput:
             pooled=[vectors[0] if vectors else None for vectors in output.per_chunk(rows.pooled)],
             prompt_logprobs=[prompt_logprobs.get(chunk.seq.seq_id, []) for chunk in output.chunks],
         )
+
+
+def weight_bytes_of(model: Decoder) -> int:
+    """Of all weights in memory. One that two layers share counts once."""
+    linears = (module for module in model.modules() if isinstance(module, Linear))
+    reordered = [linear.weight for linear in linears if isinstance(linear.weight, torch.Tensor)]  # no longer parameters
+    weights = [*model.parameters(), *model.buffers(), *reordered]
+    return sum({id(tensor): tensor.nbytes for tensor in weights}.values())
 
 
 def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> Packed:
@@ -155,9 +164,9 @@ class ModelRunner:
             quantization=config.quantization,
             kernels=self.kernels,
             dummy=config.load_format == "dummy",
+            finish_linear=partial(self.platform.finish_linear, config, self.kernels),
         )
-        self.weight_bytes = sum(tensor.nbytes for tensor in chain(self.model.parameters(), self.model.buffers()))
-        self.platform.prepare_weights(config, self.model, self.kernels)
+        self.weight_bytes = weight_bytes_of(self.model)
         self.step_context = self.platform.step_context(self.model, self.kernels)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         self.adapter_slots = None

@@ -3,7 +3,7 @@
 A ModelRunner calls its platform in this order:
 
     __init__()   choose_kernels, kv_format, free_bytes; on a CPU, kv_cache_allocated
-    load()       prepare_weights, step_context
+    load()       finish_linear for each linear layer, step_context
     prepare()    on a GPU, profile_free_bytes and kv_cache_allocated; record_steps, batch_invariant
 
 Only profile_free_bytes() calls back: it runs whole steps, to see how much memory they take.
@@ -24,7 +24,7 @@ from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.kv_cache import KVCache
-from nanovllm.worker.layers import RotaryEmbedding
+from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.model import Decoder
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class Platform(ABC):
         """The KV cache has its final size. The first step may still be seconds away."""
 
     @abstractmethod
-    def prepare_weights(self, config: EngineConfig, model: Decoder, kernels: Kernels) -> None:
-        """The weights have been read: bring them into the order in which the kernels read them."""
+    def finish_linear(self, config: EngineConfig, kernels: Kernels, model: Decoder, linear: Linear) -> None:
+        """A layer's weight has been read: bring it into the order in which the kernels read it."""
 
     @abstractmethod
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:

@@ -89,7 +89,7 @@ def _load(directory: Path, config: ImageConfig, dtype: torch.dtype, dummy: bool)
             if dummy:
                 place.normal_(0, 0.02)
             else:
-                read_into(place, files[name].get_tensor(name), name, directory)
+                read_into(place, files[name].get_slice(name)[(slice(None),) * place.dim()], name, directory)
     logger.info("Vision tower of %s: %.1f MB", directory, sum(place.nbytes for place in places.values()) / 1e6)
     return model.eval().requires_grad_(False)
 

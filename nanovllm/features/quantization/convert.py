@@ -16,6 +16,8 @@ none are kept; routers always are, in full.
 import logging
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +26,14 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.parallel_layers import RowParallelLinear
 from nanovllm.features.quantization.formats import (
+    FORMATS,
     GROUP_SIZE,
+    Q4_1,
+    Q8_0,
+    Format,
     MergedWeight,
     QuantizedRows,
-    concatenate,
-    merge,
+    QuantizedWeight,
     quantize_q8_0,
     quantized_lookup,
 )
@@ -45,7 +50,7 @@ INT8_SHARE = 0.12  # of int4's weights: 0.3125 + 0.12 * 0.21875 of the bytes of 
 CHUNK_NUMBERS = 1 << 18  # are rounded at a time: they stay in a core's cache
 LARGEST = torch.finfo(torch.float16).max  # of a weight
 
-Read = Callable[[str], Tensor | QuantizedRows]  # this rank's share of a tensor of the checkpoint
+RoundRows = Callable[[Tensor], QuantizedRows]  # ordinary rows, in few bits
 EMBEDDINGS = "model.embed_tokens.weight"
 
 
@@ -77,28 +82,32 @@ def quantize_weights(
     if files.are_quantized and quantization is not None:
         found = f"{files.directory} holds quantized weights already"
         raise ValueError(f"{found}; leave quantization={quantization!r} out")
-    read, quantized, importance = files.read, kernels_for(kernels), dict[Linear, Tensor]()
+    quantized, importance = kernels_for(kernels), dict[Linear, Tensor]()
     if quantization == "int4":
         warn_of_int4(size * sum(layer.weight.numel() for layer in layers))
-        importance = measure_importance(model, read, whole, make_decoder, kernels)
+        importance = measure_importance(model, files.read, whole, make_decoder, kernels)
     of_layers = {name: place for name, place in places.items() if whole.pooling is None or name != EMBEDDINGS}
     in_8_bits = names_in_8_bits(of_layers, model.config.num_hidden_layers)
+
+    def format_of(name: str) -> Format:
+        if is_in_groups(files, name):
+            return FORMATS[files.stored[name]]
+        return Q4_1 if quantization == "int4" and name not in in_8_bits else Q8_0
+
+    names_of = dict(model.linear_weights())
     for layer in layers:
-        address = layer.weight.untyped_storage().data_ptr()
-        names = [name for name, place in places.items() if place.untyped_storage().data_ptr() == address]
-        stored = [read(name) for name in names]
-        if quantization is None and all(isinstance(part, Tensor) for part in stored):
+        names = names_of[layer]
+        if quantization is None and not any(is_in_groups(files, name) for name in names):
             continue
-        parts = []
-        for name, part in zip(names, stored, strict=True):
-            check_numbers(name, part)
-            if isinstance(part, Tensor) and quantization == "int4" and name not in in_8_bits:
-                part = concatenate(quantized.search_q4_1(rows, importance[layer]) for rows in in_chunks(part))
-            elif isinstance(part, Tensor):
-                part = concatenate(map(quantize_q8_0, in_chunks(part)))
-            parts.append(part)
+        k, parts = layer.weight.shape[1], list[QuantizedWeight]()
+        for form, run in groupby(names, key=format_of):  # neighbours of one format: fewer and larger products
+            round_rows: RoundRows = quantize_q8_0
+            if form == Q4_1 and quantization == "int4":
+                round_rows = partial(quantized.search_q4_1, importance=importance[layer])
+            parts.append(quantized_weight(files, list(run), form, k, round_rows))
         del layer.weight  # no longer a parameter
-        layer.weight, layer.product = merge(parts), quantized.quantized_linear
+        layer.weight = MergedWeight(parts)
+        layer.product = quantized.quantized_linear
         for name in names:
             del places[name]
     if kernels.library is None and any(isinstance(layer.weight, MergedWeight) for layer in layers):
@@ -106,9 +115,29 @@ def quantize_weights(
             "quantized weights without C kernels: each step restores all of them as float32; with one request it takes "
             "about 6 times as long as with bf16 weights, and 30 times as long as with C kernels"
         )
-    if quantization is not None:
-        files.reopen()
-    take_embeddings(model, places, read, quantization)
+    take_embeddings(model, places, files, quantization)
+
+
+def is_in_groups(files: WeightFiles, name: str) -> bool:
+    return files.stored[name] in FORMATS
+
+
+def quantized_weight(
+    files: WeightFiles, names: list[str], form: Format, k: int, round_rows: RoundRows = quantize_q8_0
+) -> QuantizedWeight:
+    """The rows [n, k] of some tensors, one below the other, in one format. round_rows: makes it of ordinary numbers.
+
+    A few rows at a time are read and rounded, so that nothing but the result takes much memory.
+    """
+    weight = QuantizedWeight(form, sum(files.num_rows(name) for name in names), k)
+    first = 0
+    for name in names:
+        for _, part in files.read_in_parts(name):
+            check_numbers(name, part)
+            for groups in map(round_rows, in_chunks(part)) if isinstance(part, Tensor) else [part]:
+                weight.put(first, groups)
+                first += len(groups.codes)
+    return weight
 
 
 def names_in_8_bits(places: dict[str, Tensor], num_layers: int) -> set[str]:
@@ -152,19 +181,24 @@ def warn_of_int4(num_weights: int) -> None:
         )
 
 
-def take_embeddings(model: Decoder, places: dict[str, Tensor], read: Read, quantization: str | None) -> None:
+def take_embeddings(model: Decoder, places: dict[str, Tensor], files: WeightFiles, quantization: str | None) -> None:
     """The embedding table: an ordinary one is looked up in the checkpoint's file, for a step reads a few rows of it.
 
     One in groups is held so, once where the output head is the same tensor. An ordinary one of a file whose layers are
     quantized is left in places.
     """
-    table, dtype = read(EMBEDDINGS), model.embed_tokens.dtype
-    if quantization is None and isinstance(table, Tensor):
+    in_groups, dtype, k = is_in_groups(files, EMBEDDINGS), model.embed_tokens.dtype, model.config.hidden_size
+    if quantization is None and not in_groups:
         return
     del model.embed_tokens  # no longer a parameter
     places.pop(EMBEDDINGS, None)
-    if isinstance(table, Tensor):
-        model.embed_tokens, model.lookup = table, lambda input_ids, table: F.embedding(input_ids, table).to(dtype)
+    if not in_groups:
+        model.embed_tokens = files.read(EMBEDDINGS)
+        model.lookup = lambda input_ids, table: F.embedding(input_ids, table).to(dtype)
+        return
+    model.lookup = lambda input_ids, weight: quantized_lookup(input_ids, weight, dtype)
+    if model.config.tie_word_embeddings:
+        model.embed_tokens = model.lm_head.weight
     else:
-        model.embed_tokens = model.lm_head.weight if model.config.tie_word_embeddings else merge([table])
-        model.lookup = lambda input_ids, weight: quantized_lookup(input_ids, weight, dtype)
+        form = FORMATS[files.stored[EMBEDDINGS]]
+        model.embed_tokens = MergedWeight([quantized_weight(files, [EMBEDDINGS], form, k)])

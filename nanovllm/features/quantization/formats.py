@@ -15,7 +15,6 @@ float32 scale. So a row's result depends on that row only. cpu/quantized.c compu
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -107,19 +106,34 @@ class QuantizedWeight(nn.Module):
 
     blocks: Tensor
 
-    def __init__(self, groups: QuantizedRows) -> None:
+    def __init__(self, form: Format, n: int, k: int) -> None:
+        """All zeros, until put() brings the rows."""
         super().__init__()
-        self.format, self.shape = groups.format, torch.Size((groups.codes.shape[0], groups.k))
+        self.format, self.shape = form, torch.Size((n, k))
+        self.register_buffer("blocks", torch.zeros(blocks_shape(self.shape, form), dtype=torch.uint8))
 
-        num_rows = self.shape[0]
-        self.register_buffer("blocks", torch.zeros(blocks_shape(self.shape, self.format), dtype=torch.uint8))
+    @classmethod
+    def of(cls, groups: QuantizedRows) -> "QuantizedWeight":
+        weight = cls(groups.format, len(groups.codes), groups.k)
+        weight.put(0, groups)
+        return weight
+
+    def put(self, first: int, groups: QuantizedRows) -> None:
+        """The rows from `first` on."""
         numbers = [groups.scales] + ([] if groups.minimums is None else [groups.minimums])
-        sources = groups.codes.view(torch.int32), torch.stack(numbers, dim=-1)
-        whole, rest = divmod(num_rows, BLOCK_ROWS)
+        sources = groups.codes.contiguous().view(torch.int32), torch.stack(numbers, dim=-1)
+        num_rows = len(groups.codes)
+        lead = min(-first % BLOCK_ROWS, num_rows)  # rows that end a block which others have begun
+        whole, rest = divmod(num_rows - lead, BLOCK_ROWS)
+        block, row = divmod(first, BLOCK_ROWS)
+        next_block = block + (lead > 0)
         for view, source in zip(self._views(self.blocks), sources, strict=True):
             places = view.permute(0, 3, 1, 2)  # [num_blocks, 32, num_groups, steps or 1 or 2]
-            places[:whole] = source[: num_rows - rest].unflatten(0, (whole, BLOCK_ROWS))
-            places[whole:, :rest] = source[num_rows - rest :]
+            if lead:
+                places[block, row : row + lead] = source[:lead]
+            places[next_block : next_block + whole] = source[lead : num_rows - rest].unflatten(0, (whole, BLOCK_ROWS))
+            if rest:
+                places[next_block + whole, :rest] = source[num_rows - rest :]
 
     def rows(self, ids: Tensor) -> QuantizedRows:
         """Some rows of the weight, as they were before they were laid out in blocks."""
@@ -148,11 +162,6 @@ class MergedWeight(nn.Module):
         super().__init__()
         self.parts: Any = nn.ModuleList(parts)
         self.kernel_args: Any = None  # what a kernel keeps with the weight
-
-
-def merge(parts: Iterable[QuantizedRows]) -> MergedWeight:
-    """Neighbours of one format become one weight: fewer and larger products."""
-    return MergedWeight(QuantizedWeight(concatenate(run)) for _, run in groupby(parts, key=lambda part: part.format))
 
 
 def concatenate(parts: Iterable[QuantizedRows]) -> QuantizedRows:

@@ -100,6 +100,12 @@ class DrawArgs(ctypes.Structure):
     )
 
 
+class GatherArgs(ctypes.Structure):
+    """gather_args of cpu/rows.c."""
+
+    _fields_ = (("num_rows", INT), *args_of(PTR, "out table rows"), ("size", INT))
+
+
 class LinearArgs(ctypes.Structure):
     """linear_args of cpu/linear.c."""
 
@@ -118,6 +124,8 @@ SIGNATURES = {
     "paged_attention": AttentionArgs,
     "most_likely": ChoiceArgs,
     "draw": DrawArgs,
+    "gather_rows": GatherArgs,
+    "gather_reordered": GatherArgs,
 }
 HEADS = "rotary_and_write", "paged_attention", "partial_bytes", "part_keys", "unit_size"  # of heads.c
 
@@ -272,6 +280,18 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
             lib, recorder, num, x, weights=weights, ends=None, num_weights=1, bias=bias, n=n, k=k, out_dtype=out_dtype
         )
 
+    def lookup(input_ids: Tensor, reordered: Tensor) -> Tensor:
+        rows, (n, k) = len(input_ids), reordered.shape
+        out = reordered.new_empty(rows, k)
+        args = GatherArgs(
+            num_rows=rows, out=address(out, num, (rows, k)),
+            table=address(reordered, num, (n, k), room=lib.reordered_size(n, k)),
+            rows=address(input_ids, torch.int64, (rows,)), size=k,
+        )  # fmt: skip
+        args.kept = reordered, input_ids, out  # as long as the arguments
+        recorder.call(lib.gather_reordered, args)
+        return out
+
     def choose_tokens(logits: Tensor, batch: SamplingBatch) -> list[int]:
         num_rows, vocab_size = logits.shape
         num_drawn = len(batch.random_rows)
@@ -301,6 +321,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
         paged_attention=paged_attention,
         reorder_weight=reorder_weight,
         linear=linear,
+        lookup=lookup,
         choose_tokens=choose_tokens,
         library=lib,
         num=num,

@@ -18,7 +18,7 @@ from nanovllm.files.system import available_bytes
 from nanovllm.worker.cpu.pointers import address
 
 MAX_POOL_BYTES = 4 << 30
-PREFAULTED_BYTES = 512 << 20  # of a pool, at start-up: about a second on an idle core
+PREFAULTED_BYTES = 2 << 20  # of each part of a pool, at start-up: one huge page
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 MAX_MMAP_THRESHOLD = 32 << 20
 
@@ -45,8 +45,11 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def prefault(parts: list[Tensor]) -> Thread:
-    """Clear the first bytes of each part, PREFAULTED_BYTES in all, in a thread; join it before they are used."""
-    num_bytes = min(PREFAULTED_BYTES // len(parts), parts[0].nbytes)
+    """Clear the first PREFAULTED_BYTES of each part, in a thread; join it before they are used.
+
+    The rest comes into memory when it is used, one huge page after another: a part of a step's time here and there.
+    """
+    num_bytes = min(PREFAULTED_BYTES, parts[0].nbytes)
 
     def clear() -> None:
         for part in parts:

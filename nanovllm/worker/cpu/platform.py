@@ -12,10 +12,11 @@ from nanovllm.config import EngineConfig
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.cpu.recorded_step import RecordedStep, record_step
-from nanovllm.worker.cpu.reorder import reorder_weights
+from nanovllm.worker.cpu.reorder import look_up_in_head, reorder_weight
 from nanovllm.worker.cpu.threads import pytorch_multiplies, step_threads
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.kv_cache import KVCache
+from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.platform import ForwardPass, Platform
 
@@ -57,9 +58,12 @@ class CPUPlatform(Platform):
         """A thread brings its pages into memory while the weights are read."""
         self._prefaulting = memory.prefault(list(kv_cache.data.flatten(0, 1)))
 
-    def prepare_weights(self, config: EngineConfig, model: Decoder, kernels: Kernels) -> None:
+    def finish_linear(self, config: EngineConfig, kernels: Kernels, model: Decoder, linear: Linear) -> None:
         if "reordered_weights" in config.optimizations:
-            reorder_weights(model, kernels)
+            is_table = linear.weight is model.embed_tokens
+            reorder_weight(linear, kernels)
+            if is_table:
+                look_up_in_head(model, kernels)
 
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
         return step_threads(model, kernels)

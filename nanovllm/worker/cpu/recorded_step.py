@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanovllm.config import EngineConfig
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu.c_kernels import INT, PTR, AttentionStep, args_of, attention_step
+from nanovllm.worker.cpu.c_kernels import INT, PTR, AttentionStep, GatherArgs, args_of, attention_step
 from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.cpu.recorder import Call
 from nanovllm.worker.layers import ForwardContext
@@ -37,12 +37,6 @@ class RecordedCall(ctypes.Structure):
     """recorded_call of cpu/replay.c."""
 
     _fields_ = (("function", PTR), ("args", PTR))
-
-
-class GatherArgs(ctypes.Structure):
-    """gather_args of cpu/rows.c."""
-
-    _fields_ = (("num_rows", INT), *args_of(PTR, "out table rows"), ("size", INT))
 
 
 class MarkArgs(ctypes.Structure):
@@ -117,7 +111,9 @@ class RecordedStep(RecordedSteps):
         table = self.model.embed_tokens
         dtype = self.forward_pass.rotary.table.dtype
         self.looked_up: Tensor | None = None
-        if isinstance(table, Tensor) and table.dtype == dtype and table.is_contiguous():
+        if self.model.lookup is self.forward_pass.kernels.lookup:
+            hidden = self.model.lookup(input_ids, table)
+        elif isinstance(table, Tensor) and table.dtype == dtype and table.is_contiguous():
             hidden = self._gather(table, input_ids)
         else:  # a table of few bits, or in another dtype
             hidden = self.looked_up = torch.zeros(MAX_ROWS, self.model.config.hidden_size, dtype=dtype)

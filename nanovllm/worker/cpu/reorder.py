@@ -1,19 +1,24 @@
 """Weights in the order in which their matrix product reads them (chapter 10)."""
 
-from torch import nn
-
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.layers import Linear, plain_linear
+from nanovllm.worker.layers import Linear
+from nanovllm.worker.model import Decoder
 
 
-def reorder_weights(model: nn.Module, kernels: Kernels) -> None:
-    """Lay every weight out once in the order in which its matrix product reads it. Quantized ones are already."""
-    layers = [module for module in model.modules() if isinstance(module, Linear)]
-    for layer in [layer for layer in layers if layer.product is plain_linear]:
-        for candidate in (kernels, TORCH_KERNELS):
-            reordered = candidate.reorder_weight(layer.weight, layer.out_dtype)
-            if reordered is not None:
-                del layer.weight  # no longer a parameter: only its own product can read it
-                layer.weight = reordered
-                layer.product = candidate.linear
-                break
+def reorder_weight(layer: Linear, kernels: Kernels) -> None:
+    """Lay a weight out once in the order in which its matrix product reads it."""
+    for candidate in (kernels, TORCH_KERNELS):
+        reordered = candidate.reorder_weight(layer.weight, layer.out_dtype)
+        if reordered is not None:
+            del layer.weight  # no longer a parameter: only its own product can read it
+            layer.weight = reordered
+            layer.product = candidate.linear
+            break
+
+
+def look_up_in_head(model: Decoder, kernels: Kernels) -> None:
+    """Where the output head is the embedding table, too, have embeddings read from it in its new order."""
+    if kernels.lookup is not None and model.lm_head.product is kernels.linear:
+        del model.embed_tokens  # no longer a parameter: there is one matrix in memory, not two
+        model.embed_tokens = model.lm_head.weight
+        model.lookup = kernels.lookup

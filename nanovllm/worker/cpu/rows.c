@@ -13,6 +13,20 @@ void gather_rows(const gather_args *args) {
         memcpy(args->out + r * args->size, args->table + args->rows[r] * args->size, args->size * sizeof(num));
 }
 
+static void gather_reordered_rows(const void *args, int64_t first, int64_t end) {
+    const gather_args *a = args;
+    for (int64_t r = first; r < end; r++) {
+        const num *row = a->table + a->rows[r] / COLS * COLS * padded_rows(a->size) + a->rows[r] % COLS * BESIDE;
+        for (int64_t i = 0; i < a->size; i++)
+            a->out[r * a->size + i] = row[i / BESIDE * BESIDE * COLS + i % BESIDE];
+    }
+}
+
+/* The same, of a table that is a weight in linear.c's order. */
+void gather_reordered(const gather_args *args) {
+    parallel_for(gather_reordered_rows, args, args->num_rows, rows_a_chunk(args->size));
+}
+
 typedef struct {
     int64_t num_rows;
     num *out;            /* [num_rows][size]: normed */

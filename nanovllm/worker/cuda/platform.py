@@ -14,6 +14,7 @@ from nanovllm.worker.cuda import graphs, memory
 from nanovllm.worker.cuda.gpu_kernels import load_cuda_kernels
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.kv_cache import KVCache
+from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.platform import ForwardPass, Platform
 
@@ -47,8 +48,8 @@ class CUDAPlatform(Platform):
     def kv_cache_allocated(self, kv_cache: KVCache) -> None:
         """Its pages are there."""
 
-    def prepare_weights(self, config: EngineConfig, model: Decoder, kernels: Kernels) -> None:
-        """The kernels read them as they are."""
+    def finish_linear(self, config: EngineConfig, kernels: Kernels, model: Decoder, linear: Linear) -> None:
+        """The kernels read weights as they are."""
 
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
         return nullcontext

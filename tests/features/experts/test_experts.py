@@ -7,7 +7,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Experts, Router
 from nanovllm.features.experts.rows import ExpertKernels, ExpertRows, ExpertWeights, kernels_for, route, sort_by_expert
-from nanovllm.features.quantization.formats import MergedWeight, merge, quantize_q8_0, quantized_linear
+from nanovllm.features.quantization.formats import MergedWeight, QuantizedWeight, quantize_q8_0, quantized_linear
 from nanovllm.features.quantization.q4_1_search import search_q4_1
 from nanovllm.features.quantization.quantized_kernels import kernels_for as quantized_kernels_for
 from nanovllm.worker.layers import Linear
@@ -100,7 +100,8 @@ def test_expert_linear_of_quantized_weights(form, num_rows, num_chosen):
         rows = layer.weight.data.split((48, 32))
         make = {"Q8_0": [quantize_q8_0] * 2, "mixed": [quantize_q8_0, to_q4_1], "Q4_1": [to_q4_1] * 2}[form]
         del layer.weight
-        layer.weight = merge(quantize(part) for quantize, part in zip(make, rows, strict=True))
+        parts = [quantize(part) for quantize, part in zip(make, rows, strict=True)]
+        layer.weight = MergedWeight(map(QuantizedWeight.of, parts))
         layer.product = quantized_linear
     groups = random_groups(num_rows, num_chosen)
     x = torch.randn(num_rows, 72)[groups.rows]

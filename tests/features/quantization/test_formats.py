@@ -15,7 +15,7 @@ from nanovllm.features.quantization.formats import (
     MergedWeight,
     QuantizedRows,
     QuantizedWeight,
-    merge,
+    concatenate,
     quantize_q8_0,
     quantize_rows,
     quantized_linear,
@@ -43,7 +43,11 @@ def random_groups(form, n: int, k: int) -> QuantizedRows:
 
 
 def random_weight(n: int, k: int, *forms) -> MergedWeight:
-    return MergedWeight(QuantizedWeight(random_groups(form, n, k)) for form in forms)
+    return merged(*(random_groups(form, n, k) for form in forms))
+
+
+def merged(*parts: QuantizedRows) -> MergedWeight:
+    return MergedWeight(QuantizedWeight.of(part) for part in parts)
 
 
 def assert_close(y: torch.Tensor, x: torch.Tensor, weight: MergedWeight, bias: torch.Tensor | None) -> None:
@@ -100,7 +104,9 @@ def test_product_in_c_with_ragged_shapes(n, k, dtype):
 def test_numbers_that_are_not_finite_stay_in_their_row(in_c, dtype):
     torch.manual_seed(0)
     linear = kernels_for(kernels(dtype) if in_c else TORCH_KERNELS).quantized_linear
-    weight = MergedWeight(QuantizedWeight(quantize(torch.randn(40, 70))) for quantize in (quantize_q8_0, quantize_q4_1))
+    weight = MergedWeight(
+        QuantizedWeight.of(quantize(torch.randn(40, 70))) for quantize in (quantize_q8_0, quantize_q4_1)
+    )
     x = torch.randn(9, 70).to(dtype)
     before = linear(x, weight, None)
     bad = {1: math.nan, 4: math.inf, 8: -math.inf}
@@ -122,7 +128,7 @@ def test_activations_are_quantized_by_the_rule(in_c):
     linear = kernels_for(kernels(torch.float32) if in_c else TORCH_KERNELS).quantized_linear
     codes = torch.full((32, 1, 32), 128, dtype=torch.uint8)
     codes[torch.arange(32), 0, torch.arange(32)] += 1
-    identity = merge([QuantizedRows(Q8_0, 32, codes, torch.ones(32, 1, dtype=torch.float16))])
+    identity = merged(QuantizedRows(Q8_0, 32, codes, torch.ones(32, 1, dtype=torch.float16)))
     ties = torch.cat([torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5]), torch.zeros(25)])
     torch.manual_seed(0)
     numbers = torch.randn(3000, 32) * 10.0 ** torch.randint(-25, 25, (3000, 1))
@@ -147,7 +153,7 @@ def test_activations_are_quantized_by_the_rule(in_c):
 def test_product_in_pytorch_is_exact_on_the_quantized_values(form):
     torch.manual_seed(0)
     groups, x = random_groups(form, 5, 70), torch.randn(3, 70)
-    y = quantized_linear(x, merge([groups]), None)
+    y = quantized_linear(x, merged(groups), None)
     x_codes, x_scales = quantize_rows(x)
     for t in range(3):
         for row in range(5):
@@ -170,12 +176,12 @@ def test_rows_of_a_quantized_weight_are_what_went_in(n, form):
     torch.manual_seed(0)
     groups = random_groups(form, n, 70)
     ids = torch.randperm(n)
-    rows = QuantizedWeight(groups).rows(ids)
+    rows = QuantizedWeight.of(groups).rows(ids)
     assert (rows.format, rows.k) == (form, 70)
     assert torch.equal(rows.codes, groups.codes[ids]) and torch.equal(rows.scales, groups.scales[ids])
     if groups.minimums is not None:
         assert torch.equal(rows.minimums, groups.minimums[ids])
-    looked_up = quantized_lookup(ids[:2], merge([groups]), torch.float32)
+    looked_up = quantized_lookup(ids[:2], merged(groups), torch.float32)
     assert torch.equal(looked_up, groups.dequantize()[ids[:2]])
 
 
@@ -193,14 +199,16 @@ def test_nearest_rounding_of_weights(quantize, steps):
     assert torch.allclose(groups.dequantize()[1, :32], weight[1, :32], rtol=1e-3)
 
 
-def test_neighbours_of_one_format_are_merged():
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("sizes", [(5, 40), (31, 1, 33), (64, 32, 4), (3, 3, 3, 100), (32,)])
+def test_rows_may_come_in_portions(form, sizes):
     torch.manual_seed(0)
-    parts = [random_groups(form, n, 64) for form, n in [(Q8_0, 5), (Q8_0, 40), (Q4_1, 3), (Q4_1, 2), (Q8_0, 1)]]
-    weight = merge(parts)
-    assert [(part.format, part.shape[0]) for part in weight.parts] == [(Q8_0, 45), (Q4_1, 5), (Q8_0, 1)]
-    x = torch.randn(4, 64)
-    apart = torch.cat([quantized_linear(x, merge([part]), None) for part in parts], dim=1)
-    assert torch.allclose(quantized_linear(x, weight, None), apart, atol=1e-5)
+    parts = [random_groups(form, n, 70) for n in sizes]
+    weight, first = QuantizedWeight(form, sum(sizes), 70), 0
+    for part in parts:
+        weight.put(first, part)
+        first += len(part.codes)
+    assert torch.equal(weight.blocks, QuantizedWeight.of(concatenate(parts)).blocks)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", None])

@@ -23,7 +23,7 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import c_kernels as cpu_kernels
 from nanovllm.worker.cpu import compiler as c_compiler
-from nanovllm.worker.cpu.reorder import reorder_weights
+from nanovllm.worker.cpu.reorder import reorder_weight
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear, plain_linear
 
@@ -282,7 +282,7 @@ def test_reordered_weights(dtype, bias, in_c, k):
         torch.nn.init.normal_(parameter)
     inputs = [(torch.randn(rows, k) * (64 / k) ** 0.5).to(dtype) for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 300)]
     expected = [layer(x) for x in inputs]
-    reorder_weights(layer, kernels(dtype) if in_c else TORCH_KERNELS)
+    reorder_weight(layer, kernels(dtype) if in_c else TORCH_KERNELS)
     for x, y in zip(inputs, expected, strict=True):
         torch.testing.assert_close(layer(x), y, atol=TOLERANCE[dtype] * 8, rtol=0)
 

@@ -1,0 +1,115 @@
+"""Starting an engine takes the weights' memory, the pool's, and little more."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.features.parallel.group import RankGroup
+from nanovllm.files import gguf_file, tensor_files
+from nanovllm.worker.loader import load_model
+from tests.checkpoints import VARIANTS
+from tests.gguf_files import of_type, write_gguf
+
+# Prints in MB: what the process had before, the most it has had since, the weights. A reset of the peak needs Linux.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from nanovllm import LLM, SamplingParams
+from nanovllm.files.tokenizer import load_tokenizer
+
+def status(name):
+    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0]) / 1000
+
+warm = LLM(sys.argv[2])  # modules, compiled kernels, threads
+warm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
+load_tokenizer(Path(sys.argv[1]))
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+llm = LLM(sys.argv[1], num_gpu_blocks_override=64, **json.loads(sys.argv[3]))
+llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0), use_tqdm=False)
+print(json.dumps([before, status("VmHWM"), llm.engine.model_runner.weight_bytes / 1e6]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.parametrize("kind", ["bf16", "int8", "int4", "GGUF"])
+def test_peak_of_a_start(kind, checkpoint, demo_checkpoint, demo_gguf):
+    """A start took twice the weights when the files' pages stayed in memory, and again the largest matrix."""
+    model, options = (demo_gguf, {}) if kind == "GGUF" else (demo_checkpoint, {})
+    if quantized := kind in ("int8", "int4"):
+        options = {"quantization": kind}
+    command = [sys.executable, "-c", SCRIPT, str(model), str(checkpoint()), json.dumps(options)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    before, peak, weights = json.loads(result.stdout.splitlines()[-1])
+    pool = 64 * 16 * 30 * 2 * 3 * 64 * 2 / 1e6  # blocks, tokens, layers, K and V, heads, their size, bytes
+    assert weights < 300
+    # Beside them 64 MB of a file may stay mapped, and parts of a tensor are converted. int8 and int4 look embeddings up
+    # in the file.
+    table = 49152 * 576 * 2 / 1e6 if quantized else 0
+    assert peak - before < weights + table + pool + 130, f"{peak - before:.0f} MB for {weights:.0f} MB of weights"
+
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=3)
+PROMPTS = [{"prompt_token_ids": [3, 1, 4, 1, 5, 9, 2, 6]}, {"prompt_token_ids": [7] * 20}]
+
+
+def answers(model, **options) -> list:
+    llm = LLM(str(model), num_gpu_blocks_override=64, **options)
+    return [output.outputs[0] for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+def in_small_parts(monkeypatch) -> None:
+    monkeypatch.setattr(tensor_files, "PART_NUMBERS", 1000)
+    monkeypatch.setattr(tensor_files, "MAPPED_BYTES", 3000)
+    monkeypatch.setattr(gguf_file, "MAPPED_BYTES", 3000)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_weights_that_are_read_in_parts_are_the_same(variant, quantization, checkpoint, monkeypatch):
+    expected = answers(checkpoint(variant), quantization=quantization)
+    in_small_parts(monkeypatch)
+    assert answers(checkpoint(variant), quantization=quantization) == expected
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"])
+def test_so_are_those_of_a_gguf_file(kind, checkpoint, tmp_path, monkeypatch):
+    path = write_gguf(checkpoint(), tmp_path / "model.gguf", of_type(kind))
+    expected = answers(path)
+    in_small_parts(monkeypatch)
+    assert answers(path) == expected
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_so_are_those_of_a_rank(rank, checkpoint, monkeypatch):
+    def share() -> dict[str, torch.Tensor]:
+        config, group = ModelConfig.from_directory(checkpoint()), RankGroup(rank, 2)
+        model = load_model(checkpoint(), config, torch.float32, torch.device("cpu"), group)
+        return dict(model.checkpoint_tensors())
+
+    expected = share()
+    in_small_parts(monkeypatch)
+    for name, tensor in share().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(checkpoint, tmp_path, monkeypatch):
+    """Half of the weights would be those of one model, half those of another."""
+    folder = shutil.copytree(checkpoint(), tmp_path / "model")
+    in_small_parts(monkeypatch)
+    read = tensor_files.SafetensorsFile.read
+
+    def replace_and_read(file, name, share) -> torch.Tensor:
+        if name.startswith("model.layers.1."):
+            file.path.write_bytes(file.path.read_bytes() + b" ")
+        return read(file, name, share)
+
+    monkeypatch.setattr(tensor_files.SafetensorsFile, "read", replace_and_read)
+    with pytest.raises(ValueError, match=r"model\.safetensors has changed while it was read"):
+        LLM(str(folder), num_gpu_blocks_override=64)
