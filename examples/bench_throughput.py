@@ -31,11 +31,13 @@ def main() -> None:
     parser.add_argument("--min-output", type=int, default=32, help="output tokens")
     parser.add_argument("--max-output", type=int, default=128)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", choices=["int8", "int4"])
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     path = model_or_demo(args.model)
-    llm = LLM(path, dtype=args.dtype, max_model_len=args.max_input + args.max_output)
+    max_model_len = args.max_input + args.max_output
+    llm = LLM(path, dtype=args.dtype, quantization=args.quantization, max_model_len=max_model_len)
     start_s = time.perf_counter() - _started
 
     rng = random.Random(args.seed)
@@ -66,6 +68,7 @@ def main() -> None:
     num_output = stats.num_output_tokens
     seconds = prefill_s + decode_s
     peak_mb = peak_memory_bytes() / 1e6
+    weights_mb = llm.engine.model_runner.weight_bytes / 1e6
     table = Table(title=f"{args.num_requests} requests, {stats.num_prefill_tokens:,} prompt tokens", show_header=False)
     for name, value in (
         ("start (import to ready)", f"{start_s:.1f} s"),
@@ -73,7 +76,7 @@ def main() -> None:
         ("decode", f"{num_pure_decode_tokens / max(decode_s, 1e-9):,.0f} tokens/s"),
         ("output", f"{num_output / seconds:,.0f} tokens/s  ({num_output:,} tokens in {seconds:.1f} s)"),
         ("mean batch", f"{num_output / stats.num_steps:.1f} sequences sampled a step"),
-        ("peak memory", f"{peak_mb:,.0f} MB resident"),
+        ("peak memory", f"{peak_mb:,.0f} MB resident, {weights_mb:,.0f} of them weights"),
     ):
         table.add_row(name, value)
     Console().print(table)

@@ -33,8 +33,8 @@ from nanovllm.features.quantization.formats import (
     Format,
     MergedWeight,
     QuantizedRows,
+    QuantizedWeight,
     in_groups,
-    merge,
     quantize_rows,
     unpack_nibbles,
 )
@@ -88,7 +88,7 @@ def quantized_layers(llm: LLM, rounds: Rounds, product: Product) -> Iterator[Non
                     groups = pack(*rounds(in_groups_of(weight, 32), format), format, weight.shape[1])
                     before.append((linear, weight))
                     del linear.weight  # no longer a parameter
-                    linear.weight, linear.product = merge([groups]), product
+                    linear.weight, linear.product = MergedWeight([QuantizedWeight.of(groups)]), product
         yield
     finally:
         for linear, weight in before:

@@ -21,7 +21,17 @@ from chapters.draw import make_table
 from chapters.play import actions
 from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM
-from nanovllm.features.quantization.formats import FORMATS, GROUP_SIZE, Q4_0, Q4_1, Q8_0, Format, merge, quantize_q8_0
+from nanovllm.features.quantization.formats import (
+    FORMATS,
+    GROUP_SIZE,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    Format,
+    MergedWeight,
+    QuantizedWeight,
+    quantize_q8_0,
+)
 from nanovllm.features.quantization.q4_1_search import quantize_q4_1
 from nanovllm.features.quantization.quantized_kernels import kernels_for
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
@@ -269,7 +279,9 @@ def tell_speed(story: Story, world: World) -> None:
         reordered = kernels.reorder_weight(plain)
         products["bf16"].append((F.linear, plain) if reordered is None else (kernels.linear, reordered))
         for groups in (quantize_q8_0(weight), quantize_q4_1(weight)):
-            products[groups.format.name].append((kernels_for(kernels).quantized_linear, merge([groups])))
+            products[groups.format.name].append(
+                (kernels_for(kernels).quantized_linear, MergedWeight([QuantizedWeight.of(groups)]))
+            )
     table = make_table("rows", *map(str, NUM_ROWS), "", first=22, width=12)
     for name, layers in products.items():
         times = []

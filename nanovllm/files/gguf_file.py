@@ -7,6 +7,7 @@ takes seconds for a vocabulary of 50,000 words; the package knows the types of t
 import mmap
 import re
 import struct
+import sys
 from dataclasses import dataclass
 from math import prod
 from numbers import Integral, Real
@@ -73,7 +74,7 @@ class GGUFFile:
     def will_read(self, num_bytes: int) -> None:
         """What was read before leaves memory after every MAPPED_BYTES; whoever still needs it finds it in the file."""
         self._num_read += num_bytes
-        if self._num_read > MAPPED_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+        if self._num_read > MAPPED_BYTES and sys.platform != "win32":
             self.data.madvise(mmap.MADV_DONTNEED)
             self._num_read = num_bytes
 

@@ -25,9 +25,9 @@ MAPPED_BYTES = 64 << 20  # of a file that stay in memory after they have been re
 
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
-FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 GROUP_FORMATS = ("Q8_0", "Q4_0", "Q4_1")  # in GGUF files: features/quantization/formats.py
-WEIGHT_DTYPES = FLOAT_DTYPES + GROUP_FORMATS
+WEIGHT_DTYPES = (*FLOAT_BYTES, *GROUP_FORMATS)
 
 
 class WeightFiles:
@@ -64,24 +64,37 @@ class WeightFiles:
         if self.whole[name].numel() <= PART_NUMBERS or self._is_dummy:
             yield slice(None), self.read(name)
             return
-        (rows, *columns), num_rows = self.shares[name], self.num_rows(name)
+        rows, columns, num_rows = self.shares[name][0], self.shares[name][1:], self.num_rows(name)
         step = max(1, PART_NUMBERS // self.whole[name][0].numel())
         stored = self._files[name].get_slice(name)
         for first in range(0, num_rows, step):
             part = slice(first, min(first + step, num_rows))
-            yield part, stored[(slice(rows.start + part.start, rows.start + part.stop), *columns)]
+            share = (slice(rows.start + part.start, rows.start + part.stop), *columns)
+            yield part, stored[share]
+
+    def weight_bytes(self, dtype: torch.dtype, quantization: str | None) -> int:
+        """What the weights take of memory, to a few percent. Without table_bytes()."""
+        numbers = {name: tensor.numel() for name, tensor in self.whole.items()}
+        if quantization is None and not self.are_quantized:
+            return sum(numbers.values()) * dtype.itemsize
+        from nanovllm.features.quantization.formats import BYTES_PER_NUMBER
+
+        if HEAD in numbers and self.table_bytes(quantization):
+            del numbers[EMBEDDINGS]
+        plain = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
+        return int(sum(n * BYTES_PER_NUMBER.get(self.stored[name], plain) for name, n in numbers.items()))
+
+    def table_bytes(self, quantization: str | None) -> int:
+        """Of the embedding table if it stays in its file, mapped: the system takes it out of memory as it likes."""
+        if quantization is None or self.stored[EMBEDDINGS] in GROUP_FORMATS:
+            return 0
+        return self.whole[EMBEDDINGS].numel() * FLOAT_BYTES[self.stored[EMBEDDINGS]]
 
     def check_memory(self, dtype: torch.dtype, quantization: str | None, device: torch.device, num_ranks: int) -> None:
         """Raise a ValueError for weights that this machine cannot hold."""
         # A rank on a GPU has one of its own; those on a CPU share its memory.
         memory = torch.cuda.mem_get_info(device)[0] * num_ranks if device.type != "cpu" else installed_bytes()
-        needed: float = sum(tensor.numel() for tensor in self.whole.values()) * dtype.itemsize
-        if quantization is not None or self.are_quantized:
-            from nanovllm.features.quantization.formats import BYTES_PER_NUMBER
-
-            plain = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
-            numbers = {name: tensor.numel() for name, tensor in self.whole.items()}
-            needed = sum(n * BYTES_PER_NUMBER.get(self.stored[name], plain) for name, n in numbers.items())
+        needed = self.weight_bytes(dtype, quantization)
         if needed > memory:
             needs = f"need {needed / 1e9:.1f} GB of {memory / 1e9:.1f} GB of memory"
             raise ValueError(f"the weights in {self.directory} {needs}")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -29,8 +29,13 @@ from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.files.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenize, with_eos
 from nanovllm.tools.screen import Screen
 
+if TYPE_CHECKING:
+    from nanovllm.files.tensor_files import WeightFiles
+
 Rows = list[tuple[str, str]]
 NAME_WIDTH = 15
+PROGRAM_BYTES = 450_000_000  # beside weights, KV pool and activations: PyTorch, a tokenizer of 150,000 tokens
+FEW_TOKENS = 4096  # for which there must be room
 UNREADABLE = (ValueError, OSError, RuntimeError, MemoryError, ModuleNotFoundError)
 
 
@@ -75,7 +80,7 @@ def check_model(config: EngineConfig) -> Report:
         )
         if model is not None:
             report.add("configuration", lambda: model_rows(model))
-            report.add("weights", lambda: weight_rows(directory, model))
+            report.add("weights", lambda: weight_rows(directory, model, config))
             if model.images is not None:
                 report.add("images", lambda: tower_rows(directory, model))
         place = report.attempt(
@@ -159,8 +164,11 @@ def picture_rows(directory: Path, model: ModelConfig, tokenizer: Any, warnings: 
     return [("pictures", f"640 x 480 pixels become {image.num_placeholders:,} placeholders")]
 
 
-def weight_rows(directory: Path, model: ModelConfig) -> Rows:
-    """How the files hold the weights. Raises ValueError for files that are not this model's."""
+def weight_rows(directory: Path, model: ModelConfig, config: EngineConfig) -> Rows:
+    """How the files hold the weights, and what memory they need.
+
+    Raises ValueError for files that are not this model's.
+    """
     import torch
 
     from nanovllm.files.tensor_files import WeightFiles, as_stored
@@ -172,7 +180,45 @@ def weight_rows(directory: Path, model: ModelConfig) -> Rows:
     files = WeightFiles(directory, model, whole, dummy=False)
     numbers = sum(tensor.numel() for tensor in whole.values())
     formats = Counter(files.stored.values()).most_common()
-    return [("weights", f"{numbers / 1e6:,.1f} million: {', '.join(f'{count} in {name}' for name, count in formats)}")]
+    held = ", ".join(f"{count} in {name}" for name, count in formats)
+    return [("weights", f"{numbers / 1e6:,.1f} million: {held}"), *memory_rows(files, model, config)]
+
+
+def memory_rows(files: "WeightFiles", model: ModelConfig, config: EngineConfig) -> Rows:
+    """What an engine would take at most, and whether this machine has it."""
+    import torch
+
+    from nanovllm.files.system import available_bytes
+    from nanovllm.worker.cpu.memory import free_bytes
+    from nanovllm.worker.kv_cache import num_blocks_for_pool
+    from nanovllm.worker.model_runner import DEFAULT_BLOCK_SIZE
+
+    dtype = getattr(torch, model.dtype)
+    if torch.cuda.is_available():
+        return [("memory", f"{files.weight_bytes(dtype, None) / 1e9:.1f} GB of the GPU's, and the KV pool")]
+    ways = {"as it is": None} if files.are_quantized else {model.dtype: None, "int8": "int8", "int4": "int4"}
+    row_bytes = (3 * model.intermediate_size + 8 * model.hidden_size) * dtype.itemsize  # of one token in a step
+    beside = PROGRAM_BYTES + config.max_num_batched_tokens * row_bytes
+    needed = {way: files.weight_bytes(dtype, bits) + files.table_bytes(bits) + beside for way, bits in ways.items()}
+    num_blocks = num_blocks_for_pool(
+        config,
+        model,
+        block_size=DEFAULT_BLOCK_SIZE,
+        itemsize=dtype.itemsize,
+        max_model_len=model.max_position_embeddings,
+        free_bytes=free_bytes(config.gpu_memory_utilization),
+    )
+    token_bytes = model.kv_bytes_per_token(dtype.itemsize)
+    pool_bytes = num_blocks * DEFAULT_BLOCK_SIZE * token_bytes
+    available = available_bytes()
+    fitting = [way for way, num_bytes in needed.items() if num_bytes + token_bytes * FEW_TOKENS < available]
+    verdict = f"it fits ({', '.join(fitting)})" if fitting else "it does not fit"
+    each = ", ".join(f"{way} {num_bytes / 1e9:.1f} GB" for way, num_bytes in needed.items())
+    return [
+        ("memory", f"{each}, and what is used of the KV pool"),
+        ("KV pool", f"{token_bytes / 1e3:,.1f} KB a token, at most {pool_bytes / 1e9:.1f} GB here"),
+        ("", f"{available / 1e9:.1f} GB are available: {verdict}"),
+    ]
 
 
 def tokenizer_rows(tokenizer: Any, place: Path) -> Rows:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from nanovllm.files import system
 from nanovllm.tools.check_model import NAME_WIDTH, shortened
 from nanovllm.tools.cli import main
+from nanovllm.worker.cpu import memory
 from tests.checkpoints import edit, make_tokenizer
 from tests.gguf_files import write_gguf
 
@@ -89,6 +91,25 @@ def test_warnings(checkpoint, tmp_path, capsys):
     with_template(model, "{{ bos_token }}{{ bos_token }}" + WORDS_OF.replace("{}", "{{ m.content }}"))
     main(["check-model", str(model)])
     assert "the chat template writes 2 BOS" in rows_of(capsys)["warning"]
+
+
+def test_memory(demo_checkpoint, demo_gguf, monkeypatch, capsys):
+    """What a start takes: tests/worker/cpu/test_start_memory.py."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(system, "available_bytes", lambda: 2_000_000_000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2_000_000_000)
+    assert main(["check-model", str(demo_checkpoint)]) == 0
+    found = rows_of(capsys)
+    assert found["memory"].startswith("bfloat16 0.8 GB, int8 0.7 GB, int4 0.6 GB")
+    assert found["KV pool"].startswith("23.0 KB a token, at most 0.9 GB here")
+    assert found["KV pool"].endswith("2.0 GB are available: it fits (bfloat16, int8, int4)")
+    monkeypatch.setattr(system, "available_bytes", lambda: 850_000_000)
+    assert main(["check-model", str(demo_checkpoint)]) == 0
+    assert rows_of(capsys)["KV pool"].endswith("0.8 GB are available: it fits (int8, int4)")
+    monkeypatch.setattr(system, "available_bytes", lambda: 300_000_000)
+    assert main(["check-model", str(demo_gguf)]) == 0
+    found = rows_of(capsys)
+    assert found["memory"].startswith("as it is 0.6 GB") and found["KV pool"].endswith("available: it does not fit")
 
 
 def test_another_tokenizer_and_overrides(checkpoint, model, tmp_path, capsys):

@@ -16,7 +16,6 @@ none are kept; routers always are, in full.
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from itertools import groupby
 
 import torch
@@ -103,7 +102,7 @@ def quantize_weights(
         for form, run in groupby(names, key=format_of):  # neighbours of one format: fewer and larger products
             round_rows: RoundRows = quantize_q8_0
             if form == Q4_1 and quantization == "int4":
-                round_rows = partial(quantized.search_q4_1, importance=importance[layer])
+                round_rows = searched_with(importance[layer], quantized.search_q4_1)
             parts.append(quantized_weight(files, list(run), form, k, round_rows))
         del layer.weight  # no longer a parameter
         layer.weight = MergedWeight(parts)
@@ -116,6 +115,10 @@ def quantize_weights(
             "about 6 times as long as with bf16 weights, and 30 times as long as with C kernels"
         )
     take_embeddings(model, places, files, quantization)
+
+
+def searched_with(importance: Tensor, search: Callable[[Tensor, Tensor], QuantizedRows]) -> RoundRows:
+    return lambda rows: search(rows, importance)
 
 
 def is_in_groups(files: WeightFiles, name: str) -> bool:

@@ -61,8 +61,12 @@ def prefault(parts: list[Tensor]) -> Thread:
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep large buffers that are freed: the next step needs buffers of the same sizes (glibc only)."""
+    """Have malloc keep large buffers that are freed: the next step needs buffers of the same sizes (glibc only).
+
+    What was freed until now, while the model was loaded, goes back to the system first.
+    """
     with suppress(AttributeError, OSError, TypeError):  # TypeError: Windows' libraries all have names
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
-        mallopt(M_TRIM_THRESHOLD, 1 << 30)
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)
+        libc.mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
