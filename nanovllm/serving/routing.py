@@ -167,7 +167,7 @@ class Traffic:
         loads = dict.fromkeys(engines, 0)
         for request in self.under_way.values():
             if request.engine in loads:
-                loads[request.engine] += max(1, self.num_tokens_left(request))  # type: ignore[index]
+                loads[request.engine] += max(1, self.num_tokens_left(request))
         return loads
 
     def num_tokens_left(self, request: UnderWay) -> int:
