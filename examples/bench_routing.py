@@ -51,7 +51,7 @@ POINTS = 100  # of each engine on the ring of consistent hashing
 NUM_OUTPUT_TOKENS = 16
 NEVER_S = float("inf")
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def main() -> None:
