@@ -1,13 +1,16 @@
 """Several engines behind one address, on Ray Serve: a request goes where its first token comes soonest (chapter 14).
 
     pip install -e ".[ray-serve]"
-    python examples/ray_serve.py                   two engines on this machine: this router, and a round-robin one
+    python examples/ray_serve.py                   this router beside one that asks the engines in turn: three minutes
     python examples/ray_serve.py --serve           OpenAI's API at http://127.0.0.1:8000/v1, until Ctrl-C
     RAY_ADDRESS=auto python examples/ray_serve.py --serve --num-engines 16 --model /shared/checkpoint
 
     client -> Serve's proxy -> Front: token ids -> Router: which engine? -> Engine: nanovllm's server, without a socket
                                                      |                        |
                                                    Traffic  <-  KV events  ---+
+
+The comparison has conversations of several turns, each about a document of its own, and pools that hold a quarter of
+them together. examples/bench_routing.py compares more routers, with up to 64 engines, in virtual time.
 
 What an engine has in its cache is known from its KV events. A replica that dies gets no more requests, and what it
 had announced is forgotten; clients waiting for its answer get an error. When a client leaves, its request ends. There
@@ -43,7 +46,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from nanovllm import AsyncLLM
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.files.tokenizer import load_tokenizer
-from nanovllm.serving.http.load_generator import run_load
+from nanovllm.serving.http.load_generator import Timing, run_load
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.serve import make_app, name_of
 from nanovllm.serving.openai.json_lines import parse_json
@@ -59,8 +62,13 @@ MOST_AT_ONCE = 1000  # requests of one replica: an engine has a queue of its own
 QUIET = {"enable_access_log": False, "log_level": "WARNING"}
 # Of a Ray that is started here: 100 MiB for objects, of which there are few; otherwise it takes a part of all memory.
 LOCAL: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 100 << 20}
-# Of the comparison: conversations, their turns, what they begin with, tokens of a beginning and of a turn.
-NUM_CONVERSATIONS, NUM_TURNS, NUM_BEGINNINGS, BEGINNING, TURN = 24, 3, 8, 768, 48
+# Of the comparison: each conversation begins with a document of its own.
+CONVERSATIONS_PER_ENGINE = 9
+AT_A_TIME_PER_ENGINE = 2
+NUM_TURNS = 5
+DOCUMENT_TOKENS = 1024
+TURN_TOKENS = 64
+NUM_OUTPUT_TOKENS = 8
 
 
 def tell(method: Any, *arguments: Any) -> Any:
@@ -184,6 +192,8 @@ def running(args: argparse.Namespace) -> Iterator[Any]:
     """The application, while this lasts. Gives the actor that has the traffic."""
     model, name = model_or_demo(args.model), f"traffic-{uuid.uuid4().hex}"
     options = {name: getattr(args, name) for name in ("block_size", "kv_cache_memory_bytes", "max_model_len")}
+    if not args.serve:
+        options["num_gpu_blocks_override"] = blocks_of_a_pool(args.block_size)
     keeper: Any = ray.remote(Traffic).options(name=name, namespace=NAME, num_cpus=0, max_restarts=-1)
     traffic = keeper.remote(args.block_size)
     # What the engines leave of the CPUs is for the others. A GPU for each, if there are GPUs.
@@ -207,37 +217,70 @@ def running(args: argparse.Namespace) -> Iterator[Any]:
         ray.kill(traffic)
 
 
-def conversations() -> list[dict[str, Any]]:
-    """Bodies of completions. A turn repeats all before it; several conversations have the same beginning.
+def random_text(rng: random.Random, num_tokens: int) -> list[int]:
+    """What the tokens mean does not change what is computed."""
+    return rng.choices(range(4, 300), k=num_tokens)
 
-    Token ids are random: what they mean does not change what is computed.
+
+def conversations(num_engines: int) -> list[list[int]]:
+    """Prompts in the order in which they are asked. A turn repeats all before it.
+
+    Conversations begin one after another, so that AT_A_TIME_PER_ENGINE are under way for each engine. With 2 under way,
+    of two turns each, those numbered 1, 2, ... ask in this order:
+
+        1   1 2   2 3   3 4   4 5 ...
     """
-    rng, bodies = random.Random(0), []
-    beginnings = [rng.choices(range(4, 300), k=BEGINNING) for _ in range(NUM_BEGINNINGS)]
-    texts = [list(beginnings[number % NUM_BEGINNINGS]) for number in range(NUM_CONVERSATIONS)]
-    for _ in range(NUM_TURNS):
-        rng.shuffle(texts)
-        for text in texts:
-            text += rng.choices(range(4, 300), k=TURN)
-            bodies.append({"prompt": list(text), "max_tokens": 8, "temperature": 0, "ignore_eos": True})
-    return bodies
+    rng = random.Random(0)
+    prompts = []
+    for number in range(CONVERSATIONS_PER_ENGINE * num_engines):
+        begins = number / (AT_A_TIME_PER_ENGINE * num_engines)
+        prompt = random_text(rng, DOCUMENT_TOKENS)
+        for turn in range(NUM_TURNS):
+            prompt = prompt + random_text(rng, TURN_TOKENS)
+            asked = begins + (turn + rng.random() / 2) / NUM_TURNS
+            prompts.append((asked, prompt))
+    return [prompt for _, prompt in sorted(prompts)]
 
 
-def compare(url: str, rate: float, traffic: Any) -> Table:
+def blocks_of_a_pool(block_size: int) -> int:
+    """All pools together hold a quarter of the conversations."""
+    num_tokens = CONVERSATIONS_PER_ENGINE * (DOCUMENT_TOKENS + NUM_TURNS * TURN_TOKENS)
+    return num_tokens // (4 * block_size)
+
+
+def ask(url: str, prompts: list[list[int]], rate: float) -> list[Timing]:
+    body = {"max_tokens": NUM_OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
+    timings = asyncio.run(run_load(url, [body | {"prompt": prompt} for prompt in prompts], rate))
+    if errors := {timing.error for timing in timings if timing.error}:
+        raise RuntimeError(f"not all were answered: {', '.join(errors)}")
+    return timings
+
+
+def compare(url: str, args: argparse.Namespace, traffic: Any) -> Table:
     """The same requests with each router, to empty caches."""
-    table = Table("router", "hit rate, tokens", "TTFT, ms", "longest")
+    table = Table("router", "tokens found", "computed", "TTFT p50, ms", "mean", "longest")
     engines = serve.get_deployment_handle("Engine", NAME)
-    for name, route in {"in turn": InTurn(), "by KV events": soonest}.items():
+    prompts = conversations(args.num_engines)
+    rate = args.rate * args.num_engines
+    rng = random.Random(1)
+    ask(url, [random_text(rng, DOCUMENT_TOKENS) for _ in range(2 * args.num_engines)], float("inf"))  # to warm up
+    routers = {"in turn": InTurn(), "by KV events": soonest}
+    for name, route in routers.items():
+        print(f"{name}: {len(prompts)} requests, about {len(prompts) / rate:.0f} s", flush=True)
         ray.get(traffic.use.remote(route))
         assert all(engines.broadcast("reset_prefix_cache").results()), "nobody uses them"
-        timings = asyncio.run(run_load(url, conversations(), rate))
-        if errors := {timing.error for timing in timings if timing.error}:
-            raise RuntimeError(f"not all were answered: {', '.join(errors)}")
-        found = sum(timing.num_cached_tokens for timing in timings) / sum(
-            timing.num_prompt_tokens for timing in timings
-        )
+        timings = ask(url, prompts, rate)
+        num_found = sum(timing.num_cached_tokens for timing in timings)
+        num_tokens = sum(timing.num_prompt_tokens for timing in timings)
         ttfts = [1e3 * timing.ttft_s for timing in timings if timing.ttft_s is not None]
-        table.add_row(name, f"{found:.0%}", f"{statistics.mean(ttfts):.0f}", f"{max(ttfts):.0f}")
+        table.add_row(
+            name,
+            f"{num_found / num_tokens:.0%}",
+            f"{num_tokens - num_found:,}",
+            f"{statistics.median(ttfts):,.0f}",
+            f"{statistics.mean(ttfts):,.0f}",
+            f"{max(ttfts):,.0f}",
+        )
     return table
 
 
@@ -250,10 +293,13 @@ def main() -> None:
     parser.add_argument("--num-engines", type=int, default=2)
     parser.add_argument("--block-size", type=int, default=16, help="the same for all engines, and for the router")
     parser.add_argument(
-        "--kv-cache-memory-bytes", type=int, default=1 << 28, help="KV cache of each engine (default: 256 MiB)"
+        "--kv-cache-memory-bytes",
+        type=int,
+        default=1 << 28,
+        help="with --serve: KV cache of each engine (default: 256 MiB)",
     )
     parser.add_argument("--max-model-len", type=int)
-    parser.add_argument("--rate", type=float, default=4.0, help="requests a second of the comparison")
+    parser.add_argument("--rate", type=float, default=0.75, help="the comparison's requests a second, for each engine")
     args = parser.parse_args()
 
     ray.init(log_to_driver=False, **({} if "RAY_ADDRESS" in os.environ else LOCAL))
@@ -262,7 +308,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), running(args) as traffic:
         if not args.serve:
-            Console(width=80).print(compare(url, args.rate, traffic))
+            Console(width=80).print(compare(url, args, traffic))
             return
         print(f"serving at {url}/v1 (Ctrl-C ends it)", flush=True)
         threading.Event().wait()

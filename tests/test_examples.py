@@ -163,6 +163,45 @@ def test_bench_throughput(run, checkpoint, tmp_path):
     assert "2 requests" in small
 
 
+def test_bench_routing(status_of):
+    """In virtual time, so that a second run prints the same, and a faster machine no other times."""
+    options = ("--size", "0.25", "--num-engines", "4", "6")
+    status, out = status_of("bench_routing.py", *options)
+    again = status_of("bench_routing.py", *options)
+    assert again == (status, out) and status == 0
+    routers, delay, changes = (
+        [[cell.strip() for cell in line.split("│")[1:-1]] for line in part.splitlines() if line.startswith("│")]
+        for part in re.split(r"^[23]\. ", out, flags=re.MULTILINE)
+    )
+
+    def number(text: str) -> float:
+        return float(text.rstrip("%").replace(",", ""))
+
+    workload, results = "", {}
+    for name, num_engines, *figures in routers:
+        if num_engines:
+            computed, found, mean, p50, p99, _ = map(number, figures)
+            results[workload, num_engines, name] = dict(computed=computed, found=found, mean=mean, p50=p50, p99=p99)
+        else:
+            workload = name
+    assert len(results) == 4 * 2 * 4
+    for (workload, num_engines, name), of in results.items():
+        in_turn, ours = (results[workload, num_engines, each] for each in ("in turn", "by KV events"))
+        if workload in ("conversations of many turns", "long documents"):
+            assert ours["computed"] < 0.75 * in_turn["computed"] and ours["p50"] < in_turn["p50"]
+        assert ours["computed"] <= in_turn["computed"], "never worse, whatever the workload"
+        assert ours["mean"] <= in_turn["mean"] and ours["p99"] <= in_turn["p99"]
+        assert of["found"] == 0 or workload != "nothing shared", name
+    assert number(delay[0][1]) < number(delay[-2][1]) <= number(delay[-1][1]), "at once, never, in turn"
+    assert [row[0] for row in changes] == ["none", "one joins", "one leaves", "one dies", "one dies, one joins"]
+    for row in changes:
+        not_answered, _, its_own, others = map(number, row[1:5])
+        assert not_answered == others == 0 and (its_own > 0) == (row[0] not in ("none", "one joins"))
+    assert [number(row[2]) > 0 for row in changes] == [False, False, False, True, True], "its clients ask again"
+    status, _ = status_of("bench_routing.py", "--num-engines", "1")
+    assert status == 2
+
+
 def test_prefix_cache_walkthrough(run):
     out = run("prefix_cache_walkthrough.py")
     assert "request 2: blocks [0, 1, 2, 7, 8, 9, 4, 3], 12 tokens cached" in out

@@ -1,11 +1,14 @@
 """Which of several engines gets a request, by what their KV events have announced (chapter 14).
 
-It needs no model and sees no engine's tables: standard library and core only. The course's fleet calls it in played
-time, examples/ray_serve.py on Ray Serve.
+It needs no model and sees no engine's tables: standard library and core only. examples/ray_serve.py calls it on Ray
+Serve; examples/bench_routing.py and the course's fleet in virtual time, before the real scheduler.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, TypeVar
 
 from nanovllm.core.block_hash import BlockHasher, extra_keys
 from nanovllm.features.cache_reports.events import MEDIUM_GPU, AllBlocksCleared, BlockStored, KVCacheEvent
@@ -14,14 +17,18 @@ Engine = TypeVar("Engine", bound=Hashable)  # what a router calls an engine by
 
 
 class Announced:
-    """Names of blocks that engines have announced and not taken back. Engines have equal checkpoints and options.
+    """Which blocks engines have: what they have announced and not taken back, and what prompts under way leave there.
 
-    What lies in tiers below an engine's pool is not counted.
+    Engines have equal checkpoints and options. What lies in tiers below an engine's pool is not counted.
+
+    names      engine -> hashes of the blocks that it has announced
+    under_way  engine -> {hash: how many prompts under way there have this block}
     """
 
     def __init__(self, block_size: int, hash_algo: str = "xxh64") -> None:
         self.block_size, self.hasher = block_size, BlockHasher(block_size, hash_algo)
         self.names: dict[Hashable, set[bytes]] = {}
+        self.under_way: dict[Hashable, Counter[bytes]] = {}
 
     def take(self, engine: Hashable, events: Iterable[KVCacheEvent]) -> None:
         """Of one engine, in the order in which they happened."""
@@ -36,6 +43,19 @@ class Announced:
     def forget(self, engine: Hashable) -> None:
         """It is gone, and its pool with it."""
         self.names.pop(engine, None)
+        self.under_way.pop(engine, None)
+
+    def sent(self, engine: Hashable, names: Sequence[bytes]) -> None:
+        """A prompt with these names has been sent there. The next one with the same beginning will find it."""
+        self.under_way.setdefault(engine, Counter()).update(names)
+
+    def ended(self, engine: Hashable, names: Sequence[bytes]) -> None:
+        """The prompt is under way no longer: from now on, only what has been announced counts."""
+        counts = self.under_way[engine]
+        counts.subtract(names)
+        for name in names:
+            if not counts[name]:
+                del counts[name]
 
     def names_of(self, token_ids: Sequence[int], cache_salt: str | None = None) -> list[bytes]:
         """Names of a prompt's full blocks, which every engine gives them."""
@@ -48,9 +68,9 @@ class Announced:
 
     def num_tokens(self, engine: Hashable, names: Sequence[bytes]) -> int:
         """Of a prompt with these names: how many tokens from its beginning the engine does not have to compute."""
-        here = self.names.get(engine, ())
-        num_blocks = next((index for index, name in enumerate(names) if name not in here), len(names))
-        return num_blocks * self.block_size
+        here, coming = self.names.get(engine, ()), self.under_way.get(engine, ())
+        found = takewhile(lambda name: name in here or name in coming, names)
+        return self.block_size * sum(1 for _ in found)
 
 
 def soonest(names: Sequence[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
@@ -62,19 +82,29 @@ def soonest(names: Sequence[bytes], loads: Mapping[Engine, int], announced: Anno
 
 
 class InTurn:
-    """What soonest is measured against: each engine gets as many requests as the others."""
+    """What soonest is measured against: a request goes to the engine that has gone without one for longest."""
 
     def __init__(self) -> None:
-        self.num_sent = -1
+        self.num_sent = 0
+        self.last_sent: dict[Any, int] = {}  # engine -> the number of the last request that it got
 
     def __call__(self, names: Sequence[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
+        engine = min(loads, key=lambda engine: self.last_sent.get(engine, 0))
         self.num_sent += 1
-        return list(loads)[self.num_sent % len(loads)]
+        self.last_sent[engine] = self.num_sent
+        return engine
 
 
-class UnderWay(NamedTuple):
+@dataclass
+class UnderWay:
+    """A request, from choose() to ended().
+
+    num_done: blocks at its beginning that the engine does not have to compute for it, or has announced since.
+    """
+
     engine: Hashable
     names: list[bytes]
+    num_done: int
 
 
 class Traffic:
@@ -83,39 +113,66 @@ class Traffic:
     def __init__(self, block_size: int) -> None:
         self.announced, self.route = Announced(block_size), soonest
         self.under_way: dict[str, UnderWay] = {}  # by request id
+        self.num_chosen = 0
+        self.last_chosen: dict[Hashable, int] = {}  # engine -> the number of the last request that it got
+        self.gone: set[Hashable] = set()  # engines that may not be listened to any more
 
     def use(self, route: Callable[..., Any]) -> None:
         """Another function than soonest, with the same arguments."""
         self.route = route
 
     def take(self, engine: Hashable, events: list[KVCacheEvent]) -> None:
-        """See Announced.take."""
-        self.announced.take(engine, events)
+        """See Announced.take. An engine that leaves goes on announcing while it ends its requests: to no avail."""
+        if engine not in self.gone:
+            self.announced.take(engine, events)
 
     def choose(self, request_id: str, token_ids: Sequence[int], cache_salt: str | None, engines: list[Any]) -> Any:
-        """One of these engines; until ended(), the request counts there. It may be asked again: then it was refused."""
+        """One of these engines; until ended(), the request counts there. It may be asked again: then it was refused.
+
+        Of engines that are equally good, the one that has gone without a request for longest gets it. Otherwise
+        prompts that nobody has would all go to the first idle engine, and push each other out of its pool.
+        """
         self.ended(request_id)
+        self.gone.difference_update(engines)
         names = self.announced.names_of(token_ids, cache_salt)
-        engine = self.route(names, {engine: self.load(engine) for engine in engines}, self.announced)
-        self.under_way[request_id] = UnderWay(engine, names)
+        loads = self.loads(sorted(engines, key=lambda engine: self.last_chosen.get(engine, 0)))
+        engine = self.route(names, loads, self.announced)
+        num_done = self.announced.num_tokens(engine, names) // self.announced.block_size
+        self.under_way[request_id] = UnderWay(engine, names, num_done)
+        self.announced.sent(engine, names)
+        self.num_chosen += 1
+        self.last_chosen[engine] = self.num_chosen
         return engine
 
     def ended(self, request_id: str) -> None:
         """It has its answer, or its client has left."""
-        self.under_way.pop(request_id, None)
+        request = self.under_way.pop(request_id, None)
+        if request is not None:
+            self.announced.ended(request.engine, request.names)
 
     def forget(self, engine: Hashable) -> None:
-        """It has died."""
+        """It has died, or it leaves: nothing is known of it any more, until it is among the engines of choose()."""
+        self.gone.add(engine)
         self.announced.forget(engine)
+        self.last_chosen.pop(engine, None)
         self.under_way = {name: request for name, request in self.under_way.items() if request.engine != engine}
 
     def known(self) -> dict[Hashable, dict[str, int]]:
         """Of each engine that has announced anything."""
-        engines = self.announced.names.items()
-        return {engine: {"num_blocks": len(names), "load": self.load(engine)} for engine, names in engines}
+        loads = self.loads(self.announced.names)
+        return {engine: {"num_blocks": len(self.announced.names[engine]), "load": loads[engine]} for engine in loads}
 
-    def load(self, engine: Hashable) -> int:
-        """Tokens that it has still to compute: of prompts what it has not announced, of an answer the next token."""
-        here = (request.names for request in self.under_way.values() if request.engine == engine)
-        size, num_tokens = self.announced.block_size, self.announced.num_tokens
-        return sum(max(1, size * len(names) - num_tokens(engine, names)) for names in here)
+    def loads(self, engines: Iterable[Engine]) -> dict[Engine, int]:
+        """Tokens that each has still to compute: of prompts what it has not announced, of an answer the next token."""
+        loads = dict.fromkeys(engines, 0)
+        for request in self.under_way.values():
+            if request.engine in loads:
+                loads[request.engine] += max(1, self.num_tokens_left(request))
+        return loads
+
+    def num_tokens_left(self, request: UnderWay) -> int:
+        """Of its prompt, as far as one knows."""
+        here = self.announced.names.get(request.engine, ())
+        while request.num_done < len(request.names) and request.names[request.num_done] in here:
+            request.num_done += 1
+        return self.announced.block_size * (len(request.names) - request.num_done)
