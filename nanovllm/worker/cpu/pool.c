@@ -172,6 +172,9 @@ void set_threads(uint32_t num_threads, team_function *team) {
         wake_all(&pool.num_threads);
 }
 
+/* How many threads compute a job. */
+uint32_t get_threads(void) { return pool.num_threads; }
+
 /* See pool.h. If the pool works for another thread, the caller computes alone. */
 void parallel_for(work_function *work, const void *args, int64_t num_items, int64_t min_chunk) {
     const uint32_t num_threads = pool.num_threads;
