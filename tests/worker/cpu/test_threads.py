@@ -58,7 +58,9 @@ def test_every_item_is_computed_once(pool, num_items, min_chunk):
     jobs = Jobs(pool)
     for _ in range(20):
         jobs.run(num_items, min_chunk)
-    if num_items > min_chunk:  # a chunk is half of the share that each of 4 threads has in what is left
+    if 2 * num_items < 3 * min_chunk:  # the second chunk would be less than half of one
+        assert jobs.chunks == [(0, num_items)]
+    else:  # a chunk is half of the share that each of 4 threads has in what is left
         for first, end in jobs.chunks:
             assert end - first == max((num_items - first) // 8, min(min_chunk, num_items - first))
 
