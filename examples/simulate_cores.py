@@ -136,10 +136,11 @@ class Engine:
         return self.llm.engine.add_request(None, prompt, params, stream=False)
 
     @contextmanager
-    def decoding(self, num_rows: int, num_keys: int, num_steps: int) -> Iterator[Callable[[], object]]:
+    def decoding(self, num_rows: int, num_keys: int) -> Iterator[Callable[[], object]]:
         """A function that makes a step with so many rows, each of which sees num_keys keys or a few more."""
         engine = self.llm.engine
-        ids = [self.request(num_keys - 1, num_steps + num_rows) for _ in range(num_rows)]
+        endless = engine.kv_pool.max_model_len - num_keys
+        ids = [self.request(num_keys - 1, endless) for _ in range(num_rows)]
         while engine.scheduler.waiting or any(seq.num_generated_tokens == 0 for seq in engine.scheduler.running):
             engine.step()
         yield engine.step
@@ -331,11 +332,10 @@ def main() -> None:
             max_num_batched_tokens=max(args.prompt, 2048),
             **options,
         )
-    num_steps = NUM_STEPS * (len(counts) + len(real)) + 1
     loads = {}
     for num_rows in args.rows:
         rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
-        loads[f"Decode, {rows} of {args.keys} keys"] = engine.decoding(num_rows, args.keys, num_steps)
+        loads[f"Decode, {rows} of {args.keys} keys"] = engine.decoding(num_rows, args.keys)
     if args.prompt > 0:
         loads[f"Prefill, {args.prompt} tokens"] = engine.prefilling(args.prompt)
     for name, load in loads.items():

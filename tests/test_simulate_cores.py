@@ -38,7 +38,7 @@ def engine(checkpoint):
 def test_the_simulated_jobs_of_a_step_are_those_of_the_pool(engine, monkeypatch, num_threads):
     """Of a decode that is replayed, of one with keys in two parts, and of a prompt, which is computed call by call."""
     monkeypatch.setattr(threads, "num_threads", lambda: num_threads)
-    loads = [engine.decoding(5, 20, 40), engine.decoding(1, 300, 40), engine.prefilling(100)]
+    loads = [engine.decoding(5, 20), engine.decoding(1, 300), engine.prefilling(100)]
     for load in loads:
         with load as step:
             simulated = engine.observe(step, num_threads)
