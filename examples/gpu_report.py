@@ -5,6 +5,7 @@
     python examples/gpu_report.py --parts memory,steps   only these
     python examples/gpu_report.py --short                tiny sizes: does every part work?
     python examples/gpu_report.py --pretend              the same on a pretend GPU, where there is none
+    python examples/gpu_report.py --cpu                  only the CPU: 1, 2, 4, 8 and 16 threads, as many as it has
 
 No network and no checkpoint is needed: checkpoints are made of random weights. Each part runs in a process of its own,
 so neither a kernel that breaks the CUDA context nor a part that never ends spoils the others. Time that a part does not
@@ -13,6 +14,7 @@ use goes to those after it. Both files are rewritten after every part.
 
 import argparse
 import gc
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -24,6 +26,7 @@ import platform
 import random
 import re
 import statistics
+import struct
 import subprocess
 import sys
 import time
@@ -31,7 +34,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -77,6 +80,27 @@ TINY = dict(
     num_key_value_heads=1,
     head_dim=16,
 )
+# Of part "cpu": the demo model's shape, and Qwen2.5-0.5B's.
+LLAMA = dict(architectures=["LlamaForCausalLM"], model_type="llama", rope_theta=1e5)
+QWEN2 = dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", rope_theta=1e6)
+SMOLLM2_135M = LLAMA | dict(
+    vocab_size=49_152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+)
+QWEN25_05B = QWEN2 | dict(
+    vocab_size=151_936,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+)
+NUM_THREADS = (16, 8, 4, 2, 1)  # the most first: they are the fastest, should time run out
+
 NUM_TOKENS = 10_000  # prompts are made of this many of them
 
 TIE = 1e-4  # where transformers' two best logits are closer than this, either token is right
@@ -90,6 +114,7 @@ class Options:
 sys.exit(pytest.main(sys.argv[1:], [Options()]))
 """
 GRACE_S = 10  # a part that has run out of time ends itself; after so many seconds more it is ended
+MOST_S = 480  # of all parts together
 WARM_STEPS = 2
 
 
@@ -115,6 +140,12 @@ class Sizes:
     num_steps: int  # timed, and as many profiled
     copy_bytes: int
     test_paths: tuple[str, ...]
+    cpu_models: dict[str, dict[str, Any]]
+    cpu_requests: int  # of the mixed load
+    cpu_input_lens: tuple[int, int]
+    cpu_output_lens: tuple[int, int]
+    cpu_prompt: int  # tokens of a prefill
+    cpu_stream: int  # tokens of one stream
 
 
 FULL = Sizes(
@@ -138,6 +169,12 @@ FULL = Sizes(
     num_steps=10,
     copy_bytes=2 << 30,
     test_paths=("tests/worker/cuda",),
+    cpu_models={"135M": SMOLLM2_135M, "0.5B": QWEN25_05B},
+    cpu_requests=32,
+    cpu_input_lens=(32, 256),
+    cpu_output_lens=(32, 128),
+    cpu_prompt=512,
+    cpu_stream=64,
 )
 SHORT = Sizes(
     variants=("llama", "qwen3-moe"),
@@ -160,6 +197,12 @@ SHORT = Sizes(
     num_steps=2,
     copy_bytes=1 << 20,
     test_paths=("tests/worker/cuda/test_kernels.py",),
+    cpu_models={"tiny": LLAMA | TINY},
+    cpu_requests=3,
+    cpu_input_lens=(4, 16),
+    cpu_output_lens=(2, 4),
+    cpu_prompt=40,
+    cpu_stream=4,
 )
 
 
@@ -197,7 +240,8 @@ class Section:
         """Raise OutOfTime if no time is left for this, or CUDA's error if a kernel before it has broken the context."""
         if self.seconds_left() <= 0:
             raise OutOfTime(f"out of time before: {what}")
-        torch.cuda.synchronize()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
 
 
 @dataclass
@@ -530,6 +574,81 @@ def repository_tests(run: Run, section: Section) -> None:
     section.note("The last lines of pytest:\n\n```text\n" + "\n".join(text.splitlines()[-15:]) + "\n```")
 
 
+def cpu_threads(run: Run, section: Section) -> None:
+    """Each number of threads in a process of its own, which sees no GPU."""
+    from nanovllm.worker.cpu.threads import num_cpus
+
+    counts = [num for num in NUM_THREADS if num <= num_cpus()]
+    section.note(f"The processor: {processor()}; CPUs that this process may use: {num_cpus()}.")
+
+    def row_of(folder: Path, num_threads: int) -> Row:
+        options = ["--short"] if run.sizes is SHORT else []
+        try:
+            found = subprocess.run(
+                [sys.executable, str(Path(__file__).resolve()), *options, "--cpu-child", str(folder)],
+                cwd=ROOT,
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(num_threads)},
+                stdout=subprocess.PIPE,
+                timeout=max(section.seconds_left(), 1),
+                check=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise OutOfTime(f"out of time within: {folder.name}, {num_threads} threads") from None
+        return json.loads(found.stdout)
+
+    for name, shape in run.sizes.cpu_models.items():
+        folder = make_checkpoint(run.folder / name, shape)
+        at = len(section.rows)
+        digests = []
+        for num_threads in counts:
+            section.begin(f"{name}, {num_threads} threads")
+            row = attempt_row(row_of, folder, num_threads)
+            if "digest" in row:
+                digests.append(row["digest"])
+                row["same bits"] = "yes" if row["digest"] == digests[0] else "no"
+            section.rows.insert(at, {"model": name, "threads": num_threads} | row)
+            section.save()
+
+
+def measure_on_cpu(folder: Path, sizes: Sizes) -> Row:
+    """What a child process of part "cpu" finds, with the threads that its environment allows."""
+    started = time.perf_counter()
+    longest = max(sizes.cpu_prompt + 1, sizes.cpu_input_lens[1] + sizes.cpu_output_lens[1], 16 + sizes.cpu_stream)
+    llm = LLM(
+        str(folder),
+        load_format="dummy",
+        dtype=sizes.dtype,
+        max_model_len=longest,
+        max_num_seqs=sizes.cpu_requests,
+        enable_prefix_caching=False,
+    )
+    start_s = time.perf_counter() - started
+    rng = random.Random(0)
+
+    def generate(lens: list[tuple[int, int]], **options: Any) -> tuple[list[Any], float]:
+        """Outputs for (prompt length, output length) of each request, and the seconds that they take."""
+        prompts = [rng.choices(range(NUM_TOKENS), k=length) for length, _ in lens]
+        params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=num, **options) for _, num in lens]
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return outputs, time.perf_counter() - started
+
+    answers, _ = generate([(length, sizes.cpu_output_lens[0]) for length in (1, 7, sizes.cpu_prompt // 2)], logprobs=5)
+    mixed = [
+        (rng.randint(*sizes.cpu_input_lens), rng.randint(*sizes.cpu_output_lens)) for _ in range(sizes.cpu_requests)
+    ]
+    _, mixed_s = generate(mixed)
+    _, stream_s = generate([(16, sizes.cpu_stream)])
+    prefill_s = statistics.median(generate([(sizes.cpu_prompt, 1)])[1] for _ in range(3))
+    return {
+        "mixed load, output tokens/s": sum(num for _, num in mixed) / mixed_s,
+        "one stream, tokens/s": sizes.cpu_stream / stream_s,
+        "prefill, tokens/s": sizes.cpu_prompt / prefill_s,
+        "digest": digest(answers),
+        "start, s": start_s,
+    }
+
+
 @dataclass(frozen=True)
 class Part:
     name: str
@@ -555,7 +674,7 @@ PARTS = [
         "log-probabilities: of PyTorch's backend from transformers in float32, which shows what rounding does; of the "
         "others from PyTorch's backend on the same GPU. `replays`: CUDA graphs replayed in float32.",
         agreement,
-        115,
+        105,
     ),
     Part(
         "memory",
@@ -565,7 +684,7 @@ PARTS = [
         "engine starts, and a full load measures it. (A pool that holds `max_num_seqs` sequences of `max_model_len` "
         "is no larger, and then more is predicted than needed.)",
         memory,
-        50,
+        45,
     ),
     Part(
         "throughput",
@@ -574,14 +693,14 @@ PARTS = [
         "temperature 0.6, EOS ignored, the shape of Qwen3-0.6B with random weights in bf16. Seconds by bandwidth: what "
         "reading the weights and the keys and values of every step once would take.",
         throughput,
-        120,
+        105,
     ),
     Part(
         "first_token",
         "Time to the first token",
         "Of a prompt alone, on the same model: cold, and once more from the prefix cache.",
         first_token,
-        45,
+        35,
     ),
     Part(
         "steps",
@@ -591,7 +710,7 @@ PARTS = [
         "that of all but run. Kernels, copies, waits and launches are counted by the profiler in one step; idle is the "
         "time in which the GPU runs nothing.",
         decode_steps,
-        60,
+        50,
     ),
     Part(
         "kinds",
@@ -602,7 +721,17 @@ PARTS = [
         kinds_of_steps,
         20,
     ),
-    Part("tests", "The repository's tests of the GPU", "pytest, one process.", repository_tests, 45),
+    Part("tests", "The repository's tests of the GPU", "pytest, one process.", repository_tests, 40),
+    Part(
+        "cpu",
+        "The CPU, with more and more threads",
+        "Random weights in bf16, in the shapes of SmolLM2-135M and Qwen2.5-0.5B, greedy. Mixed load: 32 requests, "
+        "prompts of 32 to 256 random tokens, outputs of 32 to 128. One stream: 64 tokens after a prompt of 16. "
+        "Prefill: the median of three prompts of 512 tokens. The digest is of the answers to three prompts, tokens "
+        "and logprobs, to the last bit.",
+        cpu_threads,
+        55,
+    ),
 ]
 
 
@@ -628,13 +757,17 @@ def load_model(run: Run, folder: Path, backend: str) -> LLM:
 
 
 def make_model(run: Run) -> Path:
-    """A checkpoint without weights, of Qwen3-0.6B's shape unless sizes are short. Its tokenizer knows 300 words."""
-    folder = run.folder / "model"
+    """A checkpoint without weights, of Qwen3-0.6B's shape unless sizes are short."""
+    qwen3 = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", rope_theta=1e6)
+    return make_checkpoint(run.folder / "model", qwen3 | run.sizes.model)
+
+
+def make_checkpoint(folder: Path, shape: dict[str, Any]) -> Path:
+    """A checkpoint without weights. Its tokenizer knows 300 words."""
     folder.mkdir()
     config = dict(
-        architectures=["Qwen3ForCausalLM"], model_type="qwen3", max_position_embeddings=40960,
-        rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True, attention_bias=False, hidden_act="silu",
-        torch_dtype="bfloat16", bos_token_id=0, eos_token_id=1, **run.sizes.model,
+        max_position_embeddings=40960, rms_norm_eps=1e-6, tie_word_embeddings=True, attention_bias=False,
+        hidden_act="silu", torch_dtype="bfloat16", bos_token_id=0, eos_token_id=1, **shape,
     )  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     importlib.import_module("tests.checkpoints").make_tokenizer().save_pretrained(folder)
@@ -727,6 +860,27 @@ Answer = tuple[list[int], torch.Tensor]  # token ids, and the log-probabilities 
 def answer_of(completion: Any) -> Answer:
     rows = [[row[token_id].logprob for token_id in range(len(row))] for row in completion.logprobs]
     return completion.token_ids, torch.tensor(rows)
+
+
+def digest(outputs: list[Any]) -> str:
+    """Of tokens and logprobs, bit by bit."""
+    hashed = hashlib.sha256()
+    for output in outputs:
+        [completion] = output.outputs
+        for entries in completion.logprobs:
+            for token_id, entry in sorted(entries.items()):
+                hashed.update(struct.pack("<qd", token_id, entry.logprob))
+        hashed.update(struct.pack(f"<{len(completion.token_ids)}q", *completion.token_ids))
+    return hashed.hexdigest()[:16]
+
+
+def processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*: (.*)", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def difference(found: Answer, expected: Answer) -> float:
@@ -954,8 +1108,13 @@ def write(path: Path, text: str) -> None:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    lines = ["# nanovllm on a GPU", "", f"`{report['command']}`, {report['date']}.", ""]
-    if report["pretend"]:
+    lines = [
+        "# nanovllm on a CPU" if report["cpu"] else "# nanovllm on a GPU",
+        "",
+        f"`{report['command']}`, {report['date']}.",
+        "",
+    ]
+    if report["pretend"] and not report["cpu"]:
         lines += ["**On a pretend GPU, written in Python: its times and bandwidths mean nothing.**", ""]
     if report["short"]:
         lines += [
@@ -1000,20 +1159,26 @@ def main() -> None:
     parser.add_argument("--parts", help=f"some of: {names}, with commas between them")
     parser.add_argument("--short", action="store_true", help="tiny sizes")
     parser.add_argument("--pretend", action="store_true", help="on a pretend GPU; implies --short")
+    parser.add_argument("--cpu", action="store_true", help="only part cpu, which needs no GPU")
+    parser.add_argument("--cpu-child", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs=3, metavar=("PART", "FILE", "UNTIL"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     short = args.short or args.pretend
     chosen = names.split(", ") if args.parts is None else args.parts.split(",")
     if unknown := set(chosen) - set(names.split(", ")):
         parser.error(f"no such part: {', '.join(sorted(unknown))} (there are {names})")
+    if args.cpu_child is not None:
+        print(json.dumps(measure_on_cpu(Path(args.cpu_child), SHORT if short else FULL)))
+        return
     if args.child is not None:
         name, path, until = args.child
         [part] = [part for part in PARTS if part.name == name]
         run_in_this_process(part, Section(Path(path), float(until)), short, args.pretend)
         return
-    if not args.pretend and not torch.cuda.is_available():
+    if not args.cpu and not args.pretend and not torch.cuda.is_available():
         print(
-            "There is no GPU here (torch.cuda.is_available() is False); --pretend runs on a pretend one.",
+            "There is no GPU here (torch.cuda.is_available() is False); --pretend runs on a pretend one, "
+            "--cpu measures the CPU.",
             file=sys.stderr,
         )
         raise SystemExit(2)
@@ -1029,9 +1194,12 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "short": short,
         "pretend": args.pretend,
+        "cpu": args.cpu,
         "parts": [],
     }
     parts = [part for part in PARTS if part.name in chosen]
+    if args.cpu:
+        parts = [replace(part, budget_s=MOST_S) for part in PARTS if part.name == "cpu"]
     run_parts(parts, command_of, report, args.out, console)
     console.print(markdown(report), markup=False, soft_wrap=True)
     console.print(f"Written: {args.out}.md and {args.out}.json")

@@ -102,8 +102,7 @@ def test_threads_and_samples(checkpoint, monkeypatch):
     """One thread, two, five; four samples of a prompt, each as if it were the only one."""
     prompts, answers = make_prompts(), []
     for num_threads in (1, 2, 5):
-        for module in ("threads", "c_kernels"):
-            monkeypatch.setattr(f"nanovllm.worker.cpu.{module}.num_threads", lambda num=num_threads: num)
+        monkeypatch.setattr("nanovllm.worker.cpu.threads.num_threads", lambda num=num_threads: num)
         llm = LLM(str(checkpoint("llama")), dtype="bfloat16", **ROOMY)
         answers += [bits(llm, prompts, PARAMS), bits(llm, prompts[::-1], PARAMS)[::-1]]
         four = [samples for _, samples in bits(llm, prompts, replace(PARAMS, n=4, prompt_logprobs=None))]

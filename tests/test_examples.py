@@ -266,6 +266,23 @@ def test_profile_step(run, checkpoint):
 
 
 @pytest.mark.compiler
+def test_simulate_cores(run, checkpoint):
+    sizes = ("--threads", "3", "--rows", "1", "5", "--keys", "20", "--prompt", "40", "--dtype", "float32")
+    out = run("simulate_cores.py", str(checkpoint()), *sizes)
+    assert re.findall(r"(Decode|Prefill), (.*?) *\n", out) == [
+        ("Decode", "1 row of 20 keys"),
+        ("Decode", "1 row of 20 keys, 3 threads"),
+        ("Decode", "5 rows of 20 keys"),
+        ("Decode", "5 rows of 20 keys, 3 threads"),
+        ("Prefill", "40 tokens"),
+        ("Prefill", "40 tokens, 3 threads"),
+    ]
+    rows = re.findall(r"^│ +(\d+) │ +(\d+) │ +(\d+) │", out, re.MULTILINE)  # of the tables that compare threads
+    assert [num_threads for num_threads, _, _ in rows] == ["1", "2", "3"] * 3
+    assert all((barriers == "0") == (num_threads == "1") for num_threads, _, barriers in rows)
+
+
+@pytest.mark.compiler
 @pytest.mark.parametrize("options", [["--compare"], ["--quantization", "int8"], ["--enforce-eager"]])
 def test_reproducible(status_of, tmp_path, options):
     """Ten ways, ten times the same bits; PyTorch's operations may have others, which the exit code then says."""

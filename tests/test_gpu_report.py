@@ -3,8 +3,10 @@
 import itertools
 import json
 import re
+import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,8 @@ from examples.gpu_report import (
     run_parts,
     table,
 )
+from nanovllm.worker.cpu import threads
+from nanovllm.worker.cpu.threads import num_cpus
 
 ROOT = Path(__file__).parent.parent
 WRITES = "import json, sys; json.dump(dict(rows=[dict(n=1234)], notes=['a note'], cut=None), open(sys.argv[1], 'w')); "
@@ -48,6 +52,46 @@ def test_on_a_pretend_gpu(processes, tmp_path):
     decodes = [row for row in rows["kinds"] if row["step"] == "decode" and row["backend"] == "Triton, graphs"]
     expected = [(1, 1, 1)] + [(2, 1, 1)] * 3  # logprobs, the last kind, are read once more
     assert [(row["h2d"], row["d2h"], row["replays"]) for row in decodes[:4]] == expected
+    assert rows["cpu"][0]["threads"] == 1 and {row["same bits"] for row in rows["cpu"]} == {"yes"}
+
+
+def test_the_cpu_alone(processes, tmp_path):
+    script = str(ROOT / "examples" / "gpu_report.py")
+    status, printed, err = processes.run(script, "--cpu", "--short", "--out", str(tmp_path / "report"), cwd=tmp_path)
+    assert status == 0, err
+    assert "# nanovllm on a CPU" in printed
+    [part] = json.loads((tmp_path / "report.json").read_text("utf-8"))["parts"]
+    assert part["name"] == "cpu" and part["state"] == "done"
+    assert [row["threads"] for row in part["rows"]] == [num for num in (1, 2, 4, 8, 16) if num <= num_cpus()]
+    assert len({row["digest"] for row in part["rows"]}) == 1
+    assert all(row[name] > 0 for row in part["rows"] for name in row if name.endswith("tokens/s"))
+
+
+def test_more_threads_than_time(tmp_path, monkeypatch):
+    """What has been measured is kept, fewest threads first; a digest that differs shows."""
+    sizes = replace(gpu_report.SHORT, cpu_models={"a": gpu_report.TINY, "b": gpu_report.TINY})
+    digests = iter(["x", "x", "y", "z"])
+
+    def child(command: list[str], *, env: dict[str, str], **options) -> subprocess.CompletedProcess:
+        assert env["CUDA_VISIBLE_DEVICES"] == ""
+        found = {"threads seen": env["OMP_NUM_THREADS"], "digest": next(digests, None)}
+        if found["digest"] is None:
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return subprocess.CompletedProcess(command, 0, json.dumps(found))
+
+    monkeypatch.setattr(threads, "num_cpus", lambda: 5)
+    monkeypatch.setattr(gpu_report.subprocess, "run", child)
+    monkeypatch.setattr(gpu_report, "make_checkpoint", lambda folder, shape: folder)
+    section = Section(tmp_path / "section.json", until=time.time() + 60)
+    with pytest.raises(gpu_report.OutOfTime, match="within: b, 2 threads"):
+        gpu_report.cpu_threads(Run(sizes, tmp_path), section)
+    rows = json.loads((tmp_path / "section.json").read_text("utf-8"))["rows"]
+    assert [(row["model"], row["threads"], row["threads seen"], row["same bits"]) for row in rows] == [
+        ("a", 1, "1", "no"),
+        ("a", 2, "2", "yes"),
+        ("a", 4, "4", "yes"),
+        ("b", 4, "4", "yes"),
+    ]
 
 
 @pytest.mark.ci
@@ -72,7 +116,7 @@ def test_a_part_that_fails_or_never_ends_stops_no_other(tmp_path, monkeypatch):
         before.append(part.name)
         return [sys.executable, "-c", codes[part.name], str(path)]
 
-    report: dict = {"command": "", "date": "", "short": True, "pretend": False, "parts": []}
+    report: dict = {"command": "", "date": "", "short": True, "pretend": False, "cpu": False, "parts": []}
     run_parts(parts, command_of, report, str(tmp_path / "report"), Console(quiet=True))
     assert {part["name"]: part["state"] for part in report["parts"]} == {
         "hangs": "cut",

@@ -279,9 +279,8 @@ def tell_speed(story: Story, world: World) -> None:
         reordered = kernels.reorder_weight(plain)
         products["bf16"].append((F.linear, plain) if reordered is None else (kernels.linear, reordered))
         for groups in (quantize_q8_0(weight), quantize_q4_1(weight)):
-            products[groups.format.name].append(
-                (kernels_for(kernels).quantized_linear, MergedWeight([QuantizedWeight.of(groups)]))
-            )
+            in_blocks = MergedWeight([QuantizedWeight.of(groups)])
+            products[groups.format.name].append((kernels_for(kernels).quantized_linear, in_blocks))
     table = make_table("rows", *map(str, NUM_ROWS), "", first=22, width=12)
     for name, layers in products.items():
         times = []

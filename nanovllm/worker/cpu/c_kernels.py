@@ -20,7 +20,7 @@ from nanovllm.worker.batch import Batch, cdiv
 from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
 from nanovllm.worker.cpu.pointers import address, address_or_null
 from nanovllm.worker.cpu.recorder import Recorder
-from nanovllm.worker.cpu.threads import load_pool, num_threads
+from nanovllm.worker.cpu.threads import load_pool, num_pool_threads
 from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.sampler import SamplingBatch, log_of
 
@@ -376,7 +376,7 @@ def attention_step(lib: ctypes.CDLL, num_kv_heads: int, batch: Batch) -> Attenti
         num_parts = cdiv(batch.max_key_len, lib.part_keys())
         scratch = None
         # Whether the parts of a row's keys are computed side by side or not, the result has the same bits.
-        if num_parts == 1 or num_items >= ITEMS_PER_THREAD * num_threads():
+        if num_parts == 1 or num_items >= ITEMS_PER_THREAD * num_pool_threads():
             num_parts = 1
         else:
             scratch = torch.empty(num_items * num_parts * most_rows * lib.partial_bytes(), dtype=torch.uint8)

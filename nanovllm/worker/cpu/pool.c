@@ -172,10 +172,14 @@ void set_threads(uint32_t num_threads, team_function *team) {
         wake_all(&pool.num_threads);
 }
 
-/* See pool.h. If the pool works for another thread, the caller computes alone. */
+/* How many threads compute a job. */
+uint32_t get_threads(void) { return pool.num_threads; }
+
+/* See pool.h. If the pool works for another thread, the caller computes alone. So it does if the second chunk would be
+ * less than half of one: that is done sooner than another thread begins. */
 void parallel_for(work_function *work, const void *args, int64_t num_items, int64_t min_chunk) {
     const uint32_t num_threads = pool.num_threads;
-    if (num_items <= min_chunk || num_items > INT32_MAX || num_threads < 2 || atomic_exchange(&pool.busy, 1)) {
+    if (2 * num_items < 3 * min_chunk || num_items > INT32_MAX || num_threads < 2 || atomic_exchange(&pool.busy, 1)) {
         work(args, 0, num_items);
         return;
     }

@@ -28,13 +28,23 @@ def load_pool() -> ctypes.CDLL:
     pool = ctypes.CDLL(str(compile_library("pool.c", [])))
     pool.set_threads.argtypes = [ctypes.c_uint32, ctypes.c_void_p]
     pool.set_threads.restype = None
+    pool.get_threads.argtypes = []
+    pool.get_threads.restype = ctypes.c_uint32
     pool.set_threads(num_threads(), None)
     return pool
 
 
 def num_threads() -> int:
-    """As many as PyTorch would take (OMP_NUM_THREADS, torch.set_num_threads), but not more than there are CPUs."""
+    """As many as PyTorch would take (OMP_NUM_THREADS, torch.set_num_threads), but not more than there are CPUs.
+
+    Not for use within a step, in which PyTorch may have only one: see num_pool_threads().
+    """
     return min(torch.get_num_threads(), num_cpus())
+
+
+def num_pool_threads() -> int:
+    """How many threads compute a job of the C kernels now."""
+    return load_pool().get_threads()
 
 
 def num_cpus() -> int:

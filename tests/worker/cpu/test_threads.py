@@ -58,7 +58,9 @@ def test_every_item_is_computed_once(pool, num_items, min_chunk):
     jobs = Jobs(pool)
     for _ in range(20):
         jobs.run(num_items, min_chunk)
-    if num_items > min_chunk:  # a chunk is half of the share that each of 4 threads has in what is left
+    if 2 * num_items < 3 * min_chunk:  # the second chunk would be less than half of one
+        assert jobs.chunks == [(0, num_items)]
+    else:  # a chunk is half of the share that each of 4 threads has in what is left
         for first, end in jobs.chunks:
             assert end - first == max((num_items - first) // 8, min(min_chunk, num_items - first))
 
@@ -237,6 +239,20 @@ def test_a_step_runs_on_one_kind_of_threads(checkpoint, monkeypatch, two_threads
         llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2))
     assert torch.get_num_threads() == 2
     assert seen == [1 if in_c else 2] * 3
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 8])
+def test_a_long_context_is_cut_for_as_many_threads_as_a_step_has(checkpoint, monkeypatch, num_threads):
+    """PyTorch has one thread in such a step: it is not PyTorch that is asked."""
+    monkeypatch.setattr(threads, "num_threads", lambda: num_threads)
+    llm = LLM(str(checkpoint("llama")), dtype="float32")
+    recorded = llm.engine.model_runner.recorded_steps
+    if recorded is None:
+        pytest.skip("no C compiler")
+    two = [[5] * 300, [6] * 300]  # 2 rows, 2 KV heads, 2 parts of keys
+    llm.generate(two, SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+    assert recorded.attention_step.num_tasks == 2
+    assert recorded.attention_step.num_parts == (1 if num_threads == 1 else 2)
 
 
 def test_pytorchs_threads_compute_the_kernels_where_they_compute_the_products(pool, two_threads):
