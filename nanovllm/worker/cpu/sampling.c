@@ -11,6 +11,7 @@
 
 enum { BLOCK = 256, MAX_BLOCKS = 2048 }; /* logits, or more if there would be more blocks */
 enum { DIGIT_BITS = 11, NUM_DIGITS = 1 << DIGIT_BITS };
+static const float NEAR = 7; /* e^7 = 1,097: how much more than others the largest logit weighs */
 static const double QUANTUM = 0x1p-34, TO_QUANTA = 0x1.8p18; /* a float64 near TO_QUANTA is a multiple of QUANTUM */
 
 typedef float half_vec __attribute__((vector_size(2 * LANES)));
@@ -128,13 +129,22 @@ static double sum_of_block(const row *r, int64_t b) {
     return sum_of_lanes(sum);
 }
 
+/* The sum of the weights of all blocks. */
+static double sum_of_row(const row *r) {
+    double sum = 0;
+    for (int64_t b = 0; b < r->num_blocks; b++)
+        sum += keeps_none(r, b) ? 0 : sum_of_block(r, b);
+    return sum;
+}
+
 /* Of the logits >= least, the least one of which this holds: all larger ones together weigh less than `limit`. If
- * of_tokens, this is the limit-th largest. If not, the limit is a share of the sum of all weights. Each of three passes
+ * of_tokens, this is the limit-th largest. A negative limit is a share of the sum of all weights. Each of three passes
  * finds the next bits of the answer's key, by a histogram of the weights of those logits whose keys have the bits before. */
 static float border(const row *r, double limit, float least) {
     static const int shifts[] = {32 - DIGIT_BITS, 32 - 2 * DIGIT_BITS, 0};
     uint32_t from = key_of(least), to = key_of(INFINITY), found = 0;
     double above = 0; /* what the logits with larger leading bits weigh */
+    const int is_share = limit < 0;
     for (int pass = 0; pass < 3; pass++) {
         double sums[NUM_DIGITS] = {0};
         const int shift = shifts[pass];
@@ -148,21 +158,24 @@ static float border(const row *r, double limit, float least) {
                 if (!inside)
                     continue;
                 const keys digits = keys_of(logits) >> shift & (NUM_DIGITS - 1);
+                const vec kept = weights_of(r, logits);
                 uint32_t cells[LANES];
                 float weights[LANES];
                 memcpy(cells, &digits, sizeof(cells));
-                put(weights, weights_of(r, logits));
+                put(weights, kept);
+                if (r->floor > -INFINITY)
+                    inside &= bits_of(kept > 0);
                 for (; inside; inside &= inside - 1) {
                     const int l = __builtin_ctz(inside);
                     sums[cells[l]] += in_quanta(weights[l]);
                 }
             }
         }
-        if (pass == 0 && !r->of_tokens) {
+        if (pass == 0 && is_share) {
             double total = 0;
             for (int d = 0; d < NUM_DIGITS; d++)
                 total += sums[d];
-            limit *= total;
+            limit *= -total;
         }
         int digit = NUM_DIGITS - 1;
         double sum = above;
@@ -198,6 +211,22 @@ static float kth_largest(const row *r, int64_t k) {
 }
 
 static float larger(float a, float b) { return a > b ? a : b; }
+
+/* The least logit that is kept: all larger ones together are less than this share of the row. Where few blocks have a logit
+ * near the largest one, these mostly suffice. Then the histogram is one of few tokens. */
+static float border_of_share(const row *r, float share) {
+    row near = *r;
+    near.floor = larger(r->floor, r->max - NEAR);
+    int64_t num_near = 0;
+    for (int64_t b = 0; b < r->num_blocks; b++)
+        num_near += !keeps_none(&near, b);
+    if (2 * num_near < r->num_blocks) {
+        const double limit = share * sum_of_row(r);
+        if (sum_of_row(&near) >= limit)
+            return border(&near, limit, -INFINITY);
+    }
+    return border(r, -share, -INFINITY);
+}
 
 /* A row and its blocks, of which the largest logits go to `largest`. max is not finite if nothing can be chosen. */
 static row row_of(const float *logits, int64_t size, float temperature, float *largest) {
@@ -235,7 +264,7 @@ static int64_t draw_one(const draw_args *a, int64_t at) {
     if (top_k > 0 && top_k < r.size)
         r.floor = larger(r.floor, kth_largest(&r, top_k) / r.temperature);
     if (a->top_p[at] < 1)
-        r.floor = larger(r.floor, border(&r, a->top_p[at], -INFINITY) / r.temperature);
+        r.floor = larger(r.floor, border_of_share(&r, a->top_p[at]) / r.temperature);
 
     for (int64_t b = 0; b < r.num_blocks; b++) {
         sums[b] = keeps_none(&r, b) ? 0 : sum_of_block(&r, b);
