@@ -12,8 +12,9 @@ The functions in this file are plain PyTorch, for any device. cpu/c_kernels.py h
         is None. Then stores k and v at batch.slot_mapping, except where the slot is -1.
     paged_attention(q, k_cache, v_cache, batch, window=0) -> [T, num_heads, head_dim]
         window: how many keys a row sees, its own and those just before it; 0: all. See worker/attention.py.
-    reorder_weight(weight, out_dtype=None) -> reordered or None
-        The weight in the memory layout that linear() reads, made once; None if linear() can't take this weight.
+    reorder_weight(weight, out_dtype=None, stays=False) -> reordered or None
+        The weight in the memory layout that linear() reads, made once; None if linear() can't take this weight. stays:
+        it is read in every step, so it may lie where that is fastest.
     linear(x, reordered, bias, out_dtype=None) -> y
         y = x W^T + b. out_dtype: the dtype of y, float32, or None for the dtype of x. See cpu/reorder.py.
     lookup(input_ids, reordered) -> embeddings [T, k]

@@ -39,6 +39,7 @@ from nanovllm.features.quantization.formats import (
 from nanovllm.features.quantization.importance import linears_of, measure_importance
 from nanovllm.features.quantization.quantized_kernels import kernels_for
 from nanovllm.files.tensor_files import WeightFiles
+from nanovllm.worker.cpu.memory import give_freed_memory_back
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
@@ -85,6 +86,7 @@ def quantize_weights(
     if quantization == "int4":
         warn_of_int4(size * sum(layer.weight.numel() for layer in layers))
         importance = measure_importance(model, files.read, whole, make_decoder, kernels)
+        give_freed_memory_back()
     of_layers = {name: place for name, place in places.items() if whole.pooling is None or name != EMBEDDINGS}
     in_8_bits = names_in_8_bits(of_layers, model.config.num_hidden_layers)
 

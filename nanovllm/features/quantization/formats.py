@@ -15,11 +15,14 @@ float32 scale. So a row's result depends on that row only. cpu/quantized.c compu
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from nanovllm.worker.cpu.memory import memory_for_weight
 
 GROUP_SIZE = 32
 BLOCK_ROWS = 32  # rows of a weight (outputs) that lie together in memory
@@ -110,7 +113,8 @@ class QuantizedWeight(nn.Module):
         """All zeros, until put() brings the rows."""
         super().__init__()
         self.format, self.shape = form, torch.Size((n, k))
-        self.register_buffer("blocks", torch.zeros(blocks_shape(self.shape, form), dtype=torch.uint8))
+        shape = blocks_shape(self.shape, form)
+        self.register_buffer("blocks", memory_for_weight(prod(shape), torch.uint8).view(shape))
 
     @classmethod
     def of(cls, groups: QuantizedRows) -> "QuantizedWeight":

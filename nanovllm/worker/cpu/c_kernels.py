@@ -18,6 +18,7 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch, cdiv
 from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
+from nanovllm.worker.cpu.memory import memory_for_weight
 from nanovllm.worker.cpu.pointers import address, address_or_null
 from nanovllm.worker.cpu.recorder import Recorder
 from nanovllm.worker.cpu.threads import load_pool, num_pool_threads
@@ -266,10 +267,10 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
         recorder.call(lib.paged_attention, args)
         return out
 
-    def reorder_weight(weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor | None:
+    def reorder_weight(weight: Tensor, out_dtype: torch.dtype | None = None, stays: bool = False) -> Tensor | None:
         n, k = weight.shape
         room = lib.reordered_size(n, k)
-        reordered = weight.new_empty(room)
+        reordered = memory_for_weight(room, num) if stays else weight.new_empty(room)
         pointers = address(reordered, num, (room,)), address(weight, num, (n, k))
         return reordered[: n * k].view(n, k) if lib.reorder_weight(*pointers, n, k) else None
 

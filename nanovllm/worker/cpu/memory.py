@@ -9,7 +9,7 @@ import math
 import mmap
 import sys
 from contextlib import suppress
-from threading import Thread
+from threading import Lock, Thread
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from nanovllm.worker.cpu.pointers import address
 
 MAX_POOL_BYTES = 4 << 30
 PREFAULTED_BYTES = 2 << 20  # of each part of a pool, at start-up: one huge page
+REGION_BYTES = 64 << 20
+KEPT_BYTES = 64 << 20  # that loading may have freed before they go back to the system
+ALIGNMENT = 64  # bytes: a line of the cache, and the longest vector
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 MAX_MMAP_THRESHOLD = 32 << 20
 
@@ -44,6 +47,34 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
+class WeightRegion:
+    """Memory of which weights take one piece after another, so that they share huge pages. It lives as long as they."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> Tensor:
+        with self.lock:
+            if num_bytes > len(self.left):
+                self.left = lazy_zeros((max(num_bytes, REGION_BYTES),), torch.uint8)
+            taken = self.left[:num_bytes]
+            self.left = self.left[-(-num_bytes // ALIGNMENT) * ALIGNMENT :]
+            return taken
+
+
+REGION = WeightRegion()
+
+
+def memory_for_weight(size: int, dtype: torch.dtype) -> Tensor:
+    """Zeros [size] for a weight that every step reads from front to back.
+
+    In huge pages, which a processor reads faster: it looks up 2 MiB at a time where they are, not 4 KiB, and asks for
+    what comes next across the borders of small pages.
+    """
+    return REGION.take(size * dtype.itemsize).view(dtype)
+
+
 def prefault(parts: list[Tensor]) -> Thread:
     """Clear the first PREFAULTED_BYTES of each part, in a thread; join it before they are used.
 
@@ -61,12 +92,14 @@ def prefault(parts: list[Tensor]) -> Thread:
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep large buffers that are freed: the next step needs buffers of the same sizes (glibc only).
-
-    What was freed until now, while the model was loaded, goes back to the system first.
-    """
+    """Have malloc keep large buffers that are freed: the next step needs buffers of the same sizes (glibc only)."""
     with suppress(AttributeError, OSError, TypeError):  # TypeError: Windows' libraries all have names
-        libc = ctypes.CDLL(None)
-        libc.malloc_trim(0)
-        libc.mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
-        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+        mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def give_freed_memory_back() -> None:
+    """What malloc has kept of buffers that are freed goes back to the system (glibc only)."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

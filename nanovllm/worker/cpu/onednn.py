@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def reorder_weight(weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor | None:
+def reorder_weight(weight: Tensor, out_dtype: torch.dtype | None = None, stays: bool = False) -> Tensor | None:
     """See worker/kernels.py."""
     if out_dtype not in (None, weight.dtype):  # the operator rounds what it computes
         return None

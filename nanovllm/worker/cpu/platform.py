@@ -27,6 +27,7 @@ class CPUPlatform(Platform):
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self._prefaulting: Thread | None = None
+        self._freed_bytes = 0  # by weights that now lie in another order
 
     def choose_kernels(
         self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype
@@ -59,11 +60,16 @@ class CPUPlatform(Platform):
         self._prefaulting = memory.prefault(list(kv_cache.data.flatten(0, 1)))
 
     def finish_linear(self, config: EngineConfig, kernels: Kernels, model: Decoder, linear: Linear) -> None:
-        if "reordered_weights" in config.optimizations:
-            is_table = linear.weight is model.embed_tokens
-            reorder_weight(linear, kernels)
-            if is_table:
-                look_up_in_head(model, kernels)
+        if "reordered_weights" not in config.optimizations:
+            return
+        is_table = linear.weight is model.embed_tokens
+        self._freed_bytes += linear.weight.nbytes
+        reorder_weight(linear, kernels)
+        if is_table:
+            look_up_in_head(model, kernels)
+        if self._freed_bytes > memory.KEPT_BYTES:
+            memory.give_freed_memory_back()
+            self._freed_bytes = 0
 
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
         return step_threads(model, kernels)
@@ -71,6 +77,7 @@ class CPUPlatform(Platform):
     def record_steps(
         self, config: EngineConfig, forward_pass: ForwardPass, max_model_len: int, block_size: int
     ) -> RecordedStep | None:
+        memory.give_freed_memory_back()
         memory.keep_freed_memory()
         if self._prefaulting is not None:
             self._prefaulting.join()

@@ -8,7 +8,7 @@ from nanovllm.worker.model import Decoder
 def reorder_weight(layer: Linear, kernels: Kernels) -> None:
     """Lay a weight out once in the order in which its matrix product reads it."""
     for candidate in (kernels, TORCH_KERNELS):
-        reordered = candidate.reorder_weight(layer.weight, layer.out_dtype)
+        reordered = candidate.reorder_weight(layer.weight, layer.out_dtype, stays=True)
         if reordered is not None:
             del layer.weight  # no longer a parameter: only its own product can read it
             layer.weight = reordered

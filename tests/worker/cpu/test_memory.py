@@ -29,3 +29,28 @@ def test_small_parts_are_touched_to_their_end_only():
     data[2, -1] = 7  # behind the last byte that may be cleared for part 1
     cpu_memory.prefault(list(data[:2])).join()
     assert data[2, -1] == 7 and data.sum() == 7
+
+
+def test_weights_lie_one_after_another_and_their_memory_goes_with_them(monkeypatch):
+    monkeypatch.setattr(cpu_memory, "REGION", cpu_memory.WeightRegion())
+    first = cpu_memory.memory_for_weight(1000, torch.bfloat16)
+    second = cpu_memory.memory_for_weight(7, torch.float32)
+    large = cpu_memory.memory_for_weight(cpu_memory.REGION_BYTES + 1, torch.uint8)
+    for tensor, size, dtype in (first, 1000, torch.bfloat16), (second, 7, torch.float32):
+        assert tensor.shape == (size,) and tensor.dtype == dtype and not tensor.any()
+        assert tensor.data_ptr() % 64 == 0
+    assert second.data_ptr() - first.data_ptr() == 2048 and not large[-1]
+    first.fill_(1)
+    second.fill_(2)
+    assert (first == 1).all() and (second == 2).all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc, as on Linux")
+def test_the_memory_of_weights_is_given_back(monkeypatch):
+    monkeypatch.setattr(cpu_memory, "REGION", cpu_memory.WeightRegion())
+    before = resident_bytes()
+    weights = [cpu_memory.memory_for_weight(32 * MB, torch.uint8).fill_(1) for _ in range(5)]
+    assert resident_bytes() - before > 150 * MB
+    del weights
+    cpu_memory.memory_for_weight(100 * MB, torch.uint8)
+    assert resident_bytes() - before < 20 * MB
