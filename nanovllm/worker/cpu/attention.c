@@ -37,29 +37,32 @@ static void add_part(partial *all, const partial *part, int num_queries) {
     }
 }
 
-/* Attention of a task to the keys first_key to end_key - 1, part after part. */
-static void attend(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
-                   int64_t first_key, int64_t end_key) {
+/* Attention of an item, part after part. then: what the thread computes next, or NULL. */
+static void attend(partial *out, const attention_args *args, const attention_item *item, const attention_item *then) {
+    const attention_task *task = item->task;
     const int num_queries = task->num_rows * GROUP;
     if (DECODE && task->num_rows == 1) {
+        attention_item left = *item; /* its part comes next */
         forget(out, GROUP);
-        for (int64_t first = first_key, end; first < end_key; first = end) {
+        while (left.first_key < left.end_key) {
             partial part[GROUP];
-            end = end_of_part(first, end_key);
+            const attention_item now = left;
+            left.first_key = end_of_part(now.first_key, now.end_key);
             forget(part, GROUP);
-            attend_decode(part, args, task, kv_head, first, end);
+            attend_decode(part, args, &now, left.first_key, left.first_key < left.end_key ? &left : then);
             add_part(out, part, GROUP);
         }
         return;
     }
-    attend_prompt(out, args, task, kv_head, first_key, end_key);
+    attend_prompt(out, args, task, item->kv_head, item->first_key, item->end_key);
     if (task->num_rows == 1 || is_finite(out, num_queries))
         return;
     for (int r = 0; r < task->num_rows; r++) { /* a row without the keys behind it: 0 * NaN is NaN */
         const attention_task row = {task->first_row + r, 1, task->seq, task->num_keys + r};
         const int64_t before = args->window ? (row.num_keys - args->window) / CHUNK * CHUNK : 0;
-        attend(out + r * GROUP, args, &row, kv_head, first_key > before ? first_key : before,
-               end_key < row.num_keys ? end_key : row.num_keys);
+        const attention_item of_row = {&row, item->kv_head, item->first_key > before ? item->first_key : before,
+                                       item->end_key < row.num_keys ? item->end_key : row.num_keys};
+        attend(out + r * GROUP, args, &of_row, NULL);
     }
 }
 
@@ -80,26 +83,18 @@ int64_t part_keys(void) { return PART_KEYS; }
 int64_t unit_size(void) { return PAIR; }
 int64_t partial_bytes(void) { return sizeof(partial) * GROUP; }
 
-/* An item is a part of a task for a KV head, or all of its parts. */
-typedef struct {
-    const attention_task *task;
-    int64_t kv_head, first_key, end_key; /* keys that any row of the task sees; from a chunk's first key on */
-    int num_queries;
-} attention_item;
-
 static attention_item item_at(const attention_args *a, int64_t i) {
     const attention_task *task = a->step->tasks + i / a->num_kv_heads;
     const int64_t hidden = a->window && task->num_keys > a->window ? task->num_keys - a->window : 0;
-    return (attention_item){task, i % a->num_kv_heads, hidden / CHUNK * CHUNK, task->num_keys + task->num_rows - 1,
-                            task->num_rows * GROUP};
+    return (attention_item){task, i % a->num_kv_heads, hidden / CHUNK * CHUNK, task->num_keys + task->num_rows - 1};
 }
 
 static void attend_items(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
     partial all[TILE * GROUP];
     for (int64_t i = first; i < end; i++) { /* a prompt's last rows take longest, and come last, in small chunks */
-        const attention_item item = item_at(a, i);
-        attend(all, a, item.task, item.kv_head, item.first_key, item.end_key);
+        const attention_item item = item_at(a, i), then = item_at(a, i + 1 < end ? i + 1 : i);
+        attend(all, a, &item, i + 1 < end ? &then : NULL);
         store_result(a, item.task, item.kv_head, all);
     }
 }
@@ -107,11 +102,13 @@ static void attend_items(const void *args, int64_t first, int64_t end) {
 static void attend_parts(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
     for (int64_t i = first; i < end; i++) {
-        const attention_item item = item_at(a, i / a->step->num_parts);
-        const int64_t begin = (item.first_key / PART_KEYS + i % a->step->num_parts) * PART_KEYS;
-        if (begin < item.end_key)
-            attend(a->step->scratch + i * a->step->most_rows * GROUP, a, item.task, item.kv_head,
-                   begin > item.first_key ? begin : item.first_key, end_of_part(begin, item.end_key));
+        attention_item part = item_at(a, i / a->step->num_parts);
+        const int64_t begin = (part.first_key / PART_KEYS + i % a->step->num_parts) * PART_KEYS;
+        if (begin >= part.end_key)
+            continue;
+        part.end_key = end_of_part(begin, part.end_key);
+        part.first_key = begin > part.first_key ? begin : part.first_key;
+        attend(a->step->scratch + i * a->step->most_rows * GROUP, a, &part, NULL);
     }
 }
 
@@ -121,10 +118,10 @@ static void add_parts(const void *args, int64_t first, int64_t end) {
     for (int64_t i = first; i < end; i++) {
         const attention_item item = item_at(a, i);
         const int64_t first_part = item.first_key / PART_KEYS, last_part = (item.end_key - 1) / PART_KEYS;
-        forget(all, item.num_queries);
+        const int num_queries = item.task->num_rows * GROUP;
+        forget(all, num_queries);
         for (int64_t part = 0; part <= last_part - first_part; part++)
-            add_part(all, a->step->scratch + (i * a->step->num_parts + part) * a->step->most_rows * GROUP,
-                     item.num_queries);
+            add_part(all, a->step->scratch + (i * a->step->num_parts + part) * a->step->most_rows * GROUP, num_queries);
         store_result(a, item.task, item.kv_head, all);
     }
 }

@@ -19,6 +19,12 @@ typedef struct {
     int64_t first_row, num_rows, seq, num_keys;
 } attention_task;
 
+/* A task for one KV head, or a part of it: the keys first_key to end_key - 1. */
+typedef struct {
+    const attention_task *task;
+    int64_t kv_head, first_key, end_key; /* keys that any row of the task sees; from a chunk's first key on */
+} attention_item;
+
 /* A query's attention to some keys is acc / sum, relative to max, the largest score. */
 typedef struct {
     float acc[HEAD_DIM], max, sum;

@@ -14,7 +14,8 @@
  *
  * Every number is the sum of the same products in the same order as in attention_prompt.c, so it has the same bits.
  *
- * A decode waits for memory. So it asks for the next chunk of keys and values while it computes with this one.
+ * A decode waits for memory. So it asks for the next chunk of keys and values while it computes with this one, at the end of
+ * a part for the first chunk of what the thread computes next. Each is read once, so it need not stay in any cache.
  */
 enum {
     /* Whether this file serves the model. Where it does not, a decode is computed as a prompt of one row. */
@@ -36,7 +37,7 @@ static inline void decode_scores(float (*restrict score)[CHUNK], const unit (*qu
             unit_vec key[SCORE_VECS];
             for (int i = 0; i < SCORE_VECS; i++) {
                 key[i] = kv_units_at(kv->k[g + i] + u * kv->k_stride);
-                __builtin_prefetch(next->k[g + i] + u * next->k_stride);
+                __builtin_prefetch(next->k[g + i] + u * next->k_stride, 0, 0);
             }
             for (int m = 0; m < GROUP; m++)
                 for (int i = 0; i < SCORE_VECS; i++)
@@ -92,7 +93,8 @@ static inline void decode_values(partial *restrict out, const unit (*weight)[CHU
             const kv_num *low = kv->v[t] + d, *high = kv->v[t + PAIR - 1] + d;
             for (int i = 0; i < VALUE_VECS; i++) {
                 const unit_vec value = kv_join_at(low + i * LANES, high + i * LANES);
-                __builtin_prefetch(next->v[t] + d + i * LANES);
+                const int line = d / LANES + i; /* of the PAIR values at t */
+                __builtin_prefetch(next->v[t + line % PAIR] + line / PAIR * LANES * PAIR, 0, 0);
                 for (int m = 0; m < GROUP; m++)
                     sum[m][i] = multiply_add(sum[m][i], all_lanes(weight[m][t / PAIR]), value);
             }
@@ -103,10 +105,12 @@ static inline void decode_values(partial *restrict out, const unit (*weight)[CHU
     }
 }
 
-/* Attention of a task of one row to the keys first_key to end_key - 1, in chunks, with an online softmax
- * (FlashAttention, arXiv:2205.14135). */
-static void attend_decode(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
-                          int64_t first_key, int64_t end_key) {
+/* Attention of an item, whose task has one row, to its keys up to end_key - 1, in chunks, with an online softmax
+ * (FlashAttention, arXiv:2205.14135). then: what the thread computes next, or NULL. */
+static void attend_decode(partial *out, const attention_args *args, const attention_item *item, int64_t end_key,
+                          const attention_item *then) {
+    const attention_task *task = item->task;
+    const int64_t kv_head = item->kv_head, first_key = item->first_key;
     key_chunk chunks[2];
     unit query[GROUP][HEAD_UNITS], weight[GROUP][CHUNK / PAIR];
     float score[GROUP][CHUNK], rescale[GROUP];
@@ -117,7 +121,10 @@ static void attend_decode(partial *out, const attention_args *args, const attent
     for (int64_t i = 0, first = first_key; first < end_key; i++, first += CHUNK) {
         key_chunk *kv = &chunks[i % 2], *next = &chunks[(i + 1) % 2];
         const int64_t hidden = args->window ? task->num_keys - args->window - first : 0; /* less than CHUNK */
-        find_chunk(next, args, task, kv_head, first + CHUNK, end_key);
+        if (then && first + CHUNK >= end_key)
+            find_chunk(next, args, then->task, then->kv_head, then->first_key, then->end_key);
+        else
+            find_chunk(next, args, task, kv_head, first + CHUNK, end_key);
         decode_scores(score, query, kv, next, args->scale);
         decode_softmax(score, weight, kv, out, rescale, hidden);
         decode_values(out, weight, kv, next, rescale);
