@@ -11,6 +11,7 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.serving.http.options import ServeOptions
+from nanovllm.worker.cpu.memory import give_freed_memory_back
 from tests.checkpoints import SMALL
 from tests.servers import raw_post, serving
 
@@ -146,9 +147,10 @@ async def crowd(port: int, num_clients: int, num_requests: int, expected: dict[s
 
 
 def held(server) -> tuple[int, int]:
-    """Bytes of memory, and objects that Python knows, when nothing runs."""
+    """Bytes of memory that is in use, and objects that Python knows, when nothing runs."""
     server.assert_at_rest()
     gc.collect()
+    give_freed_memory_back()
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize(), len(gc.get_objects())
 
