@@ -39,7 +39,9 @@ class WeightFiles:
 
     def __init__(self, directory: Path, config: ModelConfig, whole: Mapping[str, Tensor], dummy: bool) -> None:
         """whole: what the model needs. Raises ValueError or FileNotFoundError for files that are not this model's."""
-        self.directory, self.whole, self._is_dummy = directory, whole, dummy
+        self.directory = directory
+        self.whole = whole
+        self._is_dummy = dummy
         self.shares = {name: tuple(slice(0, n) for n in tensor.shape) for name, tensor in whole.items()}
         self._files = dict[str, Any].fromkeys(whole, DummyWeights(whole)) if dummy else model_files(directory, config)
         tied = {HEAD} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
@@ -64,7 +66,9 @@ class WeightFiles:
         if self.whole[name].numel() <= PART_NUMBERS or self._is_dummy:
             yield slice(None), self.read(name)
             return
-        rows, columns, num_rows = self.shares[name][0], self.shares[name][1:], self.num_rows(name)
+        rows = self.shares[name][0]
+        columns = self.shares[name][1:]
+        num_rows = self.num_rows(name)
         step = max(1, PART_NUMBERS // self.whole[name][0].numel())
         stored = self._files[name].get_slice(name)
         for first in range(0, num_rows, step):

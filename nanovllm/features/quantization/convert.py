@@ -82,7 +82,8 @@ def quantize_weights(
     if files.are_quantized and quantization is not None:
         found = f"{files.directory} holds quantized weights already"
         raise ValueError(f"{found}; leave quantization={quantization!r} out")
-    quantized, importance = kernels_for(kernels), dict[Linear, Tensor]()
+    quantized = kernels_for(kernels)
+    importance: dict[Linear, Tensor] = {}
     if quantization == "int4":
         warn_of_int4(size * sum(layer.weight.numel() for layer in layers))
         importance = measure_importance(model, files.read, whole, make_decoder, kernels)
@@ -100,7 +101,8 @@ def quantize_weights(
         names = names_of[layer]
         if quantization is None and not any(is_in_groups(files, name) for name in names):
             continue
-        k, parts = layer.weight.shape[1], list[QuantizedWeight]()
+        k = layer.weight.shape[1]
+        parts: list[QuantizedWeight] = []
         for form, run in groupby(names, key=format_of):  # neighbours of one format: fewer and larger products
             round_rows: RoundRows = quantize_q8_0
             if form == Q4_1 and quantization == "int4":
@@ -120,10 +122,12 @@ def quantize_weights(
 
 
 def searched_with(importance: Tensor, search: Callable[[Tensor, Tensor], QuantizedRows]) -> RoundRows:
+    """search: see q4_1_search.py."""
     return lambda rows: search(rows, importance)
 
 
 def is_in_groups(files: WeightFiles, name: str) -> bool:
+    """Does the file hold this tensor in few bits, in a format of the engine's own?"""
     return files.stored[name] in FORMATS
 
 
@@ -192,7 +196,8 @@ def take_embeddings(model: Decoder, places: dict[str, Tensor], files: WeightFile
     One in groups is held so, once where the output head is the same tensor. An ordinary one of a file whose layers are
     quantized is left in places.
     """
-    in_groups, dtype, k = is_in_groups(files, EMBEDDINGS), model.embed_tokens.dtype, model.config.hidden_size
+    in_groups = is_in_groups(files, EMBEDDINGS)
+    dtype = model.embed_tokens.dtype
     if quantization is None and not in_groups:
         return
     del model.embed_tokens  # no longer a parameter
@@ -206,4 +211,5 @@ def take_embeddings(model: Decoder, places: dict[str, Tensor], files: WeightFile
         model.embed_tokens = model.lm_head.weight
     else:
         form = FORMATS[files.stored[EMBEDDINGS]]
-        model.embed_tokens = MergedWeight([quantized_weight(files, [EMBEDDINGS], form, k)])
+        weight = quantized_weight(files, [EMBEDDINGS], form, model.config.hidden_size)
+        model.embed_tokens = MergedWeight([weight])
