@@ -1,6 +1,7 @@
 """Grading of the exercises of chapter 9. The ranks are threads (ranks.py): all of them have the student's code."""
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -358,6 +359,7 @@ def use_read_share(function: ReadShare) -> Iterator[None]:
 
     with (
         replaced(tensor_files, "open_file", lambda path: StudentFile(path, function)),
+        replaced(tensor_files, "PART_NUMBERS", sys.maxsize),  # the student's function reads a share at once
         replaced(RankGroup, "share", share),
     ):
         yield

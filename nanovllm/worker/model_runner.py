@@ -80,8 +80,10 @@ class ModelRunnerOutput:
 
 
 def weight_bytes_of(model: Decoder) -> int:
-    """Of all weights in memory. One that two layers share counts once."""
-    linears = (module for module in model.modules() if isinstance(module, Linear))
+    """Of all weights in memory. A matrix that is embedding table and output head counts once, in whichever order."""
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    if model.config.tie_word_embeddings and isinstance(model.embed_tokens, torch.nn.Parameter):
+        linears = [linear for linear in linears if linear is not model.lm_head]
     reordered = [linear.weight for linear in linears if isinstance(linear.weight, torch.Tensor)]  # no longer parameters
     weights = [*model.parameters(), *model.buffers(), *reordered]
     return sum({id(tensor): tensor.nbytes for tensor in weights}.values())
