@@ -20,6 +20,7 @@ from nanovllm.checks.values import check_choice, check_number, shorten
 from nanovllm.features.hybrid.gguf_names import ARCHITECTURES as HYBRID
 from nanovllm.features.hybrid.gguf_names import NAMES as HYBRID_NAMES
 from nanovllm.features.hybrid.gguf_names import hybrid_fields
+from nanovllm.files.system import MAPPED_BYTES
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"} | HYBRID
 SIZES = {
@@ -40,7 +41,6 @@ LAYER_NAMES |= {f"attn_{x}": f"self_attn.{x[0]}_proj" for x in ("q", "k", "v", "
 LAYER_NAMES |= {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 STRING, ARRAY = 8, 9
-MAPPED_BYTES = 64 << 20  # of the file that stay in memory after they have been read
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # as in struct
 
 

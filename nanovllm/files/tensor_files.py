@@ -14,14 +14,13 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import shorten
 from nanovllm.files.config_json import read_json
-from nanovllm.files.system import installed_bytes
+from nanovllm.files.system import MAPPED_BYTES, installed_bytes
 
 logger = logging.getLogger("nanovllm")
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROWS_AT_A_TIME = 4096  # are compared
 PART_NUMBERS = 1 << 23  # of a large tensor that are read at a time
-MAPPED_BYTES = 64 << 20  # of a file that stay in memory after they have been read
 
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")

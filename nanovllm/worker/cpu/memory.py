@@ -31,8 +31,13 @@ def free_bytes(utilization: float) -> int:
     return min(MAX_POOL_BYTES, int(available_bytes() * 0.5 * utilization))
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages the system provides at first use: a large pool costs nothing until it is filled."""
+def lazy_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, what: str = "the KV pool", remedy: str = "lower its size"
+) -> Tensor:
+    """Zeros whose pages the system provides at first use: a large pool costs nothing until it is filled.
+
+    Raises ValueError, which says what the memory was for, and a remedy, if there is not so much.
+    """
     num_bytes = math.prod(shape) * dtype.itemsize
     try:
         if sys.platform == "win32":
@@ -40,7 +45,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         else:
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise ValueError(f"no {num_bytes / 1e9:.2f} GB of memory for the KV pool ({error}); lower its size") from error
+        raise ValueError(f"no {num_bytes / 1e9:.2f} GB of memory for {what} ({error}); {remedy}") from error
     if sys.platform == "linux":
         with suppress(AttributeError, OSError):  # a hint: fewer page faults, where the kernel knows it
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -48,7 +53,10 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class WeightRegion:
-    """Memory of which weights take one piece after another, so that they share huge pages. It lives as long as they."""
+    """Memory of which the weights of a model take one piece after another, so that they share huge pages.
+
+    Each piece keeps the memory around it alive. So does the region itself, until close().
+    """
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -57,10 +65,16 @@ class WeightRegion:
     def take(self, num_bytes: int) -> Tensor:
         with self.lock:
             if num_bytes > len(self.left):
-                self.left = lazy_zeros((max(num_bytes, REGION_BYTES),), torch.uint8)
+                size = max(num_bytes, REGION_BYTES)
+                self.left = lazy_zeros((size,), torch.uint8, what="the weights", remedy="quantization takes fewer bits")
             taken = self.left[:num_bytes]
             self.left = self.left[-(-num_bytes // ALIGNMENT) * ALIGNMENT :]
             return taken
+
+    def close(self) -> None:
+        """A model has all its weights: its memory goes with them, whatever comes next."""
+        with self.lock:
+            self.left = torch.empty(0, dtype=torch.uint8)
 
 
 REGION = WeightRegion()
@@ -78,7 +92,7 @@ def memory_for_weight(size: int, dtype: torch.dtype) -> Tensor:
 def prefault(parts: list[Tensor]) -> Thread:
     """Clear the first PREFAULTED_BYTES of each part, in a thread; join it before they are used.
 
-    The rest comes into memory when it is used, one huge page after another: a part of a step's time here and there.
+    The rest is brought in as it is used, one huge page at a time.
     """
     num_bytes = min(PREFAULTED_BYTES, parts[0].nbytes)
 

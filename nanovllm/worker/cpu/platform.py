@@ -78,6 +78,7 @@ class CPUPlatform(Platform):
     def record_steps(
         self, config: EngineConfig, forward_pass: ForwardPass, max_model_len: int, block_size: int
     ) -> RecordedStep | None:
+        memory.REGION.close()
         memory.give_freed_memory_back()
         memory.keep_freed_memory()
         if self._prefaulting is not None:

@@ -54,3 +54,14 @@ def test_the_memory_of_weights_is_given_back(monkeypatch):
     del weights
     cpu_memory.memory_for_weight(100 * MB, torch.uint8)
     assert resident_bytes() - before < 20 * MB
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc, as on Linux")
+def test_a_model_that_is_gone_leaves_no_region_behind(monkeypatch):
+    monkeypatch.setattr(cpu_memory, "REGION", cpu_memory.WeightRegion())
+    before = resident_bytes()
+    weight = cpu_memory.memory_for_weight(100 * MB, torch.uint8).fill_(1)
+    cpu_memory.REGION.close()
+    assert resident_bytes() - before > 90 * MB
+    del weight
+    assert resident_bytes() - before < 10 * MB
