@@ -2,6 +2,7 @@
 
     python examples/bench_experts.py              bf16, one request and eight at a time
     python examples/bench_experts.py --int8       the engine's weights in 8 bits, too
+    python examples/bench_experts.py MODEL        another checkpoint that transformers reads, too
 
 Both generate the same number of tokens from the same random prompts, greedily. transformers has several ways to compute
 experts; each is tried. Prints output tokens/s, and the multiple of transformers' best rate (chapter 17).
@@ -75,6 +76,7 @@ def tokens_per_s(run: Generate, batch_size: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="a checkpoint's directory (default: random weights)")
     parser.add_argument("--int8", action="store_true", help="the engine's weights in 8 bits, too")
     args = parser.parse_args()
     disable_progress_bar()
@@ -83,7 +85,7 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         with console.status("making a random checkpoint"):
-            folder = make_checkpoint(Path(name))
+            folder = Path(args.model) if args.model else make_checkpoint(Path(name))
         engines = [ours(folder, None), *[ours(folder, "int8")] * args.int8, theirs(folder)]
         for engine in engines:
             for label, run in engine:

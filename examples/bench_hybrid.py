@@ -1,11 +1,13 @@
 """A hybrid model measured on this machine: its prefix cache, its speed, and what it costs as texts grow (chapter 16).
 
-    python examples/bench_hybrid.py [--parts snapshots engines length] [--vllm-python PATH]
+    python examples/bench_hybrid.py [MODEL] [--parts snapshots engines length] [--prompt 900] [--vllm-python PATH]
 
 1. what share of an unbounded cache's savings several ways to place snapshots reach, in ten workloads, with the engine's
-own scheduler and no model; 2. this engine, transformers and vLLM on a prompt of 900 tokens and one stream; 3. what the
+own scheduler and no model; 2. this engine, llama.cpp, transformers and vLLM on a prompt of --prompt tokens and one
+stream, each in a process of its own (--only chooses among them; bench_peers.py says what to install); 3. what the
 recurrence costs, how decode slows down with length, and the memory of a sequence.
-The model has the shape of Qwen3.5-0.8B and random weights. It is made once, 1.5 GB in the user's cache folder.
+Without MODEL, the model has the shape of Qwen3.5-0.8B and random weights. It is made once, 1.5 GB in the user's cache
+folder.
 """
 
 import argparse
@@ -61,10 +63,13 @@ QWEN3_06B_KV_BYTES = 28 * 8 * 128 * 2 * 2  # a token's K/V in Qwen3-0.6B: layers
 ENGINES = {  # label: (its name in bench_peers.py, dtype)
     "nanovllm": ("nanovllm", "bfloat16"),
     "nanovllm, int8": ("nanovllm, int8", "bfloat16"),
+    "nanovllm, int4": ("nanovllm, int4", "bfloat16"),
     "nanovllm, float32": ("nanovllm", "float32"),
     "transformers, float32": ("transformers, one by one", "float32"),
     "transformers, bf16": ("transformers, one by one", "bfloat16"),
     "vLLM, bf16": ("vLLM, eager", "bfloat16"),
+    "llama.cpp, Q8_0": ("llama.cpp, Q8_0", "bfloat16"),
+    "llama.cpp, Q4_0": ("llama.cpp, Q4_0", "bfloat16"),
 }
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -72,12 +77,14 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = {"snapshots": show_snapshots, "engines": show_engines, "length": show_length}
+    parser.add_argument("model", nargs="?", help="a hybrid checkpoint's directory")
     parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
     parser.add_argument("--only", nargs="+", choices=list(ENGINES), default=list(ENGINES))
+    parser.add_argument("--prompt", type=int, default=NUM_PROMPT, help="tokens of part 2's prompt")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    model = str(make_checkpoint())
+    model = args.model or str(make_checkpoint())
     for part in args.parts:
         parts[part](model, args)
 
@@ -139,14 +146,14 @@ def show_snapshots(model: str, args: argparse.Namespace) -> None:
 
 def show_engines(model: str, args: argparse.Namespace) -> None:
     """As bench_peers.py measures them, each in a process of its own."""
-    table = Table(title=f"2. A prompt of {NUM_PROMPT} tokens, and one stream", title_justify="left")
+    table = Table(title=f"2. A prompt of {args.prompt:,} tokens, and one stream", title_justify="left")
     for name in ("engine", "TTFT", "from the cache", "one stream", "start", "peak memory"):
         table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
     for label in args.only:
         name, dtype = ENGINES[label]
-        options = dict(vllm_python=args.vllm_python, repeats=args.repeats, requests=0, prompt=NUM_PROMPT, stream=32)
+        options = dict(requests=0, prompt=args.prompt, stream=32, sampling=False, repeats=args.repeats, dtype=dtype)
         with console.status(f"{label} ..."):
-            found = run_worker(name, model, argparse.Namespace(**options, dtype=dtype))
+            found = run_worker(name, model, argparse.Namespace(**options, vllm_python=args.vllm_python))
         if isinstance(found, str):
             console.print(f"{label}: {found}")
             continue
@@ -184,7 +191,7 @@ def show_length(model: str, args: argparse.Namespace) -> None:
         f"gated norm take {part:.2f} s, {part / prefill_s:.1%}."
     )
     table = Table(
-        title="A step of one stream behind so many tokens, median of 5 runs of 16 steps", title_justify="left"
+        title="A step of one stream after so many tokens, median of 5 runs of 16 steps", title_justify="left"
     )
     for name in ("tokens before", "step", "of it attention", "of it recurrence", "the rest"):
         table.add_column(name, justify="right")

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,24 @@ def main() -> None:
 
 def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:
     """Medians of one engine, or why there are none."""
+    if name.startswith("llama.cpp"):
+        return run_llama_cpp(name, model, args)
+    return run_engine(name, model, args)
+
+
+def run_llama_cpp(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:
+    """It reads a GGUF file, which another process writes: neither the worker's time nor its memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.gguf")
+        command = [sys.executable, str(Path(__file__).with_name("make_gguf.py")), model, str(path)]
+        result = subprocess.run([*command, "--type", name.split(", ")[1]], capture_output=True, text=True)
+        if result.returncode:
+            return why_not(name, result.stderr)
+        found = run_engine(name, str(path), args)
+        return found | {"weights": path.stat().st_size / 1e6} if isinstance(found, dict) else found
+
+
+def run_engine(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:
     python = args.vllm_python if name.startswith("vLLM") else sys.executable
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     env = os.environ | {
@@ -115,9 +134,13 @@ def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, Any
     result = subprocess.run(command, env=env, capture_output=True, text=True)
     lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
-        error = (result.stderr.strip().splitlines() or ["no output"])[-1]
-        return f"not here: {ENGINES[name]}" if "ModuleNotFoundError" in error else f"failed: {error[:100]}"
+        return why_not(name, result.stderr)
     return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def why_not(name: str, stderr: str) -> str:
+    error = (stderr.strip().splitlines() or ["no output"])[-1]
+    return f"not here: {ENGINES[name]}" if "ModuleNotFoundError" in error else f"failed: {error[:100]}"
 
 
 def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespace) -> str:
@@ -191,9 +214,6 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, float | None]:
         medians["ttft_cached"] = None  # it keeps nothing between calls
     if not args.requests:
         medians["throughput"] = None
-    shut_down = getattr(engine, "shut_down", None)
-    if shut_down:
-        shut_down()
     return medians | {"start": start_s, "memory": peak_memory_mb()}
 
 
@@ -210,18 +230,27 @@ def measure_sampling(name: str, args: argparse.Namespace) -> dict[str, float]:
             seconds = time.perf_counter() - started
             if repeat > 0:
                 found[key].append(sum(num for _, num in batch) / seconds)
-    engine.shut_down()
     return {key: statistics.median(values) for key, values in found.items()}
 
 
 def peak_memory_mb() -> float | None:
-    """The peak memory of this process or of a child process."""
+    """The peaks of this process and of all that it has started and that still run (vLLM's engine), added up."""
     if sys.platform == "win32":
         return None
-    import resource
+    if sys.platform != "linux":
+        import resource
 
-    usage = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return usage / (1e6 if sys.platform == "darwin" else 1e3)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    parents, peaks = {}, {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # it has ended
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            pid = int(fields["Pid"])
+            parents[pid], peaks[pid] = int(fields["PPid"]), int(fields.get("VmHWM", "0 kB").split()[0])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(peaks[pid] for pid in ours) / 1e3
 
 
 def make_engine(name: str, args: argparse.Namespace) -> Any:
@@ -229,8 +258,12 @@ def make_engine(name: str, args: argparse.Namespace) -> Any:
     if name.startswith("transformers"):
         return TransformersEngine(args, padded=name.endswith("padded batch"))
     if name.startswith("llama.cpp"):
-        return LlamaCppEngine(args, name.split(", ")[1])
+        return LlamaCppEngine(args)
     return VllmEngine(name, args)  # nanovllm has the same interface
+
+
+def max_model_len(args: argparse.Namespace) -> int:
+    return max(2048, args.prompt + 1, args.stream + 16)
 
 
 class VllmEngine:
@@ -250,19 +283,13 @@ class VllmEngine:
             options = {"optimizations": ("reordered_weights",)}
         if name.endswith(("int8", "int4")):
             options = {"quantization": name.split(", ")[1]}
-        self.llm: Any = LLM(args.model, dtype=args.dtype, max_model_len=2048, **options)
+        self.llm: Any = LLM(args.model, dtype=args.dtype, max_model_len=max_model_len(args), **options)
 
     def __call__(self, work: Work, **sampling: Any) -> None:
         sampling = sampling or SAMPLING["greedy"]
         params = [self.params_class(**sampling, ignore_eos=True, max_tokens=num) for _, num in work]
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids, _ in work], params, use_tqdm=False)
         assert [len(o.outputs[0].token_ids) for o in outputs] == [num for _, num in work]
-
-    def shut_down(self) -> None:
-        """vLLM's engine is a process of its own: its memory counts once it has ended."""
-        core = getattr(getattr(self.llm, "llm_engine", None), "engine_core", None)
-        if core is not None:
-            core.shutdown()
 
 
 class TransformersEngine:
@@ -287,16 +314,12 @@ class TransformersEngine:
 
 
 class LlamaCppEngine:
-    def __init__(self, args: argparse.Namespace, type_name: str) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         from llama_cpp import Llama
-        from make_gguf import write_gguf
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, f"{type_name}.gguf")
-            write_gguf(Path(args.model), path, type_name)
-            threads: Any = {"n_threads": cores, "n_threads_batch": cores}  # by default it takes half of them
-            self.llm = Llama(str(path), n_ctx=2048, n_batch=2048, verbose=False, **threads)
+        threads: Any = {"n_threads": cores, "n_threads_batch": cores}  # by default it takes half of them
+        self.llm = Llama(args.model, n_ctx=max_model_len(args), n_batch=2048, verbose=False, **threads)
 
     def __call__(self, work: Work) -> None:
         for ids, num in work:  # its Python binding answers one request at a time

@@ -163,6 +163,82 @@ def test_bench_throughput(run, checkpoint, tmp_path):
     assert "2 requests" in small
 
 
+@pytest.fixture
+def table_of(status_of):
+    """table_of(name, *args) -> what is in an example's table, by the first cell of a row."""
+
+    def table_of(name: str, *args: str) -> dict[str, list[str]]:
+        status, out = status_of(name, *args)
+        assert status == 0
+        rows = [line.strip("│|").split("│" if "│" in line else "|") for line in out.splitlines() if line[:1] in "│|"]
+        return {first.strip(): [cell.strip() for cell in rest] for first, *rest in rows}
+
+    return table_of
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """wide(variant) -> a tiny checkpoint with as many words as the benchmarks' random prompts use."""
+    sizes = dict(vocab_size=49152, max_position_embeddings=2048)
+    return lambda variant: str(make_checkpoint(tmp_path_factory.mktemp(variant), variant, **sizes))
+
+
+@pytest.mark.ci
+def test_bench_peers(table_of, short_demo, tmp_path):
+    """Without vLLM and llama.cpp, the table says what would bring them."""
+    written = tmp_path / "table.md"
+    sizes = (str(short_demo), "--requests", "3", "--prompt", "40", "--stream", "8", "--repeats", "1")
+    table = table_of("bench_peers.py", *sizes, "--output", str(written))
+    assert all(float(cell.replace(",", "")) > 0 for cell in table["nanovllm"][:6])
+    for name in ("nanovllm, int8", "nanovllm, no C compiler", "transformers, padded batch", "transformers, one by one"):
+        assert table[name][0].endswith("x)"), name
+    for name in ("vLLM, eager", "llama.cpp, Q8_0"):
+        assert table[name][0].startswith("not here: pip install") or table[name][0].endswith("x)"), name
+    assert written.read_text("utf-8").count("\n| ") == len(table) - 2
+    sampled = table_of("bench_peers.py", *sizes, "--sampling", "--only", "nanovllm")["nanovllm"]
+    assert sampled[0].endswith(" (100%)") and all(re.fullmatch(r"[\d,]+ \(\d+%\)", cell) for cell in sampled[:6])
+
+
+@pytest.mark.ci
+def test_bench_hybrid(table_of, wide):
+    sizes = ("--parts", "engines", "--prompt", "40", "--repeats", "1")
+    table = table_of("bench_hybrid.py", wide("qwen3.5"), *sizes, "--only", "nanovllm", "nanovllm, int8")
+    for name in ("nanovllm", "nanovllm, int8"):
+        assert re.match(r"\d+\.\d\d s; \d+\.\d\d s; [\d.]+ tokens/s; ", "; ".join(table[name]))
+
+
+@pytest.mark.ci
+def test_bench_experts(table_of, wide):
+    table = table_of("bench_experts.py", wide("qwen3-moe"), "--int8")
+    assert len(table) >= 4 and any("transformers" in name for name in table)
+    assert all(float(cell.split(" ")[0]) > 0 for cells in table.values() for cell in cells if cell)
+
+
+@pytest.mark.ci
+def test_bench_busy(table_of, short_demo):
+    table = table_of("bench_busy.py", str(short_demo), "--runs", "1", "--counts", "1", "--loads", "one stream")
+    assert set(table) == {"quiet", "1 x loop", "1 x matmul", "1 x engine"}
+    assert all(re.fullmatch(r"\d+, \d+ \([\d.]+, [\d.]+\)", cells[0]) for cells in table.values())
+
+
+@pytest.mark.ci
+def test_bench_serve(table_of, short_demo_in_float32):
+    sizes = ("--num-requests", "3", "--rounds", "1", "--loads", "0.5", "--dtype", "float32")
+    for more in ((), ("--sampling",)):
+        [_, server, *figures] = table_of("bench_serve.py", str(short_demo_in_float32), *sizes, *more)["0.5"]
+        assert server == "nanovllm" and all(float(figure.replace(",", "")) > 0 for figure in figures[:3])
+
+
+@pytest.mark.ci
+def test_bench_speculative(table_of, short_demo_in_float32):
+    table = table_of("bench_speculative.py", str(short_demo_in_float32), "--dtypes", "float32", "--rounds", "1")
+    assert len(table) == 5
+    for accepted, num_a_step, *rates, same in table.values():
+        assert accepted.endswith(("%", "-")) and float(num_a_step) >= 1 and all(float(rate) > 0 for rate in rates)
+        drawn, of = same.split(" of ")
+        assert drawn == of, "draft tokens change nothing"
+
+
 def test_bench_routing(status_of):
     """In virtual time, so that a second run prints the same, and a faster machine no other times."""
     options = ("--size", "0.25", "--num-engines", "4", "6")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanovllm.core.snapshots.segments import fresh_segments
 from nanovllm.worker.batch import Batch
@@ -93,18 +93,33 @@ def delta_net(
     return out
 
 
-def weight_addresses(net: "GatedDeltaNet") -> dict[str, int]:
-    """Of what a kernel makes of a layer's small parameters, once."""
+def prepare_nets(model: nn.Module) -> None:
+    """Make what the kernels read of all layers' small parameters, before a step is recorded."""
+    from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
+
+    for module in model.modules():
+        if isinstance(module, GatedDeltaNet):
+            kernel_args_of(module)
+
+
+def kernel_args_of(net: "GatedDeltaNet") -> dict[str, Tensor]:
+    """What a kernel reads of a layer's small parameters, made once."""
     if net.kernel_args is None:
         # A vector may be read that reaches beyond the last number.
         conv, norm = (F.pad(part.flatten(), (0, COLUMNS)) for part in (net.conv.weight.T, net.norm.weight))
         net.kernel_args = {"conv": conv, "a": (-net.A_log.double().exp()).float(), "dt_bias": net.dt_bias, "norm": norm}
+    return net.kernel_args
+
+
+def weight_addresses(net: "GatedDeltaNet") -> dict[str, int]:
     sizes = net.sizes
     num_numbers = {
         "conv": sizes.kernel_size * sizes.conv_size + COLUMNS, "a": sizes.num_value_heads,
         "dt_bias": sizes.num_value_heads, "norm": sizes.value_dim + COLUMNS,
     }  # fmt: skip
-    return {name: address(part, torch.float32, (num_numbers[name],)) for name, part in net.kernel_args.items()}
+    return {
+        name: address(part, torch.float32, (num_numbers[name],)) for name, part in kernel_args_of(net).items()
+    }
 
 
 def multiply_by_gate(kernels: Kernels, x: Tensor, gate: Tensor) -> Tensor:

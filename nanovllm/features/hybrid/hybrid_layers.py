@@ -38,9 +38,8 @@ class GatedAttention(nn.Module):
     def forward(self, hidden: Tensor, kv_layer: Tensors, context: ForwardContext) -> Tensor:
         """See Attention.forward in worker/model.py."""
         q, k, v = self.qkv_proj(hidden).split(self.qkv_proj.out_sizes, dim=-1)
-        q = q.unflatten(-1, (self.num_heads, 2 * self.head_dim))  # [T, num_heads, query and gate]
-        gate = q[..., self.head_dim :]
-        q, _ = self.q_norm(q[..., : self.head_dim], None, context)
+        q, gate = q.unflatten(-1, (self.num_heads, 2 * self.head_dim)).split(self.head_dim, dim=-1)
+        q, _ = self.q_norm(q, None, context)
         k, _ = self.k_norm(k.unflatten(-1, (self.num_kv_heads, self.head_dim)), None, context)
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
         context.kernels.rotary_and_write(q, k, v, context.cos_sin, kv_layer, context.batch)

@@ -86,9 +86,10 @@ class RecordedStep(RecordedSteps):
         self.attention_step = AttentionStep()
         self.delta_step: ctypes.Structure | None = None
         if self.model.config.hybrid is not None:
-            from nanovllm.features.hybrid.hybrid_c_kernels import DeltaStep
+            from nanovllm.features.hybrid.hybrid_c_kernels import DeltaStep, prepare_nets
 
             self.delta_step = DeltaStep(num_logged=MAX_ROWS)
+            prepare_nets(self.model)
         self.memory: tuple[list[Tensor], ...] = [], [], []  # what the calls read and write between inputs and logits
         with torch.inference_mode(), forward_pass.kernels.recorder.recording() as recorded:
             context = self._record_context()
