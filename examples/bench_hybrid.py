@@ -190,9 +190,7 @@ def show_length(model: str, args: argparse.Namespace) -> None:
         f"[bold]3. Length.[/] Of a prefill of {NUM_PROMPT} tokens ({prefill_s:.2f} s) convolution, recurrence and "
         f"gated norm take {part:.2f} s, {part / prefill_s:.1%}."
     )
-    table = Table(
-        title="A step of one stream after so many tokens, median of 5 runs of 16 steps", title_justify="left"
-    )
+    table = Table(title="A step of one stream after so many tokens, median of 5 runs of 16 steps", title_justify="left")
     for name in ("tokens before", "step", "of it attention", "of it recurrence", "the rest"):
         table.add_column(name, justify="right")
     for length in LENGTHS:

@@ -25,7 +25,7 @@ def pytest_sessionstart() -> None:
         num_threads = max(1, (os.cpu_count() or 1) // num_workers)
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # of processes that tests start
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    memory.PREFAULTED_BYTES = 1 << 14  # most engines of tests take few steps
+    memory.HUGE_PAGE = 1 << 14  # less of it is touched: most engines of tests take few steps
 
 
 @pytest.fixture(scope="session", autouse=True)

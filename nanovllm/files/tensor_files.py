@@ -20,7 +20,7 @@ logger = logging.getLogger("nanovllm")
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROWS_AT_A_TIME = 4096  # are compared
-PART_NUMBERS = 1 << 23  # of a large tensor that are read at a time
+PART_NUMBERS = 1 << 22  # of a large tensor that are read at a time
 
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")

@@ -200,13 +200,22 @@ def memory_rows(files: "WeightFiles", model: ModelConfig, config: EngineConfig) 
     row_bytes = (3 * model.intermediate_size + 8 * model.hidden_size) * dtype.itemsize  # of one token in a step
     beside = PROGRAM_BYTES + config.max_num_batched_tokens * row_bytes
     needed = {way: files.weight_bytes(dtype, bits) + files.table_bytes(bits) + beside for way, bits in ways.items()}
+    free = free_bytes(config.gpu_memory_utilization)
+    states: Rows = []
+    if model.hybrid is not None:
+        from nanovllm.features.hybrid.state_pool import StatePool
+
+        pool = StatePool(config, model, dtype, torch.device("cpu"), free)
+        size = f"{pool.slot_bytes / 1e6:,.1f} MB a sequence or snapshot, at most {pool.slots.num_bytes / 1e9:.1f} GB"
+        states.append(("states", f"{size} here"))
+        free -= pool.slots.num_bytes
     num_blocks = num_blocks_for_pool(
         config,
         model,
         block_size=DEFAULT_BLOCK_SIZE,
         itemsize=dtype.itemsize,
         max_model_len=model.max_position_embeddings,
-        free_bytes=free_bytes(config.gpu_memory_utilization),
+        free_bytes=free,
     )
     token_bytes = model.kv_bytes_per_token(dtype.itemsize)
     pool_bytes = num_blocks * DEFAULT_BLOCK_SIZE * token_bytes
@@ -217,6 +226,7 @@ def memory_rows(files: "WeightFiles", model: ModelConfig, config: EngineConfig) 
     return [
         ("memory", f"{each}, and what is used of the KV pool"),
         ("KV pool", f"{token_bytes / 1e3:,.1f} KB a token, at most {pool_bytes / 1e9:.1f} GB here"),
+        *states,
         ("", f"{available / 1e9:.1f} GB are available: {verdict}"),
     ]
 

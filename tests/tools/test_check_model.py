@@ -1,11 +1,13 @@
 """`nanovllm check-model`: how files are read, on one screen, whatever is wrong with them."""
 
+import re
 from shutil import copytree
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from nanovllm import LLM
 from nanovllm.files import system
 from nanovllm.tools.check_model import NAME_WIDTH, shortened
 from nanovllm.tools.cli import main
@@ -110,6 +112,17 @@ def test_memory(demo_checkpoint, demo_gguf, monkeypatch, capsys):
     assert main(["check-model", str(demo_gguf)]) == 0
     found = rows_of(capsys)
     assert found["memory"].startswith("as it is 0.6 GB") and found["KV pool"].endswith("available: it does not fit")
+
+
+def test_memory_of_states(checkpoint, monkeypatch, capsys):
+    """As the engine divides it."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2_000_000_000)
+    model = str(checkpoint("qwen3.5"))
+    assert main(["check-model", model]) == 0
+    [(size, most)] = re.findall(r"([\d.]+) MB a sequence or snapshot, at most ([\d.]+) GB", rows_of(capsys)["states"])
+    states = LLM(model).engine.model_runner.states
+    assert float(size) == round(states.slot_bytes / 1e6, 1)
+    assert float(most) == pytest.approx(states.slots.num_bytes / 1e9, abs=0.051)
 
 
 def test_another_tokenizer_and_overrides(checkpoint, model, tmp_path, capsys):

@@ -117,9 +117,7 @@ def weight_addresses(net: "GatedDeltaNet") -> dict[str, int]:
         "conv": sizes.kernel_size * sizes.conv_size + COLUMNS, "a": sizes.num_value_heads,
         "dt_bias": sizes.num_value_heads, "norm": sizes.value_dim + COLUMNS,
     }  # fmt: skip
-    return {
-        name: address(part, torch.float32, (num_numbers[name],)) for name, part in kernel_args_of(net).items()
-    }
+    return {name: address(part, torch.float32, (num_numbers[name],)) for name, part in kernel_args_of(net).items()}
 
 
 def multiply_by_gate(kernels: Kernels, x: Tensor, gate: Tensor) -> Tensor:

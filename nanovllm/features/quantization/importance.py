@@ -53,6 +53,7 @@ def measure_importance(
     context = ForwardContext(batch, rotary.lookup(batch.positions), kernels)
     k_cache, v_cache = torch.zeros(2, NUM_SEQS, SEQ_LEN, config.num_key_value_heads, config.head_dim, dtype=dtype)
     hidden, residual = decoder.embed(batch.input_ids).to(dtype), None
+    decoder.embed_tokens = None  # the file's pages that were read leave memory with it
     importance: dict[Linear, Tensor] = {}
     for i in range(config.num_hidden_layers):
         with default_dtype(dtype):
@@ -65,6 +66,7 @@ def measure_importance(
         hidden, residual = layer(hidden, residual, (k_cache, v_cache), context)
         for ours, linear in zip(linears_of(model.layers[i]), linears_of(layer), strict=True):
             importance[ours] = seen.get(linear, torch.zeros(linear.weight.shape[1]))  # an expert that no token has met
+            linear.product = plain_linear  # what measures it holds it: otherwise its memory would wait for Python's gc
         seen.clear()
     norm.weight.copy_(read("model.norm.weight"))
     importance[model.lm_head] = mean_squares(norm(hidden, residual, context)[0])

@@ -18,9 +18,9 @@ from nanovllm.files.system import available_bytes
 from nanovllm.worker.cpu.pointers import address
 
 MAX_POOL_BYTES = 4 << 30
-PREFAULTED_BYTES = 2 << 20  # of each part of a pool, at start-up: one huge page
+HUGE_PAGE = 2 << 20  # bytes
 REGION_BYTES = 64 << 20
-KEPT_BYTES = 64 << 20  # that loading may have freed before they go back to the system
+KEPT_BYTES = 16 << 20  # that loading may have freed before they go back to the system
 ALIGNMENT = 64  # bytes: a line of the cache, and the longest vector
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 MAX_MMAP_THRESHOLD = 32 << 20
@@ -90,15 +90,16 @@ def memory_for_weight(size: int, dtype: torch.dtype) -> Tensor:
 
 
 def prefault(parts: list[Tensor]) -> Thread:
-    """Clear the first PREFAULTED_BYTES of each part, in a thread; join it before they are used.
+    """Clear the beginning of each part, up to the next border of huge pages, in a thread; join it before they are used.
 
     The rest is brought in as it is used, one huge page at a time.
     """
-    num_bytes = min(PREFAULTED_BYTES, parts[0].nbytes)
 
     def clear() -> None:
         for part in parts:
-            ctypes.memset(address(part, part.dtype, parts[0].shape), 0, num_bytes)  # other threads run meanwhile
+            begin = address(part, part.dtype, parts[0].shape)
+            num_bytes = min(HUGE_PAGE - begin % HUGE_PAGE, part.nbytes)
+            ctypes.memset(begin, 0, num_bytes)  # other threads run meanwhile
 
     thread = Thread(target=clear, daemon=True)
     thread.start()

@@ -14,14 +14,14 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc, as on Linux")
-def test_the_beginning_of_each_part_is_touched(monkeypatch):
-    monkeypatch.setattr(cpu_memory, "PREFAULTED_BYTES", 16 * MB)
-    data = cpu_memory.lazy_zeros((4, 128 * MB), torch.uint8)
-    before = resident_bytes()
+def test_each_part_is_touched_up_to_the_next_huge_page(monkeypatch):
+    """Further, it would be the memory of two for each part."""
+    monkeypatch.setattr(cpu_memory, "HUGE_PAGE", 2 * MB)
+    data = torch.full((4, 5 * MB + 1000), 7, dtype=torch.uint8)
     cpu_memory.prefault(list(data)).join()
-    assert 60 * MB < resident_bytes() - before < 80 * MB
-    assert not data[:, : 16 * MB].any()
+    for part in data:
+        num_touched = 2 * MB - part.data_ptr() % (2 * MB)
+        assert not part[:num_touched].any() and (part[num_touched:] == 7).all()
 
 
 def test_small_parts_are_touched_to_their_end_only():
