@@ -17,7 +17,7 @@ from chapters.site.runtime import TOKENIZERS, cached, sha384_of
 
 HERE = Path(__file__).parent
 MODEL, NAME = "demo:Q4_1", "SmolLM2-135M-Instruct"
-# A prompt is computed in chunks of at most 64 tokens: more rows a recorded step does not have.
+# A prompt is computed in chunks of at most 64 tokens: a recorded step of more rows takes more of a page's memory.
 OPTIONS: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 1, "max_num_batched_tokens": 64, "block_size": 16}
 EXPORTED = ("replay", "look_up", "most_likely", "__heap_base")  # and the functions of the calls
 TARGET = ["-target", "wasm32-wasi", "-msimd128"]

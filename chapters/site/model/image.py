@@ -33,7 +33,7 @@ from nanovllm.worker.cpu.c_kernels import (
     RotaryArgs,
     defines_of,
 )
-from nanovllm.worker.cpu.recorded_step import MAX_ROWS, RecordedStep
+from nanovllm.worker.cpu.recorded_step import RecordedStep
 
 BASE = 4 << 20  # the program's own data and stack lie below
 ALIGNED = 64
@@ -64,7 +64,7 @@ class Image:
         self.defines = of_dtype + of_heads
         self.places: dict[int, tuple[int, int]] = {}  # address of memory here: (its bytes, address there)
         self.end, self.file, self.functions = BASE, bytearray(), list[str]()
-        self.layout: dict[str, Any] = facts_of(runner)
+        self.layout: dict[str, Any] = facts_of(runner) | {"max_rows": record.max_rows}
         self._place(runner, record)
         self._write_calls(record)
         table = runner.model.embed_tokens
@@ -89,9 +89,9 @@ class Image:
         self.layout |= {  # what kernels.js fills in before a step
             "step": self._zeros(len(as_bytes(AttentionStep()))),
             "tables": self._zeros(4 * self.layout["table_width"]),
-            "tasks": self._zeros(4 * 8 * MAX_ROWS),
+            "tasks": self._zeros(4 * 8 * record.max_rows),
             "choice": self._zeros(len(as_bytes(ChoiceArgs()))),
-            "token_ids": self._zeros(8 * MAX_ROWS),
+            "token_ids": self._zeros(8 * record.max_rows),
         }
         self.layout["start"] = self.end
         for here, size in constant.items():
@@ -177,7 +177,6 @@ def facts_of(runner: Any) -> dict[str, Any]:
         "eos_token_ids": sorted(config.eos_token_ids),
         "table_width": cdiv(runner.max_model_len, runner.block_size),
         "base": BASE,
-        "max_rows": MAX_ROWS,
         "tile_rows": TILE_ROWS,
         "few_rows": FEW_ROWS,
     }

@@ -2,7 +2,7 @@
 
 A decoder layer makes ten calls of C functions, each through Python code that allocates a tensor, takes views and fills
 in a struct of arguments. The next step makes the same calls with the same arguments, but for the number of rows and for
-what lies in the inputs. So the layers run once on MAX_ROWS rows, while the C functions are only written down
+what lies in the inputs. So the layers run once on max_rows rows, while the C functions are only written down
 (recorder.py): who was called with what. A step copies its inputs to where these layers found them, and cpu/replay.c
 makes the calls again, with the rows that the step has and no others: one record serves every number of rows.
 cuda/graphs.py does the same for a GPU.
@@ -26,7 +26,7 @@ from nanovllm.worker.cpu.recorder import Call
 from nanovllm.worker.layers import ForwardContext
 from nanovllm.worker.platform import ForwardPass, RecordedSteps
 
-MAX_ROWS = 64  # of a step that is replayed: with more, Python's share is small
+MAX_ROWS = 256  # of a step that is replayed: with more, Python's share is small
 aten = torch.ops.aten
 NEW = (aten.new_empty, aten.empty_like, aten.empty)
 MAY_BE_VIEWS = "split_with_sizes split unflatten flatten view reshape contiguous detach"
@@ -58,7 +58,7 @@ def record_step(config: EngineConfig, forward_pass: ForwardPass) -> "RecordedSte
     if forward_pass.model.config.pooling is not None:  # its steps are prompts; PyTorch computes what follows the layers
         return None
     try:
-        return RecordedStep(forward_pass)
+        return RecordedStep(forward_pass, min(MAX_ROWS, config.max_num_batched_tokens))
     except NotRecordable:
         return None
 
@@ -66,29 +66,31 @@ def record_step(config: EngineConfig, forward_pass: ForwardPass) -> "RecordedSte
 class RecordedStep(RecordedSteps):
     """The calls of a step, and what they read of a batch.
 
-    inputs           [4, MAX_ROWS]: input ids, positions, slots, logits rows
+    max_rows         of a step that can be replayed
+    inputs           [4, max_rows]: input ids, positions, slots, logits rows
     attention_step   what attention reads of a batch besides
     delta_step       what layers with a state read; None: the model has none
-    looked_up        embeddings [MAX_ROWS, hidden_size], where PyTorch looks them up; None: the calls do
+    looked_up        embeddings [max_rows, hidden_size], where PyTorch looks them up; None: the calls do
     calls            Decoder.forward() up to the last layer, for all rows of a step, and then
     finish           the rest, and the logits, for the rows whose logits are needed. Both as replay.c reads them
-    logits           [MAX_ROWS, vocab_size]: where the calls leave them
+    logits           [max_rows, vocab_size]: where the calls leave them
     """
 
-    def __init__(self, forward_pass: ForwardPass) -> None:
+    def __init__(self, forward_pass: ForwardPass, max_rows: int) -> None:
         """Raises NotRecordable."""
         self.forward_pass = forward_pass
+        self.max_rows = max_rows
         self.model = forward_pass.model
         self.library = forward_pass.kernels.library
         self.library.replay.argtypes = [PTR, INT, INT]
         self.num_kv_heads = self.model.config.num_key_value_heads
-        self.inputs = torch.zeros(4, MAX_ROWS, dtype=torch.int64)
+        self.inputs = torch.zeros(4, self.max_rows, dtype=torch.int64)
         self.attention_step = AttentionStep()
         self.delta_step: ctypes.Structure | None = None
         if self.model.config.hybrid is not None:
             from nanovllm.features.hybrid.hybrid_c_kernels import DeltaStep, prepare_nets
 
-            self.delta_step = DeltaStep(num_logged=MAX_ROWS)
+            self.delta_step = DeltaStep(num_logged=self.max_rows)
             prepare_nets(self.model)
         self.memory: tuple[list[Tensor], ...] = [], [], []  # what the calls read and write between inputs and logits
         with torch.inference_mode(), forward_pass.kernels.recorder.recording() as recorded:
@@ -107,7 +109,7 @@ class RecordedStep(RecordedSteps):
         return ForwardContext(self._batch(), cos_sin, self.forward_pass.kernels)
 
     def _record_layers(self, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        """The last layer's hidden and residual, [MAX_ROWS, hidden_size]."""
+        """The last layer's hidden and residual, [max_rows, hidden_size]."""
         input_ids = self.inputs[0]
         table = self.model.embed_tokens
         dtype = self.forward_pass.rotary.table.dtype
@@ -117,7 +119,7 @@ class RecordedStep(RecordedSteps):
         elif isinstance(table, Tensor) and table.dtype == dtype and table.is_contiguous():
             hidden = self._gather(table, input_ids)
         else:  # a table of few bits, or in another dtype
-            hidden = self.looked_up = torch.zeros(MAX_ROWS, self.model.config.hidden_size, dtype=dtype)
+            hidden = self.looked_up = torch.zeros(self.max_rows, self.model.config.hidden_size, dtype=dtype)
         stream = hidden
         residual: Any = None
         for i, (layer, kv_layer) in enumerate(zip(self.model.layers, self.forward_pass.kv_cache.layers, strict=True)):
@@ -128,7 +130,7 @@ class RecordedStep(RecordedSteps):
         return hidden, residual
 
     def _record_logits(self, hidden: Tensor, residual: Tensor, context: ForwardContext) -> Tensor:
-        """[MAX_ROWS, vocab_size], of the rows whose logits are needed."""
+        """[max_rows, vocab_size], of the rows whose logits are needed."""
         logits_rows = self.inputs[3]
         hidden, residual = (self._gather(x, logits_rows) for x in (hidden, residual))
         with OnlyCalls(self.memory[2]):
@@ -162,7 +164,7 @@ class RecordedStep(RecordedSteps):
         return batch
 
     def _gather(self, table: Tensor, rows: Tensor) -> Tensor:
-        """Record that rows of a table are copied. The copies, [MAX_ROWS, table's width]."""
+        """Record that rows of a table are copied. The copies, [max_rows, table's width]."""
         num_rows, size = len(rows), table.shape[1]
         out = table.new_zeros(num_rows, size)
         args = GatherArgs(
@@ -177,9 +179,9 @@ class RecordedStep(RecordedSteps):
         return out
 
     def run(self, batch: Batch, forward_pass: ForwardPass) -> Tensor | None:
-        """None for more than MAX_ROWS rows."""
+        """None for more than max_rows rows."""
         num_rows, num_results = len(batch.input_ids), len(batch.logits_rows)
-        if max(num_rows, num_results) > MAX_ROWS or forward_pass != self.forward_pass:
+        if max(num_rows, num_results) > self.max_rows or forward_pass != self.forward_pass:
             return None
         if 0 in batch.query_lens:  # somebody's mistake: PyTorch looks whether the row before it exists
             return None
@@ -187,7 +189,7 @@ class RecordedStep(RecordedSteps):
             from nanovllm.features.hybrid.hybrid_c_kernels import delta_step
 
             this_step = delta_step(batch)
-            if this_step.num_logged > MAX_ROWS:
+            if this_step.num_logged > self.max_rows:
                 return None
             copy_struct(self.delta_step, this_step)
         copy_struct(self.attention_step, attention_step(self.library, self.num_kv_heads, batch))

@@ -12,15 +12,22 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.config import OPTIMIZATIONS
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.lora.lora_request import LoRARequest
-from nanovllm.worker.cpu.recorded_step import MAX_ROWS, NotRecordable, OnlyCalls
+from nanovllm.worker.cpu import recorded_step
+from nanovllm.worker.cpu.recorded_step import NotRecordable, OnlyCalls
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.sampler import SamplingBatch
 from tests.features.lora.adapters import make_adapter
 from tests.features.speculation.test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
 from tests.worker.cpu.test_kernels import kernels
 
+MAX_ROWS = 64  # of a record here, so that a small crowd has more
 AS_IT_IS = tuple(name for name in OPTIMIZATIONS if name != "recorded_step")
 SIZES = dict(block_size=4, num_gpu_blocks_override=200, max_model_len=512, max_num_seqs=MAX_ROWS + 8)
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch):
+    monkeypatch.setattr(recorded_step, "MAX_ROWS", MAX_ROWS)
 
 
 def load(folder, **options) -> LLM:
