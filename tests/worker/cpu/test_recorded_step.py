@@ -16,6 +16,7 @@ from nanovllm.worker.cpu import recorded_step
 from nanovllm.worker.cpu.recorded_step import NotRecordable, OnlyCalls
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.sampler import SamplingBatch
+from tests.checkpoints import VARIANTS
 from tests.features.lora.adapters import make_adapter
 from tests.features.speculation.test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
 from tests.worker.cpu.test_kernels import kernels
@@ -156,6 +157,21 @@ NOT_RECORDABLE = [
 def test_what_pytorch_computes_is_not_recorded(checkpoint, variant, options):
     runner = LLM(str(checkpoint(variant)), dtype="float32", **SIZES, **options).engine.model_runner
     assert runner.recorded_steps is None
+
+
+def test_the_log_says_what_is_not_recorded(checkpoint, caplog):
+    caplog.set_level("INFO", logger="nanovllm")
+    load(checkpoint("qwen3-moe"))
+    assert "Steps are not recorded: a layer computes aten.argsort" in caplog.text
+
+
+WITHOUT_EXPERTS = [name for name, (_, sizes) in VARIANTS.items() if "num_experts" not in sizes]
+
+
+@pytest.mark.parametrize("variant", WITHOUT_EXPERTS)
+def test_models_without_experts_are_recorded(checkpoint, variant):
+    """An operation of PyTorch in one layer would make every step several times as much Python, without a word."""
+    assert load(checkpoint(variant)).engine.model_runner.recorded_steps is not None
 
 
 def test_other_kernels_are_used(checkpoint, monkeypatch):
