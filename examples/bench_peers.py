@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--worker", choices=list(ENGINES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
+        args.max_model_len = max(2048, args.prompt + 1, args.stream + 16)
         print("RESULT " + json.dumps((measure_sampling if args.sampling else measure)(args.worker, args)))
         return
     if args.sampling:
@@ -273,10 +274,6 @@ def make_engine(name: str, args: argparse.Namespace) -> Any:
     return VllmEngine(name, args)  # nanovllm has the same interface
 
 
-def max_model_len(args: argparse.Namespace) -> int:
-    return max(2048, args.prompt + 1, args.stream + 16)
-
-
 class VllmEngine:
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         if name.startswith("nanovllm"):
@@ -294,7 +291,7 @@ class VllmEngine:
             options = {"optimizations": ("reordered_weights",)}
         if name.endswith(("int8", "int4")):
             options = {"quantization": name.split(", ")[1]}
-        self.llm: Any = LLM(args.model, dtype=args.dtype, max_model_len=max_model_len(args), **options)
+        self.llm: Any = LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len, **options)
 
     def __call__(self, work: Work, **sampling: Any) -> None:
         sampling = sampling or SAMPLING["greedy"]
@@ -330,7 +327,7 @@ class LlamaCppEngine:
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         threads: Any = {"n_threads": cores, "n_threads_batch": cores}  # by default it takes half of them
-        self.llm = Llama(args.model, n_ctx=max_model_len(args), n_batch=2048, verbose=False, **threads)
+        self.llm = Llama(args.model, n_ctx=args.max_model_len, n_batch=2048, verbose=False, **threads)
 
     def __call__(self, work: Work) -> None:
         for ids, num in work:  # its Python binding answers one request at a time

@@ -15,7 +15,7 @@ from chapters.course import ROOT
 def main() -> None:
     name, model = sys.argv[1:]
     make_engine = runpy.run_path(str(ROOT.parent / "examples" / "bench_peers.py"))["make_engine"]
-    engine = make_engine(name, argparse.Namespace(model=model, dtype="bfloat16"))
+    engine = make_engine(name, argparse.Namespace(model=model, dtype="bfloat16", max_model_len=2048))
     print("ready", flush=True)
     for line in sys.stdin:
         work = [(prompt, num_output) for prompt, num_output in json.loads(line)]
