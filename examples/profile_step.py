@@ -87,7 +87,7 @@ def main() -> None:
         draw(f"Prefill of {args.prompt} tokens", prefill_s, 1, floor)
 
         for _ in range(args.batch):
-            request(llm, args.context, NUM_STEPS + 4)
+            request(llm, args.context)
         while llm.engine.scheduler.waiting or any(s.num_generated_tokens == 0 for s in llm.engine.scheduler.running):
             llm.engine.step()
         decode_s = timed_steps(llm, NUM_STEPS)
@@ -100,7 +100,9 @@ def main() -> None:
         )
 
 
-def request(llm: LLM, num_prompt: int, num_output: int, stream: bool = True) -> str:
+def request(llm: LLM, num_prompt: int, num_output: int | None = None, stream: bool = True) -> str:
+    """Add a request with a random prompt. num_output: None: as long as it can be, so that it does not end meanwhile."""
+    num_output = num_output or llm.engine.kv_pool.max_model_len - num_prompt
     prompt = random.choices(range(100, llm.engine.model_config.vocab_size), k=num_prompt)
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output)
     return llm.engine.add_request(None, prompt, params, stream=stream)
@@ -129,7 +131,7 @@ def show_python(llm: LLM, batches: list[int], context: int) -> None:
     timers.enter_context(mock.patch.object(recorder, "call", timed(recorder.call)))
     timers.enter_context(mock.patch.object(library, "replay", timed(library.replay)))
     for batch in batches:
-        ids = [request(llm, context, 3 * NUM_STEPS + 4, stream=False) for _ in range(batch)]
+        ids = [request(llm, context, stream=False) for _ in range(batch)]
         while llm.engine.scheduler.waiting or any(s.num_generated_tokens == 0 for s in llm.engine.scheduler.running):
             llm.engine.step()
         for how, replayed in (("recorded", recorded), ("call by call", None)):
