@@ -256,7 +256,7 @@ def peak_memory_mb() -> float | None:
     parents, peaks = {}, {}
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):  # it has ended
-            fields = dict(line.split(":", 1) for line in status.read_text("utf-8").splitlines())
+            fields = dict(line.split(":", 1) for line in status.read_text("utf-8", "replace").splitlines())
             pid = int(fields["Pid"])
             parents[pid], peaks[pid] = int(fields["PPid"]), int(fields.get("VmHWM", "0 kB").split()[0])
     ours = {os.getpid()}

@@ -32,7 +32,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.request import Request
 from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker import model_runner
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, OutputHead
 
 NUM_STEPS = 20
 console = Console(highlight=False)
@@ -181,6 +181,7 @@ def add_timers(llm: LLM, timers: ExitStack) -> None:
         (model_runner.Batch, "from_scheduler_output", "preparing tensors"),
         (model_runner, "sample", "sampling"),
         (Linear, "forward", "linear layers"),
+        (OutputHead, "forward", "linear layers"),
     ):
         timers.enter_context(mock.patch.object(owner, name, timed(part, getattr(owner, name))))
     functions = (

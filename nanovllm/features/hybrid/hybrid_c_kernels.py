@@ -112,6 +112,7 @@ def kernel_args_of(net: "GatedDeltaNet") -> dict[str, Tensor]:
 
 
 def weight_addresses(net: "GatedDeltaNet") -> dict[str, int]:
+    """Where kernel_args_of(net) lies, by the names of DeltaArgs."""
     sizes = net.sizes
     num_numbers = {
         "conv": sizes.kernel_size * sizes.conv_size + COLUMNS, "a": sizes.num_value_heads,

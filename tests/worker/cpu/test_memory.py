@@ -24,6 +24,16 @@ def test_each_part_is_touched_up_to_the_next_huge_page(monkeypatch):
         assert not part[:num_touched].any() and (part[num_touched:] == 7).all()
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc, as on Linux")
+def test_nothing_else_is_brought_into_memory(monkeypatch):
+    monkeypatch.setattr(cpu_memory, "HUGE_PAGE", 16 * MB)
+    data = cpu_memory.lazy_zeros((4, 128 * MB), torch.uint8)
+    num_touched = sum(16 * MB - part.data_ptr() % (16 * MB) for part in data)
+    before = resident_bytes()
+    cpu_memory.prefault(list(data)).join()
+    assert num_touched - 2 * MB < resident_bytes() - before < num_touched + 16 * MB
+
+
 def test_small_parts_are_touched_to_their_end_only():
     data = cpu_memory.lazy_zeros((3, 1000), torch.uint8)
     data[2, -1] = 7  # behind the last byte that may be cleared for part 1
