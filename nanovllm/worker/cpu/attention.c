@@ -99,16 +99,21 @@ static void attend_items(const void *args, int64_t first, int64_t end) {
     }
 }
 
+/* Part i % num_parts of item i / num_parts: no keys where the item has fewer parts. */
+static attention_item part_at(const attention_args *a, int64_t i) {
+    attention_item item = item_at(a, i / a->step->num_parts);
+    const int64_t begin = (item.first_key / PART_KEYS + i % a->step->num_parts) * PART_KEYS;
+    item.first_key = begin > item.first_key ? begin : item.first_key;
+    item.end_key = end_of_part(begin, item.end_key);
+    return item;
+}
+
 static void attend_parts(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
     for (int64_t i = first; i < end; i++) {
-        attention_item part = item_at(a, i / a->step->num_parts);
-        const int64_t begin = (part.first_key / PART_KEYS + i % a->step->num_parts) * PART_KEYS;
-        if (begin >= part.end_key)
-            continue;
-        part.end_key = end_of_part(begin, part.end_key);
-        part.first_key = begin > part.first_key ? begin : part.first_key;
-        attend(a->step->scratch + i * a->step->most_rows * GROUP, a, &part, NULL);
+        const attention_item part = part_at(a, i), then = part_at(a, i + 1 < end ? i + 1 : i);
+        if (part.first_key < part.end_key)
+            attend(a->step->scratch + i * a->step->most_rows * GROUP, a, &part, i + 1 < end ? &then : NULL);
     }
 }
 

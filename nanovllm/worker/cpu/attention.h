@@ -90,23 +90,29 @@ static inline void find_chunk(key_chunk *kv, const attention_args *args, const a
     kv->k_stride = in_place ? size * PAIR : CHUNK * PAIR;
     for (int g = 0; g < KEY_VECS; g++)
         kv->k[g] = kv->copied + g * LANES * PAIR;
-    for (int t = 0; t < kv->num_keys; t++) {
-        const int64_t at = table[block] * args->block_stride + kv_head * size * KV_SIZE;
-        const kv_num *key = args->k_cache + at + place * PAIR;
-        kv->v[t] = t < seen_from ? no_value : args->v_cache + at + place * HEAD_DIM; /* 0 * NaN is NaN */
+    for (int t = 0, end; t < kv->num_keys; t = end, place = 0) { /* a block's keys, t to end - 1 */
+        const int64_t at = table[block++] * args->block_stride + kv_head * size * KV_SIZE;
+        const kv_num *keys = args->k_cache + at + place * PAIR, *values = args->v_cache + at + place * HEAD_DIM;
+        end = size - place < kv->num_keys - t ? t + (int)(size - place) : kv->num_keys;
+        for (int i = t; i < end; i++)
+            kv->v[i] = values + (i - t) * HEAD_DIM;
 #ifdef KV_INT8
-        kv->k_scale[t] = scale_at(args->k_cache + at, size, place);
-        kv->v_scale[t] = t < seen_from ? 0 : scale_at(args->v_cache + at, size, place);
-#endif
-        if (!in_place)
-            for (int d = 0; d < HEAD_DIM; d++)
-                kv->copied[(d / PAIR * CHUNK + t) * PAIR + d % PAIR] = key[d / PAIR * size * PAIR + d % PAIR];
-        else if (t % LANES == 0)
-            kv->k[t / LANES] = key;
-        if (++place == size) {
-            place = 0;
-            block++;
+        for (int i = t; i < end; i++) {
+            kv->k_scale[i] = scale_at(args->k_cache + at, size, place + i - t);
+            kv->v_scale[i] = scale_at(args->v_cache + at, size, place + i - t);
         }
+#endif
+        for (int i = t; in_place && i < end; i += LANES)
+            kv->k[i / LANES] = keys + (i - t) * PAIR;
+        for (int i = t; !in_place && i < end; i++)
+            for (int d = 0; d < HEAD_DIM; d++)
+                kv->copied[(d / PAIR * CHUNK + i) * PAIR + d % PAIR] = keys[(d / PAIR * size + i - t) * PAIR + d % PAIR];
+    }
+    for (int t = 0; t < kv->num_keys && t < seen_from; t++) {
+        kv->v[t] = no_value; /* 0 * NaN is NaN */
+#ifdef KV_INT8
+        kv->v_scale[t] = 0;
+#endif
     }
     if (in_place) /* any that can be read: their scores are masked */
         for (int g = (kv->num_keys + LANES - 1) / LANES; g < KEY_VECS; g++)

@@ -15,7 +15,8 @@
  * Every number is the sum of the same products in the same order as in attention_prompt.c, so it has the same bits.
  *
  * A decode waits for memory. So it asks for the next chunk of keys and values while it computes with this one, at the end of
- * a part for the first chunk of what the thread computes next. Each is read once, so it need not stay in any cache.
+ * a part for the first chunk of what the thread computes next. They go to the core's second cache (2 in the prefetches):
+ * it waits for more lines at a time than the first one can.
  */
 enum {
     /* Whether this file serves the model. Where it does not, a decode is computed as a prompt of one row. */
@@ -26,6 +27,7 @@ enum {
     VALUE_VECS = HEAD_DIM / LANES % 4 == 0 && GROUP * 4 <= STEP   ? 4
                  : HEAD_DIM / LANES % 2 == 0 && GROUP * 2 <= STEP ? 2
                                                                   : 1,
+    QUERIES = GROUP < LANES ? LANES : GROUP, /* lanes of a vector, a query each; where DECODE is 0, this is not reached */
 };
 
 /* score[m][t] = query m * key t * scale. */
@@ -37,7 +39,7 @@ static inline void decode_scores(float (*restrict score)[CHUNK], const unit (*qu
             unit_vec key[SCORE_VECS];
             for (int i = 0; i < SCORE_VECS; i++) {
                 key[i] = kv_units_at(kv->k[g + i] + u * kv->k_stride);
-                __builtin_prefetch(next->k[g + i] + u * next->k_stride, 0, 0);
+                __builtin_prefetch(next->k[g + i] + u * next->k_stride, 0, 2);
             }
             for (int m = 0; m < GROUP; m++)
                 for (int i = 0; i < SCORE_VECS; i++)
@@ -53,31 +55,30 @@ static inline void decode_scores(float (*restrict score)[CHUNK], const unit (*qu
  * belongs to the old maximum: it has to be multiplied by rescale. */
 static inline void decode_softmax(float (*restrict score)[CHUNK], unit (*restrict weight)[CHUNK / PAIR],
                                   const key_chunk *kv, partial *restrict out, float *restrict rescale, int hidden) {
+    float below[QUERIES] = {0}; /* old maximum - new one */
     for (int m = 0; m < GROUP; m++) {
-        vec scores[KEY_VECS], largest = in_all(out[m].max), sum[PARTIAL_VECS] = {{0}};
-        float lanes[PARTIAL_SUMS];
         for (int t = 0; t < hidden; t++)
             score[m][t] = MASKED;
         for (int t = kv->num_keys; t < CHUNK; t++)
             score[m][t] = MASKED;
+        vec largest = in_all(out[m].max);
+        for (int g = 0; g < KEY_VECS; g++)
+            largest = larger_of(vec_from(score[m] + g * LANES), largest);
+        const float max = largest_of(largest);
+        below[m] = out[m].max - max;
+        out[m].max = max;
+    }
+    put(rescale, exp_negative(vec_from(below)));
+    for (int m = 0; m < GROUP; m++) {
+        vec sum[PARTIAL_VECS] = {{0}};
+        float lanes[PARTIAL_SUMS];
         for (int g = 0; g < KEY_VECS; g++) {
-            scores[g] = vec_from(score[m] + g * LANES);
-            largest = larger_of(scores[g], largest);
-        }
-        put(lanes, largest);
-        for (int half = LANES / 2; half; half /= 2)
-            for (int l = 0; l < half; l++)
-                lanes[l] = lanes[l] > lanes[l + half] ? lanes[l] : lanes[l + half];
-        const float max = lanes[0];
-        for (int g = 0; g < KEY_VECS; g++) {
-            const vec w = exp_negative(scores[g] - max);
+            const vec w = exp_negative(vec_from(score[m] + g * LANES) - out[m].max);
             sum[g % PARTIAL_VECS] += w;
             put_units(weight[m] + g * LANES / PAIR, scaled_weights(kv, g * LANES, w));
         }
         memcpy(lanes, sum, sizeof(lanes));
-        rescale[m] = exp_negative(in_all(out[m].max - max))[0];
         out[m].sum = out[m].sum * rescale[m] + sum_of(lanes);
-        out[m].max = max;
     }
 }
 
@@ -94,7 +95,7 @@ static inline void decode_values(partial *restrict out, const unit (*weight)[CHU
             for (int i = 0; i < VALUE_VECS; i++) {
                 const unit_vec value = kv_join_at(low + i * LANES, high + i * LANES);
                 const int line = d / LANES + i; /* of the PAIR values at t */
-                __builtin_prefetch(next->v[t + line % PAIR] + line / PAIR * LANES * PAIR, 0, 0);
+                __builtin_prefetch(next->v[t + line % PAIR] + line / PAIR * LANES * PAIR, 0, 2);
                 for (int m = 0; m < GROUP; m++)
                     sum[m][i] = multiply_add(sum[m][i], all_lanes(weight[m][t / PAIR]), value);
             }
@@ -113,7 +114,7 @@ static void attend_decode(partial *out, const attention_args *args, const attent
     const int64_t kv_head = item->kv_head, first_key = item->first_key;
     key_chunk chunks[2];
     unit query[GROUP][HEAD_UNITS], weight[GROUP][CHUNK / PAIR];
-    float score[GROUP][CHUNK], rescale[GROUP];
+    float score[GROUP][CHUNK], rescale[QUERIES];
     for (int m = 0; m < GROUP; m++)
         for (int u = 0; u < HEAD_UNITS; u++)
             query[m][u] = unit_at(query_at(args, task, kv_head, m) + u * PAIR);

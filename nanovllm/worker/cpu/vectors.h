@@ -130,6 +130,19 @@ static inline vec choose(mask which, vec yes, vec no) {
 }
 static inline vec larger_of(vec a, vec b) { return choose(a > b, a, b); } /* b where a is NaN */
 
+static inline float largest_of(vec x) { /* none is NaN */
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float lanes[LANES];
+    put(lanes, x);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++)
+            lanes[l] = lanes[l] > lanes[l + half] ? lanes[l] : lanes[l + half];
+    return lanes[0];
+#endif
+}
+
 /* exp(x) for x <= 0, to about 4e-7: 2^n * e^f with a polynomial for e^f, |f| <= 0.35. Exactly 0 below -88, where n is -127
  * and the power's bits are 0; exactly 1 for 0; NaN for NaN. */
 static inline vec exp_negative(vec x) {
@@ -201,7 +214,9 @@ static inline unit join(num low, num high) { return low | (unit)high << 16; }
 static inline unit_vec unit_vec_from(const unit *x) { return (unit_vec)_mm512_loadu_si512(x); }
 static inline unit_vec units_at(const num *x) { return (unit_vec)_mm512_loadu_si512(x); }
 static inline unit_vec joined(__m256i low, __m256i high) { /* 16 bf16 each */
-    return (unit_vec)_mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+    const __m512i first = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i which = _mm512_or_si512(first, _mm512_slli_epi32(_mm512_add_epi32(first, _mm512_set1_epi32(32)), 16));
+    return (unit_vec)_mm512_permutex2var_epi16(_mm512_castsi256_si512(low), which, _mm512_castsi256_si512(high));
 }
 static inline unit_vec join_at(const num *low, const num *high) {
     return joined(_mm256_loadu_si256((const __m256i *)low), _mm256_loadu_si256((const __m256i *)high));
@@ -243,10 +258,17 @@ static inline unit_vec in_register(unit_vec x) {
 enum { PARTIAL_SUMS = 16, PARTIAL_VECS = PARTIAL_SUMS / LANES };
 
 static inline float sum_of(const float *partial) {
+#if defined(__AVX__)
+    const __m256 of_8 = _mm256_loadu_ps(partial) + _mm256_loadu_ps(partial + 8);
+    const __m128 of_4 = _mm256_castps256_ps128(of_8) + _mm256_extractf128_ps(of_8, 1);
+    const __m128 of_2 = of_4 + _mm_movehl_ps(of_4, of_4);
+    return of_2[0] + of_2[1];
+#else
     float sum[PARTIAL_SUMS];
     memcpy(sum, partial, sizeof(sum));
     for (int half = PARTIAL_SUMS / 2; half; half /= 2)
         for (int j = 0; j < half; j++)
             sum[j] += sum[j + half];
     return sum[0];
+#endif
 }
