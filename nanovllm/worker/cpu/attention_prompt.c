@@ -16,7 +16,7 @@
  * weight or value is two neighbouring keys: in both cases neighbours in what a product sums over.
  */
 enum {
-    VECS = 2, /* vectors of queries that are computed together */
+    VECS = STEP == 16 ? 3 : 2, /* vectors of queries that are computed together, at most: so many share what is loaded */
     PADDED_DIM = (HEAD_DIM + STEP - 1) / STEP * STEP, /* dimensions of value and acc; those behind HEAD_DIM are 0 */
 };
 
@@ -76,27 +76,30 @@ static inline vec online_softmax(float (*restrict score)[LANES], unit (*restrict
     return rescale;
 }
 
-/* score[i][t] for `vecs` vectors of queries, 1 or 2: each key that is loaded serves both. */
+/* Keys, or dimensions of values, that are taken at a time: so many that the sums of `vecs` vectors stay in registers. */
+static inline __attribute__((always_inline)) int taken(int vecs) { return vecs == 1 ? STEP : STEP / 2; }
+
+/* score[i][t] for `vecs` vectors of queries, 1 to VECS: each key that is loaded serves all of them. */
 static inline __attribute__((always_inline)) void prompt_scores(const int vecs, float (*restrict score)[CHUNK][LANES],
                                                                 const unit (*query)[HEAD_UNITS][LANES],
                                                                 const unit_chunk *units, const key_chunk *kv,
                                                                 int num_keys, float scale) {
-    for (int t = 0; t < num_keys; t += STEP / vecs) {
+    for (int t = 0; t < num_keys; t += taken(vecs)) {
         vec sum[VECS][STEP] = {{{0}}};
         const unit *key = units->key[t / LANES][0] + t % LANES; /* one pointer for all keys: with one for each, registers run out */
         for (int u = 0; u < HEAD_UNITS; u++) {
-            const unit_vec first = in_register(unit_vec_from(query[0][u]));
-            const unit_vec second = in_register(unit_vec_from(query[vecs - 1][u]));
-            for (int j = 0; j < STEP / vecs; j++) {
+            unit_vec q[VECS];
+            for (int i = 0; i < vecs; i++)
+                q[i] = in_register(unit_vec_from(query[i][u]));
+            for (int j = 0; j < taken(vecs); j++) {
                 const unit_vec k = all_lanes(key[j]);
-                sum[0][j] = multiply_add(sum[0][j], first, k);
-                if (vecs == 2)
-                    sum[1][j] = multiply_add(sum[1][j], second, k);
+                for (int i = 0; i < vecs; i++)
+                    sum[i][j] = multiply_add(sum[i][j], q[i], k);
             }
             key += LANES;
         }
         for (int i = 0; i < vecs; i++)
-            for (int j = 0; j < STEP / vecs; j++)
+            for (int j = 0; j < taken(vecs); j++)
                 put(score[i][t + j], sum[i][j] * score_factor(kv, t + j, scale));
     }
 }
@@ -106,23 +109,23 @@ static inline __attribute__((always_inline)) void prompt_values(const int vecs, 
                                                                 const unit (*weight)[CHUNK / PAIR][LANES],
                                                                 const unit_chunk *units, int num_keys,
                                                                 const vec *rescale) {
-    for (int d = 0; d < PADDED_DIM; d += STEP / vecs) {
+    for (int d = 0; d < PADDED_DIM; d += taken(vecs)) {
         vec sum[VECS][STEP];
         for (int i = 0; i < vecs; i++)
-            for (int j = 0; j < STEP / vecs; j++)
+            for (int j = 0; j < taken(vecs); j++)
                 sum[i][j] = vec_from(acc[i][d + j]) * rescale[i];
         for (int u = 0; u < num_keys / PAIR; u++) {
-            const unit_vec first = in_register(unit_vec_from(weight[0][u]));
-            const unit_vec second = in_register(unit_vec_from(weight[vecs - 1][u]));
-            for (int j = 0; j < STEP / vecs; j++) {
+            unit_vec w[VECS];
+            for (int i = 0; i < vecs; i++)
+                w[i] = in_register(unit_vec_from(weight[i][u]));
+            for (int j = 0; j < taken(vecs); j++) {
                 const unit_vec v = all_lanes(units->value[u][d + j]);
-                sum[0][j] = multiply_add(sum[0][j], first, v);
-                if (vecs == 2)
-                    sum[1][j] = multiply_add(sum[1][j], second, v);
+                for (int i = 0; i < vecs; i++)
+                    sum[i][j] = multiply_add(sum[i][j], w[i], v);
             }
         }
         for (int i = 0; i < vecs; i++)
-            for (int j = 0; j < STEP / vecs; j++)
+            for (int j = 0; j < taken(vecs); j++)
                 put(acc[i][d + j], sum[i][j]);
     }
 }
@@ -187,12 +190,15 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
         find_chunk(&kv, args, task, kv_head, first, end_key);
         const int num_padded = (kv.num_keys + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
         read_chunk(&units, &kv, num_padded);
-        for (int w = 0; w < num_vecs; w += VECS) {
-            const int vecs = num_vecs - w < VECS ? 1 : VECS;
-            if (vecs == VECS) /* a constant, so that the sums stay in registers */
-                prompt_scores(VECS, score, queries + w, &units, &kv, num_padded, args->scale);
-            else
+        for (int w = 0, vecs; w < num_vecs; w += vecs) {
+            const int left = num_vecs - w;
+            vecs = left == 1 ? 1 : left == 2 || left == 4 || VECS == 2 ? 2 : VECS;
+            if (vecs == 1) /* a constant in each call, so that the sums stay in registers */
                 prompt_scores(1, score, queries + w, &units, &kv, num_padded, args->scale);
+            else if (vecs == 2)
+                prompt_scores(2, score, queries + w, &units, &kv, num_padded, args->scale);
+            else
+                prompt_scores(VECS, score, queries + w, &units, &kv, num_padded, args->scale);
             for (int i = 0; i < vecs; i++) {
                 const int m = (w + i) * LANES;
                 int visible[LANES];
@@ -202,10 +208,12 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
                 rescale[i] = online_softmax(score[i], weight[i], &kv, running_max + m, running_sum + m, hidden,
                                             visible, num_padded);
             }
-            if (vecs == VECS)
-                prompt_values(VECS, acc + w, weight, &units, num_padded, rescale);
-            else
+            if (vecs == 1)
                 prompt_values(1, acc + w, weight, &units, num_padded, rescale);
+            else if (vecs == 2)
+                prompt_values(2, acc + w, weight, &units, num_padded, rescale);
+            else
+                prompt_values(VECS, acc + w, weight, &units, num_padded, rescale);
         }
         if (first + CHUNK >= end_of_part(first, end_key))
             for (int w = 0; w < num_vecs; w++)

@@ -128,7 +128,15 @@ typedef int32_t mask __attribute__((vector_size(4 * LANES))); /* a comparison of
 static inline vec choose(mask which, vec yes, vec no) {
     return (vec)((which & (mask)yes) | (~which & (mask)no));
 }
-static inline vec larger_of(vec a, vec b) { return choose(a > b, a, b); } /* b where a is NaN */
+static inline vec larger_of(vec a, vec b) { /* b where a or b is NaN: so do the instructions, too */
+#if defined(__AVX512F__)
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
 
 static inline float largest_of(vec x) { /* none is NaN */
 #if defined(__AVX512F__)
@@ -146,7 +154,7 @@ static inline float largest_of(vec x) { /* none is NaN */
 /* exp(x) for x <= 0, to about 4e-7: 2^n * e^f with a polynomial for e^f, |f| <= 0.35. Exactly 0 below -88, where n is -127
  * and the power's bits are 0; exactly 1 for 0; NaN for NaN. */
 static inline vec exp_negative(vec x) {
-    x = choose(x < -88.0f, in_all(-88), x);
+    x = larger_of(in_all(-88), x);
     const mask n = __builtin_convertvector(x * 1.44269504f - 0.5f, mask);
     const vec f = fused(__builtin_convertvector(n, vec), in_all(-0.69314718f), x);
     vec p = fused(in_all(0.0013888889f), f, in_all(0.008333334f));
