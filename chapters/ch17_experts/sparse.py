@@ -18,6 +18,7 @@ from torch import Tensor
 from chapters.patching import replaced
 from chapters.story import one_core, with_progress
 from nanovllm import LLM, SamplingParams
+from nanovllm.config import OPTIMIZATIONS
 from nanovllm.features.experts import layer, rows
 
 NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN = 3, 8, 2
@@ -36,7 +37,14 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 NUM_STEPS, NUM_TEXTS, TEXT_LEN, SEED = 100, 12, 64, 0
-OPTIONS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 8, "num_gpu_blocks_override": 128, "block_size": 8}
+OPTIONS: dict[str, Any] = {
+    "max_model_len": 512,
+    "max_num_seqs": 8,
+    "num_gpu_blocks_override": 128,
+    "block_size": 8,
+    # A layer that is watched or replaced takes no part in a step that is replayed.
+    "optimizations": tuple(name for name in OPTIMIZATIONS if name != "recorded_step"),
+}
 
 
 def sums(rng: random.Random) -> str:

@@ -99,8 +99,8 @@ class Image:
 
     def _write_calls(self, record: RecordedStep) -> None:
         entries, layers = list[bytes](), list[dict[str, int]]()
-        for function, args in record.recorded:
-            entries.append(self._call(function.__name__, args))
+        for (function, args), call in zip(record.recorded, [*record.calls, *record.finish], strict=True):
+            entries.append(self._call(function.__name__, args, call.times))
             if isinstance(args, RotaryArgs):  # what attention reads
                 layers.append(self._attended(args, len(entries)))
         num_calls = len(record.calls)
@@ -135,7 +135,7 @@ class Image:
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
-    def _call(self, name: str, args: ctypes.Structure) -> bytes:
+    def _call(self, name: str, args: ctypes.Structure, times: int) -> bytes:
         """recorded_call of replay.c. In place of the function, its number in self.functions."""
         if isinstance(args, LinearArgs):
             raise NotPortable(
@@ -151,7 +151,7 @@ class Image:
         else:
             own = {"step": self.layout["step"]} if pointers.pop("step", None) else {}
         there = {field: self._find(address) for field, address in pointers.items()} | own
-        return struct.pack("2I", self.functions.index(name), self._put(as_bytes(args, **there)))
+        return struct.pack("2Iq", self.functions.index(name), self._put(as_bytes(args, **there)), times)
 
     def _table(self, table: MergedWeight) -> int:
         parts_of(table)

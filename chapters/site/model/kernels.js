@@ -13,6 +13,8 @@ export async function loadModel({ tokenizers, program, weights, layout, tokenize
   };
 }
 
+const CALL_BYTES = 16; // of a recorded_call of cpu/replay.c: two pointers, one number
+
 // program: compiled WebAssembly; weights: bytes.
 async function loadKernels(program, layout, weights) {
   const { exports } = await WebAssembly.instantiate(program, {});
@@ -25,10 +27,10 @@ async function loadKernels(program, layout, weights) {
   const pointers = new Uint32Array(memory.buffer), numbers = new BigInt64Array(memory.buffer);
   const halves = new Uint16Array(memory.buffer);
   for (const [calls, count] of [[layout.calls, layout.num_calls], [layout.finish, layout.num_finish]])
-    for (let i = 0; i < count; i++) pointers[calls / 4 + 2 * i] += first; // an index of the table is a function's address
+    for (let i = 0; i < count; i++) pointers[(calls + CALL_BYTES * i) / 4] += first; // an index of the table is a function's address
 
   const put = (address, values) => values.forEach((value, i) => (numbers[address / 8 + i] = BigInt(value)));
-  const replay = (calls, from, to, numRows) => exports.replay(calls + 8 * from, BigInt(to - from), BigInt(numRows));
+  const replay = (calls, from, to, numRows) => exports.replay(calls + CALL_BYTES * from, BigInt(to - from), BigInt(numRows));
   const word = new Uint32Array(1), float = new Float32Array(word.buffer);
   const asFloat = (bf16) => { // the upper half of a float32
     word[0] = bf16 << 16;

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.experts.rows import ExpertWeights, kernels_for, sort_by_expert
+from nanovllm.features.experts.rows import ExpertWeights, kernels_for
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for as hybrid_kernels_for
 from nanovllm.worker.layers import MLP, ForwardContext, Linear
 
@@ -44,8 +44,9 @@ class Experts(nn.Module):
         """
         kernels = kernels_for(context.kernels)
         weights, chosen = kernels.route(self.gate(hidden), self.num_chosen, self.normalize)
-        by_expert = sort_by_expert(chosen, len(self.experts))
-        x = kernels.expert_linear(hidden[by_expert.rows], self.gate_up, by_expert)  # [T * num_chosen, 2 * size]
+        by_expert = kernels.sort_by_expert(chosen, len(self.experts))
+        x = kernels.gather(hidden, by_expert.rows)
+        x = kernels.expert_linear(x, self.gate_up, by_expert)  # [T * num_chosen, 2 * size]
         x = kernels.expert_linear(context.kernels.silu_and_mul(x), self.down, by_expert)
         out = kernels.weighted_sum(x, by_expert.places, weights)
         if self.shared_expert is None:

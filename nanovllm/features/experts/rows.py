@@ -1,9 +1,10 @@
 """Which rows meet which of many weights, and the rows sorted by the weights they meet (chapter 17).
 
-Plain PyTorch, and beside it the C kernels that multiply the rows of all experts in one pass (worker/cpu/linear.c and
-quantized.c).
+Plain PyTorch, and beside it the C kernels: worker/cpu/experts.c, and linear.c and quantized.c, which multiply the rows
+of all experts in one pass.
 """
 
+import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -15,7 +16,7 @@ from torch import Tensor
 from nanovllm.features.quantization.formats import MergedWeight
 from nanovllm.features.quantization.quantized_kernels import kernels_for as quantized_kernels_for
 from nanovllm.features.quantization.quantized_kernels import parts_of
-from nanovllm.worker.cpu.c_kernels import INT, PTR, products
+from nanovllm.worker.cpu.c_kernels import INT, PTR, GatherArgs, args_of, products
 from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels
 
@@ -26,27 +27,20 @@ class ExpertRows:
 
     rows     [T * C]         the row of each pair
     places   [T, C]          where the pairs of each row are
-    counts   [num_weights]   how many pairs each weight has
+    order    [num_weights]   the weights: first, in order, those that any row meets
+    ends     [num_weights]   one past the last pair of each of them
     """
 
     rows: Tensor
     places: Tensor
-    counts: Tensor
+    order: Tensor
+    ends: Tensor
 
     @cached_property
-    def num_rows(self) -> list[int]:
-        """The same counts, on the host: the device is asked once a layer, for both of its products."""
-        return self.counts.tolist()
-
-    @cached_property
-    def met(self) -> Tensor:
-        """The weights that any row meets, in order: [M]."""
-        return self.counts.nonzero().squeeze(1)
-
-    @cached_property
-    def ends(self) -> Tensor:
-        """One past the last pair of each of them: [M]."""
-        return self.counts.cumsum(0)[self.met]
+    def num_rows(self) -> list[tuple[int, int]]:
+        """The weights in their order, and how many pairs each has. The device is asked once for both products."""
+        counts = self.ends.diff(prepend=self.ends.new_zeros(1))
+        return torch.stack([self.order, counts], 1).tolist()
 
 
 def route(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
@@ -61,11 +55,17 @@ def route(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Ten
 def sort_by_expert(chosen: Tensor, num_weights: int) -> ExpertRows:
     """chosen: [T, C], the weights that each row meets. Pairs of one weight are in the order of their rows."""
     flat = chosen.flatten()
-    order = flat.argsort(stable=True)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(flat), device=flat.device)
+    by_weight = flat.argsort(stable=True)
+    places = torch.empty_like(by_weight)
+    places[by_weight] = torch.arange(len(flat), device=flat.device)
     counts = flat.new_zeros(num_weights).index_add_(0, flat, torch.ones_like(flat))
-    return ExpertRows(order // chosen.shape[1], places.view(chosen.shape), counts)
+    order = (counts == 0).long().argsort(stable=True)
+    return ExpertRows(by_weight // chosen.shape[1], places.view(chosen.shape), order, counts[order].cumsum(0))
+
+
+def gather(x: Tensor, rows: Tensor) -> Tensor:
+    """[pairs, size]: these rows of x [T, size]."""
+    return x[rows]
 
 
 class ExpertWeights:
@@ -79,9 +79,9 @@ class ExpertWeights:
 def expert_linear(x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:
     """y = x W^T, each row of x with its own W. x: [pairs, in]; y: [pairs, out]."""
     out, start = x.new_empty(len(x), sum(weights.linears[0].out_sizes)), 0
-    for linear, num_rows in zip(weights.linears, sorted_rows.num_rows, strict=True):
+    for weight, num_rows in sorted_rows.num_rows:
         if num_rows > 0:
-            end = start + num_rows
+            linear, end = weights.linears[weight], start + num_rows
             out[start:end] = linear.product(x[start:end], linear.weight, None)
             start = end
     return out
@@ -97,45 +97,120 @@ class ExpertKernels:
     """The functions above, or the same in C, which sums up in an order of its own on every processor."""
 
     route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]] = route
+    sort_by_expert: Callable[[Tensor, int], ExpertRows] = sort_by_expert
+    gather: Callable[[Tensor, Tensor], Tensor] = gather
     expert_linear: Callable[[Tensor, ExpertWeights, ExpertRows], Tensor] = expert_linear
     weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_sum
 
 
+class RouteArgs(ctypes.Structure):
+    """route_args of worker/cpu/experts.c."""
+
+    _fields_ = (
+        ("num_rows", INT),
+        *args_of(PTR, "weights chosen scores"),
+        *args_of(INT, "num_experts num_chosen normalize"),
+    )
+
+
+class SortArgs(ctypes.Structure):
+    """sort_args of worker/cpu/experts.c."""
+
+    _fields_ = (
+        ("num_rows", INT),
+        *args_of(PTR, "rows places order ends chosen"),
+        *args_of(INT, "num_chosen num_experts"),
+    )
+
+
+class SumArgs(ctypes.Structure):
+    """sum_args of worker/cpu/experts.c."""
+
+    _fields_ = (("num_rows", INT), *args_of(PTR, "out x places weights"), *args_of(INT, "count size"))
+
+
 @lru_cache(8)
 def kernels_for(kernels: Kernels) -> ExpertKernels:
-    if kernels.library is None:
+    lib = kernels.library
+    if lib is None:
         return ExpertKernels()
-    return ExpertKernels(partial(_route_in_c, kernels), partial(_linear_in_c, kernels), partial(_sum_in_c, kernels))
+    for function, args in (lib.route, RouteArgs), (lib.sort_by_expert, SortArgs), (lib.weighted_sum, SumArgs):
+        function.restype, function.argtypes = None, [ctypes.POINTER(args)]
+    return ExpertKernels(
+        route=partial(_route_in_c, kernels),
+        sort_by_expert=partial(_sort_in_c, kernels),
+        gather=partial(_gather_in_c, kernels),
+        expert_linear=partial(_linear_in_c, kernels),
+        weighted_sum=partial(_sum_in_c, kernels),
+    )
 
 
 def _route_in_c(kernels: Kernels, scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    num_rows, num_experts = scores.shape
-    weights = torch.empty(num_rows, num_chosen)
-    chosen = torch.empty(num_rows, num_chosen, dtype=torch.int64)
-    scores, shape = scores.contiguous(), (num_rows, num_chosen)
-    of_results = address(weights, torch.float32, shape), address(chosen, torch.int64, shape)
-    pointers = *of_results, address(scores, kernels.num, (num_rows, num_experts))
-    kernels.library.route(*map(PTR, pointers), *map(INT, (num_rows, num_experts, num_chosen, normalize)))
+    scores, (num_rows, num_experts) = scores.contiguous(), scores.shape
+    weights = scores.new_empty(num_rows, num_chosen, dtype=torch.float32)
+    chosen = scores.new_empty(num_rows, num_chosen, dtype=torch.int64)
+    args = RouteArgs(
+        num_rows=num_rows,
+        weights=address(weights, torch.float32, (num_rows, num_chosen)),
+        chosen=address(chosen, torch.int64, (num_rows, num_chosen)),
+        scores=address(scores, kernels.num, (num_rows, num_experts)),
+        num_experts=num_experts,
+        num_chosen=num_chosen,
+        normalize=normalize,
+    )
+    kernels.recorder.call(kernels.library.route, args)
     return weights, chosen
 
 
+def _sort_in_c(kernels: Kernels, chosen: Tensor, num_weights: int) -> ExpertRows:
+    num_rows, num_chosen = chosen.shape
+    rows = chosen.new_empty(num_rows * num_chosen)
+    places = chosen.new_empty(num_rows, num_chosen)
+    order, ends = chosen.new_empty(num_weights), chosen.new_empty(num_weights)
+    args = SortArgs(
+        num_rows=num_rows,
+        rows=address(rows, torch.int64, (num_rows * num_chosen,)),
+        places=address(places, torch.int64, (num_rows, num_chosen)),
+        order=address(order, torch.int64, (num_weights,)),
+        ends=address(ends, torch.int64, (num_weights,)),
+        chosen=address(chosen, torch.int64, (num_rows, num_chosen)),
+        num_chosen=num_chosen,
+        num_experts=num_weights,
+    )
+    kernels.recorder.call(kernels.library.sort_by_expert, args)
+    return ExpertRows(rows, places, order, ends)
+
+
+def _gather_in_c(kernels: Kernels, x: Tensor, rows: Tensor) -> Tensor:
+    x, (num_pairs,) = x.contiguous(), rows.shape
+    out = x.new_empty(num_pairs, x.shape[1])
+    args = GatherArgs(
+        num_rows=num_pairs,
+        out=address(out, kernels.num, out.shape),
+        table=address(x, kernels.num, x.shape),
+        rows=address(rows, torch.int64, (num_pairs,)),
+        size=x.shape[1],
+    )
+    kernels.recorder.call(kernels.library.gather_rows, args)
+    return out
+
+
 def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:
-    first = weights.linears[0]
+    first, num_weights = weights.linears[0], len(weights.linears)
     is_quantized = isinstance(first.weight, MergedWeight)
     if first.product is not kernels.linear and not is_quantized:
         return expert_linear(x, weights, sorted_rows)
     if weights.kernel_args is None:
         of_one = parts_of if is_quantized else partial(_reordered_address, kernels, first.weight.shape)
-        weights.kernel_args = torch.tensor([of_one(layer.weight) for layer in weights.linears])
-    met, num_met = weights.kernel_args[sorted_rows.met], len(sorted_rows.met)
-    of_weights = (PTR * num_met).from_address(address(met, torch.int64, (num_met,)))
-    ends = address(sorted_rows.ends, torch.int64, (num_met,))
+        weights.kernel_args = (PTR * num_weights)(*(of_one(layer.weight) for layer in weights.linears))
+    ends, order = (address(each, torch.int64, (num_weights,)) for each in (sorted_rows.ends, sorted_rows.order))
     if is_quantized:
-        return quantized_kernels_for(kernels).products(x, of_weights, ends, num_met, None, first.weight)
+        quantized_products = quantized_kernels_for(kernels).products
+        return quantized_products(x, weights.kernel_args, ends, num_weights, None, first.weight, order)
     n, k = first.weight.shape
     return products(
-        kernels.library, kernels.recorder, kernels.num, x,
-        weights=of_weights, ends=ends, num_weights=num_met, bias=None, n=n, k=k,
+        kernels.library, kernels.recorder, kernels.num, x, weights=weights.kernel_args, ends=ends, order=order,
+        num_weights=num_weights, bias=None, n=n, k=k,
     )  # fmt: skip
 
 
@@ -144,9 +219,16 @@ def _reordered_address(kernels: Kernels, shape: tuple[int, int], weight: Tensor)
 
 
 def _sum_in_c(kernels: Kernels, x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    num, size, weights = kernels.num, x.shape[1], weights.contiguous()
-    out = x.new_empty(len(places), size)
-    of_rows = address(out, num, (len(places), size)), address(x, num, (len(x), size))
-    pointers = *of_rows, address(places, torch.int64, places.shape), address(weights, torch.float32, places.shape)
-    kernels.library.weighted_sum(*map(PTR, pointers), *map(INT, (*places.shape, size)))
+    (num_rows, count), size = places.shape, x.shape[1]
+    out, weights = x.new_empty(num_rows, size), weights.contiguous()
+    args = SumArgs(
+        num_rows=num_rows,
+        out=address(out, kernels.num, (num_rows, size)),
+        x=address(x, kernels.num, (len(x), size)),
+        places=address(places, torch.int64, (num_rows, count)),
+        weights=address(weights, torch.float32, (num_rows, count)),
+        count=count,
+        size=size,
+    )
+    kernels.recorder.call(kernels.library.weighted_sum, args)
     return out

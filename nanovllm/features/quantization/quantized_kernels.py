@@ -50,7 +50,7 @@ class QuantizedArgs(ctypes.Structure):
 
     _fields_ = (
         ("num_rows", INT),
-        *args_of(PTR, "out out_floats x bias groups weights ends"),
+        *args_of(PTR, "out out_floats x bias groups weights ends order"),
         *args_of(INT, "num_weights num_parts num_blocks n k x_stride"),
     )
 
@@ -76,6 +76,7 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
         num_weights: int,
         bias: Tensor | None,
         alike: MergedWeight,
+        order: int | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """See products() of worker/cpu/c_kernels.py. alike: a weight of the same sizes as all of them."""
@@ -91,7 +92,7 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
         args = QuantizedArgs(
             num_rows=rows, **out_address(out, num, (rows, n)), x=address(x, num, (rows, k), 1),
             bias=address_or_null(bias, num, (n,)), groups=address(scratch, torch.uint8, scratch.shape),
-            weights=ctypes.addressof(weights), ends=ends, num_weights=num_weights,
+            weights=ctypes.addressof(weights), ends=ends, order=order, num_weights=num_weights,
             num_parts=len(parts), num_blocks=num_blocks, n=n, k=k, x_stride=x.stride(0),
         )  # fmt: skip
         args.kept = weights, scratch  # as long as the arguments
@@ -101,7 +102,7 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
     def quantized_linear(
         x: Tensor, weight: MergedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
     ) -> Tensor:
-        return products(x, PTR(parts_of(weight)), None, 1, bias, weight, out_dtype)
+        return products(x, PTR(parts_of(weight)), None, 1, bias, weight, out_dtype=out_dtype)
 
     def search_q4_1(weight: Tensor, importance: Tensor) -> QuantizedRows:
         k, groups = weight.shape[1], in_groups(weight).contiguous()

@@ -112,7 +112,7 @@ class LinearArgs(ctypes.Structure):
 
     _fields_ = (
         ("num_rows", INT),
-        *args_of(PTR, "out out_floats x weights bias ends"),
+        *args_of(PTR, "out out_floats x weights bias ends order"),
         *args_of(INT, "num_weights n k"),
     )
 
@@ -342,19 +342,21 @@ def products(
     bias: Tensor | None,
     n: int,
     k: int,
+    order: int | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """y = x W^T + b, [rows, n]. The rows up to ends[i] meet weights[i], the last weight meets the rest.
+    """y = x W^T + b, [rows, n]. The rows up to ends[i] meet weights[order[i]], the last weight meets the rest.
 
     num: of the library's numbers. weights: addresses of num_weights weights, as a ctypes object. ends: the address of
-    as many numbers; None if one weight meets all rows. out_dtype: float32, or None: num.
+    as many numbers; None if one weight meets all rows. order: the same; None: as they are. out_dtype: float32, or
+    None: num.
     """
     x = x.contiguous()
     rows = len(x)
     out = x.new_empty(rows, n, dtype=out_dtype)
     args = LinearArgs(
         num_rows=rows, **out_address(out, num, (rows, n)), x=address(x, num, (rows, k)),
-        weights=ctypes.addressof(weights), bias=address_or_null(bias, num, (n,)), ends=ends,
+        weights=ctypes.addressof(weights), bias=address_or_null(bias, num, (n,)), ends=ends, order=order,
         num_weights=num_weights, n=n, k=k,
     )  # fmt: skip
     args.kept = weights  # as long as the arguments

@@ -10,6 +10,7 @@
  *     delta_rule.h, delta_conv.c, delta_rule.c    layers whose memory does not grow
  *     gates.c             gates of hybrid models
  *     rows.c, replay.c    what surrounds the layers of a step, and all of its calls made again
+ *     experts.c           which rows meet which of many weights
  *
  * Compiled at first use by cpu/c_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32: so often, whatever the models. Each
  * function has a slow twin in PyTorch with the same meaning, in worker/kernels.py or worker/attention.py. All of them
@@ -106,84 +107,6 @@ void silu_and_mul(const silu_args *args) {
     parallel_for(silu_and_mul_rows, args, args->num_rows, rows_a_chunk(2 * args->size));
 }
 
-typedef struct {
-    float *weights;
-    int64_t *chosen;
-    const num *scores;
-    int64_t num_experts, num_chosen, normalize;
-} route_args;
-
-static const float TAKEN = -1, LEAST = -1e30f; /* less than a probability; less than scores */
-
-static void route_rows(const void *args, int64_t first, int64_t end) {
-    const route_args a = *(const route_args *)args;
-    const int64_t padded = (a.num_experts + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
-    float p[padded];
-    for (int64_t r = first; r < end; r++) {
-        float max = LEAST, partial[PARTIAL_SUMS], *weights = a.weights + r * a.num_chosen;
-        vec sum[PARTIAL_VECS] = {{0}};
-        for (int64_t i = 0; i < padded; i++) {
-            p[i] = i < a.num_experts ? load(a.scores[r * a.num_experts + i]) : -INFINITY;
-            max = p[i] > max ? p[i] : max;
-        }
-        for (int64_t i = 0; i < padded; i += LANES) {
-            const vec e = exp_negative(vec_from(p + i) - max);
-            sum[i / LANES % PARTIAL_VECS] += e;
-            put(p + i, e);
-        }
-        memcpy(partial, sum, sizeof(partial));
-        float total = sum_of(partial), of_chosen = 0;
-        for (int64_t c = 0; c < a.num_chosen; c++) {
-            int64_t best = -1; /* the largest that is left; the first of equal ones */
-            for (int64_t i = 0; i < a.num_experts; i++)
-                if (p[i] != TAKEN && (best < 0 || p[i] > p[best]))
-                    best = i;
-            weights[c] = p[best] / total;
-            of_chosen += weights[c];
-            a.chosen[r * a.num_chosen + c] = best;
-            p[best] = TAKEN;
-        }
-        for (int64_t c = 0; c < a.num_chosen && a.normalize; c++)
-            weights[c] /= of_chosen;
-    }
-}
-
-/* The experts of each row: weights [rows][num_chosen] are the largest of softmax(scores [rows][num_experts]), chosen are
- * their places; normalize: the weights are scaled to add up to 1. */
-void route(float *weights, int64_t *chosen, const num *scores, int64_t rows, int64_t num_experts, int64_t num_chosen,
-           int64_t normalize) {
-    const route_args args = {weights, chosen, scores, num_experts, num_chosen, normalize};
-    parallel_for(route_rows, &args, rows, rows_a_chunk(num_experts * num_chosen));
-}
-
-typedef struct {
-    num *out;
-    const num *x;
-    const int64_t *places;
-    const float *weights;
-    int64_t count, size;
-} sum_args;
-
-static void weighted_sum_rows(const void *args, int64_t first, int64_t end) {
-    const sum_args a = *(const sum_args *)args;
-    for (int64_t r = first; r < end; r++)
-        for (int64_t i = 0; i < a.size; i += LANES) {
-            const int lanes = a.size - i < LANES ? a.size - i : LANES;
-            float sum[LANES] = {0};
-            for (const int64_t *at = a.places + r * a.count; at < a.places + (r + 1) * a.count; at++)
-                for (int l = 0; l < lanes; l++)
-                    sum[l] += a.weights[at - a.places] * load(a.x[*at * a.size + i + l]);
-            for (int l = 0; l < lanes; l++)
-                a.out[r * a.size + i + l] = store(sum[l]);
-        }
-}
-
-/* out [rows][size]: row r is the sum of `count` rows of x, those at places[r], each times its weight. */
-void weighted_sum(num *out, const num *x, const int64_t *places, const float *weights, int64_t rows, int64_t count,
-                  int64_t size) {
-    parallel_for(weighted_sum_rows, &(sum_args){out, x, places, weights, count, size}, rows, rows_a_chunk(count * size));
-}
-
 #include "linear.c"
 #include "adapters.c"
 #include "quantized.c"
@@ -193,5 +116,6 @@ void weighted_sum(num *out, const num *x, const int64_t *places, const float *we
 #include "delta_rule.c"
 #include "gates.c"
 #include "rows.c"
+#include "experts.c"
 #include "sampling.c"
 #include "replay.c"

@@ -103,9 +103,19 @@ typedef struct {
     num *out;          /* [num_rows][n]; or NULL: */
     float *out_floats; /* the same, not rounded to num: logits */
     const num *x, *const *weights, *bias; /* [num_rows][k]; [num_weights] reordered weights; [n] or NULL */
-    const int64_t *ends; /* [num_weights - 1]: weight w meets the rows ends[w - 1] to ends[w] - 1, the last one the rest */
+    const int64_t *ends;  /* [num_weights - 1]: weight w meets the rows ends[w - 1] to ends[w] - 1, the last one the rest */
+    const int64_t *order; /* [num_weights]: weight w is weights[order[w]]; NULL: weights[w] */
     int64_t num_weights, n, k;
 } linear_args;
+
+/* How many weights are left without those at the end that no row meets. */
+static inline int64_t met_weights(int64_t num_weights, const int64_t *ends, int64_t num_rows) {
+    while (num_weights > 1 && ends[num_weights - 2] == num_rows)
+        num_weights--;
+    return num_weights;
+}
+
+static inline const num *weight_of(const linear_args *l, int64_t w) { return l->weights[l->order ? l->order[w] : w]; }
 
 /* One block of columns of a weight for each item; weight after weight. */
 static void linear_blocks(const void *args, int64_t first, int64_t end) {
@@ -117,8 +127,9 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
         const int64_t first_row = w ? l.ends[w - 1] : 0;
         const int64_t num_rows = (w + 1 < l.num_weights ? l.ends[w] : l.num_rows) - first_row;
         const int64_t ahead_bytes = COLS * BESIDE * sizeof(num) / ((num_rows + ROWS - 1) / ROWS); /* all tiles: a block */
-        const num *weight = l.weights[w] + c * padded_rows(l.k), *bias = l.bias ? l.bias + c : NULL;
-        const num *next_block = c + COLS < l.n || w + 1 == l.num_weights ? weight + COLS * padded_rows(l.k) : l.weights[w + 1];
+        const num *weight = weight_of(&l, w) + c * padded_rows(l.k), *bias = l.bias ? l.bias + c : NULL;
+        const int is_beside = c + COLS < l.n || w + 1 == l.num_weights;
+        const num *next_block = is_beside ? weight + COLS * padded_rows(l.k) : weight_of(&l, w + 1);
         tile_args a = {NULL,        NULL, l.x + first_row * l.k, weight, bias, (const char *)next_block,
                        ahead_bytes, l.n,  l.k,                   l.n - c < COLS ? l.n - c : COLS};
         for (int64_t r = 0; r < num_rows; r += ROWS) {
@@ -140,6 +151,8 @@ const char *bits_depend_on(void) { return multiplied_by; }
 
 /* out [m][n] = x [m][k] times the weights that were reordered, each row with the one that it meets, + bias. */
 void linear(const linear_args *args) {
-    const int64_t num_blocks = args->num_rows ? args->num_weights * num_col_blocks(args->n) : 0;
-    parallel_for(linear_blocks, args, num_blocks, 1 + CHUNK_BYTES / (COLS * args->k * sizeof(num)));
+    linear_args met = *args;
+    met.num_weights = met_weights(args->num_weights, args->ends, args->num_rows);
+    const int64_t num_blocks = args->num_rows ? met.num_weights * num_col_blocks(args->n) : 0;
+    parallel_for(linear_blocks, &met, num_blocks, 1 + CHUNK_BYTES / (COLS * args->k * sizeof(num)));
 }

@@ -28,7 +28,7 @@ typedef struct {
     const num *x, *bias; /* [m][k], rows x_stride numbers apart; [n] or NULL */
     x_group *groups;     /* [SLAB_TILES][num_groups][MAX_ROWS] */
     const quantized_part *const *weights; /* [num_weights][num_parts], all weights alike */
-    const int64_t *ends; /* [num_weights - 1]: weight w meets the rows ends[w - 1] to ends[w] - 1, the last one the rest */
+    const int64_t *ends, *order; /* see linear_args */
     int64_t num_weights, num_parts, num_blocks, n, k, x_stride;
 } quantized_args;
 
@@ -138,7 +138,8 @@ static void multiply_blocks(const void *args, int64_t first, int64_t end) {
     const quantized_args q = *s->args;
     for (int64_t item = first; item < end; item++) {
         const int64_t i = item / q.num_blocks, first_tile = s->tile[i], num_tiles = s->tile[i + 1] - first_tile;
-        const quantized_part *part = q.weights[s->first_weight + i];
+        const int64_t w = s->first_weight + i;
+        const quantized_part *part = q.weights[q.order ? q.order[w] : w];
         int64_t b = item % q.num_blocks, column = 0, count;
         for (; b >= (count = (part->n + BLOCK_ROWS - 1) / BLOCK_ROWS); part++) {
             b -= count;
@@ -186,8 +187,10 @@ static int64_t fill(slab *s, int64_t row, int64_t *w) {
 /* out = x times the weights, + bias (unless it is NULL). */
 void quantized_linear(const quantized_args *args) {
     const int64_t row_bytes = num_groups(args->k) * sizeof(x_group);
+    quantized_args met = *args;
     slab s;
-    s.args = args;
+    s.args = &met;
+    met.num_weights = met_weights(args->num_weights, args->ends, args->num_rows);
     for (int64_t row = 0, w = 0; row < args->num_rows;) {
         row = fill(&s, row, &w);
         parallel_for(quantize_tiles, &s, s.num_tiles, 1 + CHUNK_BYTES / 2 / MAX_ROWS / row_bytes);

@@ -7,8 +7,8 @@ what lies in the inputs. So the layers run once on max_rows rows, while the C fu
 makes the calls again, with the rows that the step has and no others: one record serves every number of rows.
 cuda/graphs.py does the same for a GPU.
 
-What is no call of a C function cannot be recorded: a model whose layers compute anything in PyTorch (experts, products
-of PyTorch's libraries) has no record.
+What is no call of a C function cannot be recorded: a model whose layers compute anything in PyTorch (products of
+PyTorch's libraries, say) has no record.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ VIEWS = tuple(getattr(aten, name) for name in MAY_BE_VIEWS.split())
 class RecordedCall(ctypes.Structure):
     """recorded_call of cpu/replay.c."""
 
-    _fields_ = (("function", PTR), ("args", PTR))
+    _fields_ = (("function", PTR), ("args", PTR), ("times", INT))
 
 
 class MarkArgs(ctypes.Structure):
@@ -103,8 +103,8 @@ class RecordedStep(RecordedSteps):
             num_layer_calls = len(recorded)
             self.logits = self._record_logits(hidden, residual, context)
         self.recorded: list[Call] = recorded  # the arrays below point to these arguments
-        self.calls = as_array(recorded[:num_layer_calls])
-        self.finish = as_array(recorded[num_layer_calls:])
+        self.calls = self._as_array(recorded[:num_layer_calls])
+        self.finish = self._as_array(recorded[num_layer_calls:])
 
     def _record_context(self) -> ForwardContext:
         cosines, sines = self.forward_pass.rotary.table
@@ -140,7 +140,7 @@ class RecordedStep(RecordedSteps):
         with OnlyCalls(self.memory[2]):
             hidden, residual = self.model.norm(hidden, residual, context)
             args = MarkArgs(
-                num_rows=0,
+                num_rows=len(hidden),
                 out=address(hidden, hidden.dtype, hidden.shape),
                 residual=address(residual, hidden.dtype, hidden.shape),
                 size=hidden.shape[1],
@@ -172,7 +172,7 @@ class RecordedStep(RecordedSteps):
         num_rows, size = len(rows), table.shape[1]
         out = table.new_zeros(num_rows, size)
         args = GatherArgs(
-            num_rows=0,
+            num_rows=num_rows,
             out=address(out, table.dtype, (num_rows, size)),
             table=address(table, table.dtype, (len(table), size)),
             rows=address(rows, torch.int64, (num_rows,)),
@@ -181,6 +181,17 @@ class RecordedStep(RecordedSteps):
         args.kept = table, rows, out  # as long as the arguments
         self.forward_pass.kernels.recorder.call(self.library.gather_rows, args)
         return out
+
+    def _as_array(self, calls: list[Call]) -> Any:
+        """recorded_call[] of cpu/replay.c. It points to the calls' arguments, and keeps none of them."""
+        entries = (RecordedCall * len(calls))()
+        for entry, (function, args) in zip(entries, calls, strict=True):
+            entry.function = ctypes.cast(function, PTR)  # type: ignore[arg-type]
+            entry.args = ctypes.addressof(args)
+            entry.times, rest = divmod(args.num_rows, self.max_rows)  # experts: as many rows as each row has chosen
+            if rest or not entry.times:
+                raise NotRecordable(f"a call of {function.__name__} has {args.num_rows} rows")
+        return entries
 
     def run(self, batch: Batch, forward_pass: ForwardPass) -> Tensor | None:
         """None for more than max_rows rows."""
@@ -210,15 +221,6 @@ class RecordedStep(RecordedSteps):
 
 def copy_struct(target: ctypes.Structure, source: ctypes.Structure) -> None:
     ctypes.memmove(ctypes.byref(target), ctypes.byref(source), ctypes.sizeof(target))
-
-
-def as_array(calls: list[Call]) -> Any:
-    """recorded_call[] of cpu/replay.c. It points to the calls' arguments, and keeps none of them."""
-    entries = [
-        RecordedCall(function=ctypes.cast(function, PTR), args=ctypes.addressof(args))  # type: ignore[arg-type]
-        for function, args in calls
-    ]
-    return (RecordedCall * len(entries))(*entries)
 
 
 class OnlyCalls(TorchDispatchMode):

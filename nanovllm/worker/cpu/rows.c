@@ -8,9 +8,14 @@ typedef struct {
     int64_t size;
 } gather_args;
 
+static void gather_some_rows(const void *args, int64_t first, int64_t end) {
+    const gather_args *a = args;
+    for (int64_t r = first; r < end; r++)
+        memcpy(a->out + r * a->size, a->table + a->rows[r] * a->size, a->size * sizeof(num));
+}
+
 void gather_rows(const gather_args *args) {
-    for (int64_t r = 0; r < args->num_rows; r++)
-        memcpy(args->out + r * args->size, args->table + args->rows[r] * args->size, args->size * sizeof(num));
+    parallel_for(gather_some_rows, args, args->num_rows, rows_a_chunk(args->size));
 }
 
 static void gather_reordered_rows(const void *args, int64_t first, int64_t end) {

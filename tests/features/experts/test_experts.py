@@ -47,15 +47,17 @@ def test_a_route_in_c():
     assert chosen[3].min() >= 0 and chosen[3].max() < 130 and not weights[4].isnan().any()
 
 
-def test_sort_by_expert():
+@pytest.mark.parametrize("how", ["PyTorch", "C"])
+def test_sort_by_expert(how):
     chosen = torch.tensor([[3, 0], [0, 5], [3, 5], [3, 0]])
-    groups = sort_by_expert(chosen, 8)
-    assert groups.met.tolist() == [0, 3, 5] and groups.ends.tolist() == [3, 6, 8]
+    sort = sort_by_expert if how == "PyTorch" else kernels_for(kernels(torch.float32)).sort_by_expert
+    groups = sort(chosen, 8)
+    assert groups.order.tolist() == [0, 3, 5, 1, 2, 4, 6, 7] and groups.ends.tolist() == [3, 6, 8, 8, 8, 8, 8, 8]
     assert groups.rows.tolist() == [0, 1, 3, 0, 2, 3, 1, 2]
     for row, places in enumerate(groups.places.tolist()):
         for choice, place in enumerate(places):
             assert groups.rows[place] == row
-            assert groups.met[int((groups.ends <= place).sum())] == chosen[row, choice]
+            assert groups.order[int((groups.ends <= place).sum())] == chosen[row, choice]
 
 
 def layers(num: int, n: int, k: int, dtype: torch.dtype) -> list[Linear]:
@@ -112,10 +114,10 @@ def test_expert_linear_of_quantized_weights(form, num_rows, num_chosen):
     found = kernels_for(ours).expert_linear(x, weights, groups)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     start = 0
-    for expert, end in zip(groups.met.tolist(), groups.ends.tolist(), strict=True):
-        alone = in_c(x[start:end], weights.linears[expert].weight, None)
-        assert torch.equal(found[start:end], alone)
-        start = end
+    for expert, num_rows in groups.num_rows:
+        alone = in_c(x[start : start + num_rows], weights.linears[expert].weight, None)
+        assert torch.equal(found[start : start + num_rows], alone)
+        start += num_rows
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

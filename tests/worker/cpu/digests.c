@@ -95,11 +95,11 @@ static void show_small_operations(void) {
         add_nums(out, rows * size);
         const int64_t places[] = {4, 0, 1, 5, 3, 2};
         const float weights[] = {0.3f, 0.7f, 0.9f, 0.2f, 0.11f, 1.7f};
-        weighted_sum(out, gate_up, places, weights, rows, 2, size);
+        weighted_sum(&(sum_args){rows, out, gate_up, places, weights, 2, size});
         add_nums(out, rows * size);
         float of_experts[6];
         int64_t chosen[6];
-        route(of_experts, chosen, gate_up, 2, size, 3, i % 2);
+        route(&(route_args){2, of_experts, chosen, gate_up, size, 3, i % 2});
         add_floats(of_experts, 6);
         for (int j = 0; j < 6; j++)
             add_bits((uint32_t)chosen[j], 4);
@@ -143,7 +143,8 @@ static void show_products(void) {
         exit(1);
     for (int i = 0; i < 3; i++) {
         num *out = space(counts[i] * n * sizeof(num));
-        linear(&(linear_args){counts[i], out, NULL, nums(counts[i] * k, 1), weights, i % 2 ? nums(n, 1) : NULL, NULL, 1, n, k});
+        const num *x = nums(counts[i] * k, 1), *bias = i % 2 ? nums(n, 1) : NULL;
+        linear(&(linear_args){counts[i], out, NULL, x, weights, bias, NULL, NULL, 1, n, k});
         add_nums(out, counts[i] * n);
     }
     const int64_t ranks[] = {5}, ends[] = {n}, padded = (k + 15) / 16 * 16;
@@ -186,7 +187,7 @@ static void show_quantized(void) {
         for (int i = 0; i < 3; i++) {
             num *out = space(counts[i] * N * sizeof(num)), *bias = nums(N, 1);
             quantized_linear(&(quantized_args){counts[i], out, NULL, nums(counts[i] * K, 2), bias, space(x_groups_bytes(K)),
-                                               weights, NULL, 1, 1, num_blocks, N, K, K});
+                                               weights, NULL, NULL, 1, 1, num_blocks, N, K, K});
             add_nums(out, counts[i] * N);
         }
     }
@@ -201,7 +202,7 @@ static void show_logits(void) {
     float *logits = space(M * N * 4);
     int64_t token_ids[M];
     reorder_weight(reordered, weight, N, K);
-    linear(&(linear_args){M, NULL, logits, x, weights, nums(N, 1), NULL, 1, N, K});
+    linear(&(linear_args){M, NULL, logits, x, weights, nums(N, 1), NULL, NULL, 1, N, K});
     add_floats(logits, M * N);
     const int64_t ranks[] = {1}, ends[] = {N}, padded = (K + 15) / 16 * 16;
     const adapter_task tasks[] = {{0, 2, {0, 3}}};
@@ -221,8 +222,8 @@ static void show_logits(void) {
             memcpy(blocks + g * BLOCK_ROWS * 34 + 2 * i, &half, 2);
         }
     const quantized_part part = {blocks, BLOCK_BYTES, Q8_0, N}, *parts[] = {&part};
-    quantized_linear(&(quantized_args){M, NULL, logits, x, NULL, space(x_groups_bytes(K)), parts, NULL, 1, 1, NUM_BLOCKS, N,
-                                       K, K});
+    quantized_linear(&(quantized_args){M, NULL, logits, x, NULL, space(x_groups_bytes(K)), parts, NULL, NULL, 1, 1, NUM_BLOCKS,
+                                       N, K, K});
     add_floats(logits, M * N);
     show("logits");
 }
