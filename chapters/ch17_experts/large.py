@@ -89,7 +89,7 @@ def one_after_another(kernels: Kernels, x: torch.Tensor, weights: ExpertWeights,
 def pair_by_pair(kernels: Kernels, x: torch.Tensor, weights: ExpertWeights, groups: ExpertRows) -> torch.Tensor:
     """Every row for itself, in the order of rows: an expert is read again for each of them."""
     order = groups.places.flatten()
-    by_pair = torch.tensor([expert for expert, count in groups.num_rows for _ in range(count)])
+    by_pair = torch.tensor([expert for expert, count in groups.counts for _ in range(count)])
     chosen = by_pair[order].tolist()
     rows = x.repeat_interleave(groups.places.shape[1], 0).split(1)
     linears = weights.linears
@@ -108,7 +108,7 @@ def time_products(kernels: Kernels, nums_rows: tuple[int, ...], repeats: int) ->
         for _ in range(repeats):
             x = torch.randn(num_rows, IN_SIZE, generator=generator).bfloat16()
             groups = sort_by_expert(choose_at_random(num_rows, generator), NUM_EXPERTS)
-            num_met += sum(count > 0 for _, count in groups.num_rows) / repeats
+            num_met += sum(count > 0 for _, count in groups.counts) / repeats
             for name, way in WAYS.items():
                 best[name] = min(best[name], stopwatch(partial(way, kernels, x, weights, groups)))
         found.append((num_met, best))

@@ -55,12 +55,12 @@ def sorted_rows() -> str:
         parts.append(box(x, 20, size - 2, 24, str(row), kinds[expert]))
         parts.append(box(to, 122, size - 2, 24, str(row), kinds[expert]))
     left = 1.0
-    for expert, count in pairs.num_rows:
+    for expert, count in pairs.counts:
         wide = size * count
         if count:
             parts.append(f'<path class="wire" d="M{left:.1f},152v5h{wide - 2:.1f}v-5"/>')
             middle = min(left + wide / 2 - 1, 296)
             parts.append(words(middle, 171, f"expert {expert}", "name", "middle"))
         left += wide
-    said = ", ".join(f"expert {expert} gets {count} rows" for expert, count in pairs.num_rows)
+    said = ", ".join(f"expert {expert} gets {count} rows" for expert, count in pairs.counts)
     return svg("Rows sorted by expert", f"Each of six rows meets two experts; sorted, {said}.", parts, 194)

@@ -16,7 +16,7 @@ from nanovllm.worker.kernels import TORCH_KERNELS
 def test_experts_met(num_rows):
     generator = torch.Generator().manual_seed(num_rows)
     groups = [sort_by_expert(large.choose_at_random(num_rows, generator), large.NUM_EXPERTS) for _ in range(300)]
-    met = [sum(count > 0 for _, count in group.num_rows) for group in groups]
+    met = [sum(count > 0 for _, count in group.counts) for group in groups]
     expected = expected_met(num_rows, large.NUM_EXPERTS, large.NUM_CHOSEN)
     assert sum(met) / len(met) == pytest.approx(expected, rel=0.02)
 

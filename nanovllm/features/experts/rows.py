@@ -37,10 +37,10 @@ class ExpertRows:
     ends: Tensor
 
     @cached_property
-    def num_rows(self) -> list[tuple[int, int]]:
-        """The weights in their order, and how many pairs each has. The device is asked once for both products."""
+    def counts(self) -> list[tuple[int, int]]:
+        """Each weight, in their order, and how many pairs it has. The device is asked once for both products."""
         counts = self.ends.diff(prepend=self.ends.new_zeros(1))
-        return torch.stack([self.order, counts], 1).tolist()
+        return [(weight, count) for weight, count in torch.stack([self.order, counts], 1).tolist()]
 
 
 def route(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
@@ -79,9 +79,9 @@ class ExpertWeights:
 def expert_linear(x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:
     """y = x W^T, each row of x with its own W. x: [pairs, in]; y: [pairs, out]."""
     out, start = x.new_empty(len(x), sum(weights.linears[0].out_sizes)), 0
-    for weight, num_rows in sorted_rows.num_rows:
-        if num_rows > 0:
-            linear, end = weights.linears[weight], start + num_rows
+    for weight, count in sorted_rows.counts:
+        if count > 0:
+            linear, end = weights.linears[weight], start + count
             out[start:end] = linear.product(x[start:end], linear.weight, None)
             start = end
     return out

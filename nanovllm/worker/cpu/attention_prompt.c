@@ -192,7 +192,7 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
         read_chunk(&units, &kv, num_padded);
         for (int w = 0, vecs; w < num_vecs; w += vecs) {
             const int left = num_vecs - w;
-            vecs = left == 1 ? 1 : left == 2 || left == 4 || VECS == 2 ? 2 : VECS;
+            vecs = left == 1 ? 1 : left == 2 || left == 4 || VECS == 2 ? 2 : VECS; /* not 3 of 4: the last would be alone */
             if (vecs == 1) /* a constant in each call, so that the sums stay in registers */
                 prompt_scores(1, score, queries + w, &units, &kv, num_padded, args->scale);
             else if (vecs == 2)

@@ -52,12 +52,13 @@ void route(const route_args *args) {
 
 typedef struct {
     int64_t num_rows;
-    int64_t *rows, *places, *order, *ends; /* [num_rows][num_chosen] each of two; [num_experts] each of two */
-    const int64_t *chosen;                 /* [num_rows][num_chosen] */
+    int64_t *rows, *places; /* [num_rows][num_chosen] */
+    int64_t *order, *ends;  /* [num_experts] */
+    const int64_t *chosen;  /* [num_rows][num_chosen] */
     int64_t num_chosen, num_experts;
 } sort_args;
 
-/* ExpertRows: the pairs (row, expert) sorted by expert, by counting. */
+/* Sort the pairs (row, expert) by expert. What the results mean: ExpertRows in features/experts/rows.py. */
 void sort_by_expert(const sort_args *args) {
     const sort_args a = *args;
     const int64_t num_pairs = a.num_rows * a.num_chosen;

@@ -114,7 +114,7 @@ def test_expert_linear_of_quantized_weights(form, num_rows, num_chosen):
     found = kernels_for(ours).expert_linear(x, weights, groups)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     start = 0
-    for expert, num_rows in groups.num_rows:
+    for expert, num_rows in groups.counts:
         alone = in_c(x[start : start + num_rows], weights.linears[expert].weight, None)
         assert torch.equal(found[start : start + num_rows], alone)
         start += num_rows
