@@ -16,7 +16,8 @@ from torch import Tensor
 from nanovllm.features.quantization.formats import MergedWeight
 from nanovllm.features.quantization.quantized_kernels import kernels_for as quantized_kernels_for
 from nanovllm.features.quantization.quantized_kernels import parts_of
-from nanovllm.worker.cpu.c_kernels import INT, PTR, GatherArgs, args_of, products
+from nanovllm.worker.cpu import c_kernels
+from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of, products
 from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels
 
@@ -182,17 +183,7 @@ def _sort_in_c(kernels: Kernels, chosen: Tensor, num_weights: int) -> ExpertRows
 
 
 def _gather_in_c(kernels: Kernels, x: Tensor, rows: Tensor) -> Tensor:
-    x, (num_pairs,) = x.contiguous(), rows.shape
-    out = x.new_empty(num_pairs, x.shape[1])
-    args = GatherArgs(
-        num_rows=num_pairs,
-        out=address(out, kernels.num, out.shape),
-        table=address(x, kernels.num, x.shape),
-        rows=address(rows, torch.int64, (num_pairs,)),
-        size=x.shape[1],
-    )
-    kernels.recorder.call(kernels.library.gather_rows, args)
-    return out
+    return c_kernels.gather(kernels.library.gather_rows, kernels.recorder, kernels.num, x.contiguous(), rows)
 
 
 def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:
@@ -205,8 +196,15 @@ def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_row
         weights.kernel_args = (PTR * num_weights)(*(of_one(layer.weight) for layer in weights.linears))
     ends, order = (address(each, torch.int64, (num_weights,)) for each in (sorted_rows.ends, sorted_rows.order))
     if is_quantized:
-        quantized_products = quantized_kernels_for(kernels).products
-        return quantized_products(x, weights.kernel_args, ends, num_weights, None, first.weight, order)
+        return quantized_kernels_for(kernels).products(
+            x,
+            weights=weights.kernel_args,
+            ends=ends,
+            order=order,
+            num_weights=num_weights,
+            bias=None,
+            alike=first.weight,
+        )
     n, k = first.weight.shape
     return products(
         kernels.library, kernels.recorder, kernels.num, x, weights=weights.kernel_args, ends=ends, order=order,

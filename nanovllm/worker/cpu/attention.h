@@ -102,11 +102,13 @@ static inline void find_chunk(key_chunk *kv, const attention_args *args, const a
             kv->v_scale[i] = scale_at(args->v_cache + at, size, place + i - t);
         }
 #endif
-        for (int i = t; in_place && i < end; i += LANES)
-            kv->k[i / LANES] = keys + (i - t) * PAIR;
-        for (int i = t; !in_place && i < end; i++)
-            for (int d = 0; d < HEAD_DIM; d++)
-                kv->copied[(d / PAIR * CHUNK + i) * PAIR + d % PAIR] = keys[(d / PAIR * size + i - t) * PAIR + d % PAIR];
+        if (in_place)
+            for (int i = t; i < end; i += LANES)
+                kv->k[i / LANES] = keys + (i - t) * PAIR;
+        else
+            for (int i = t; i < end; i++)
+                for (int d = 0; d < HEAD_DIM; d++)
+                    kv->copied[(d / PAIR * CHUNK + i) * PAIR + d % PAIR] = keys[(d / PAIR * size + i - t) * PAIR + d % PAIR];
     }
     for (int t = 0; t < kv->num_keys && t < seen_from; t++) {
         kv->v[t] = no_value; /* 0 * NaN is NaN */

@@ -8,6 +8,7 @@ import ctypes
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -282,16 +283,9 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
         )
 
     def lookup(input_ids: Tensor, reordered: Tensor) -> Tensor:
-        rows, (n, k) = len(input_ids), reordered.shape
-        out = reordered.new_empty(rows, k)
-        args = GatherArgs(
-            num_rows=rows, out=address(out, num, (rows, k)),
-            table=address(reordered, num, (n, k), room=lib.reordered_size(n, k)),
-            rows=address(input_ids, torch.int64, (rows,)), size=k,
-        )  # fmt: skip
-        args.kept = reordered, input_ids, out  # as long as the arguments
-        recorder.call(lib.gather_reordered, args)
-        return out
+        return gather(
+            lib.gather_reordered, recorder, num, reordered, input_ids, room=lib.reordered_size(*reordered.shape)
+        )
 
     def choose_tokens(logits: Tensor, batch: SamplingBatch) -> list[int]:
         num_rows, vocab_size = logits.shape
@@ -328,6 +322,31 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
         num=num,
         recorder=recorder,
     )
+
+
+def gather(
+    function: Callable[[ctypes.Structure], None],
+    recorder: Recorder,
+    num: torch.dtype,
+    table: Tensor,
+    rows: Tensor,
+    room: int = 0,
+) -> Tensor:
+    """Copies of these rows of a table: [len(rows), the table's width].
+
+    function: gather_rows or gather_reordered of cpu/rows.c. num: of the library's numbers. room: numbers that the
+    table has to have, where that is more than its shape says.
+    """
+    num_rows, size = len(rows), table.shape[1]
+    out = table.new_empty(num_rows, size)
+    args = GatherArgs(
+        num_rows=num_rows, out=address(out, num, (num_rows, size)),
+        table=address(table, num, (len(table), size), room=room),
+        rows=address(rows, torch.int64, (num_rows,)), size=size,
+    )  # fmt: skip
+    args.kept = table, rows, out  # as long as the arguments
+    recorder.call(function, args)
+    return out
 
 
 def products(

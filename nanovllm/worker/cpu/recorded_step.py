@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanovllm.config import EngineConfig
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu.c_kernels import INT, PTR, AttentionStep, GatherArgs, args_of, attention_step
+from nanovllm.worker.cpu.c_kernels import INT, PTR, AttentionStep, args_of, attention_step, gather
 from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.cpu.recorder import Call
 from nanovllm.worker.layers import ForwardContext
@@ -169,18 +169,8 @@ class RecordedStep(RecordedSteps):
 
     def _gather(self, table: Tensor, rows: Tensor) -> Tensor:
         """Record that rows of a table are copied. The copies, [max_rows, table's width]."""
-        num_rows, size = len(rows), table.shape[1]
-        out = table.new_zeros(num_rows, size)
-        args = GatherArgs(
-            num_rows=num_rows,
-            out=address(out, table.dtype, (num_rows, size)),
-            table=address(table, table.dtype, (len(table), size)),
-            rows=address(rows, torch.int64, (num_rows,)),
-            size=size,
-        )
-        args.kept = table, rows, out  # as long as the arguments
-        self.forward_pass.kernels.recorder.call(self.library.gather_rows, args)
-        return out
+        kernels = self.forward_pass.kernels
+        return gather(self.library.gather_rows, kernels.recorder, kernels.num, table, rows)
 
     def _as_array(self, calls: list[Call]) -> Any:
         """recorded_call[] of cpu/replay.c. It points to the calls' arguments, and keeps none of them."""

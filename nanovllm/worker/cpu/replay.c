@@ -1,7 +1,7 @@
 /* A step without Python (chapter 10). A part of cpu/kernels.c; cpu/recorded_step.py makes the record. */
 
-/* A function of these files, and its arguments: a struct whose first field is the number of rows, `times` for each row of
- * the step. */
+/* A function of these files, and its arguments: a struct whose first field is the number of rows. The call has `times` rows
+ * for each row of the step. */
 typedef struct {
     void (*function)(const void *args);
     int64_t *args, times;
