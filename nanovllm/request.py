@@ -65,7 +65,10 @@ class Sample:
         if self.seq.finish_reason != "error":
             return ""
         reason = "".join(part.error for part in (self.seq.grammar, self.seq.functions) if part is not None)
-        return reason or "there is no token to choose: the logits hold NaN or infinity, or no token is allowed"
+        return reason or (
+            "there is no token to choose: the logits hold NaN or infinity, or no token is allowed. With dtype='float16'"
+            " it is mostly that hidden states pass 65,504, its largest number: 'bfloat16' and 'float32' hold them"
+        )
 
     def output(self, with_logprobs: bool) -> CompletionOutput:
         """Everything that the sample has so far."""

@@ -1,44 +1,46 @@
-"""Fields of config.json and generation_config.json: read, and refused where this engine would compute wrongly."""
+"""What config.json and generation_config.json say.
 
+Of config.json, transformers' configuration class has the last word: defaults of fields that are left out, old
+spellings, what belongs to the language model of a model that sees images. Here it is read, `hf_overrides` are put in,
+and what no model comes near is refused before anything of that size is built.
+"""
+
+import copy
+import dataclasses
 import json
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.names import bounds_of
-from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
-from nanovllm.config import DTYPES
+from nanovllm.checks.values import Bounds, numbers_of, shorten, typed
 from nanovllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SAMPLING = SamplingParams.__dataclass_fields__
 GENERATION = {
     name: bounds_of(SAMPLING[name]) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 }
 GENERATION |= {"max_new_tokens": bounds_of(SAMPLING["max_tokens"])}
-# Bounds that no model comes near: a damaged file is refused before anything of its size is built.
-SIZES = "vocab_size hidden_size intermediate_size max_position_embeddings".split()
-COUNTS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim".split()
-NUMBERS: dict[str, Bounds] = dict.fromkeys(SIZES, (Integral, 1, 2**24)) | dict.fromkeys(COUNTS, (Integral, 1, 2**10))
-ROPE_THETA: dict[str, Bounds] = {"rope_theta": (Real, MIN_POSITIVE)}
-NUMBERS |= {"rms_norm_eps": (Real, MIN_POSITIVE, 1.0)} | ROPE_THETA
 
-# transformers' values of fields that config.json lacks, which differ from one model_type to the next. A field that is
-# there and null is not missing: it says that there is none.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
-    "qwen2": {"sliding_window": 4096},
-    "qwen3": {"sliding_window": 4096},
-    "qwen3_moe": {"sliding_window": 4096},
-    "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True},
-}
+MAX_FILE_BYTES = 64 << 20  # the largest known: an index of a hundred thousand tensors, 10 MB
+# What a configuration class makes as many entries of.
+LENGTHS: dict[str, Bounds] = {"num_hidden_layers": (Integral, 1, 2**10), "num_labels": (Integral, 1, 2**16)}
+ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # two spellings of one field
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a checkpoint's file, with its model_type's defaults, without what is null.
+    """The JSON object in a checkpoint's file, without what is null. Raises ValueError, for code to be run, too."""
+    return {name: found for name, found in read_object(path).items() if found is not None}
 
-    Raises ValueError, for code to be run, too.
-    """
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a checkpoint's file. Raises ValueError, for code to be run, too."""
     try:
+        if (num_bytes := path.stat().st_size) > MAX_FILE_BYTES:
+            raise ValueError(f"it has {num_bytes:,} bytes, which is no file of this kind")
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
@@ -46,8 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} must hold a JSON object, found {type(value).__name__}")
     if value.get("auto_map"):
         raise ValueError(f"{path}: auto_map asks to run the checkpoint's own code, which is never done")
-    defaults = DEFAULTS.get(str(value.get("model_type")), {})
-    return {name: found for name, found in (defaults | value).items() if found is not None}
+    return value
 
 
 def sampling_of(generation: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -58,56 +59,72 @@ def sampling_of(generation: dict[str, Any], path: Path) -> dict[str, Any]:
     return found if typed(generation, "do_sample", True, path) else found | {"temperature": 0.0}
 
 
-def reject_unimplemented(config: dict[str, Any], path: Path) -> None:
-    if quantization := config.get("quantization_config"):
-        found = f"the checkpoint is quantized ({shorten(quantization)})"
-        raise ValueError(f"{path}: {found}; use an unquantized one in bf16, fp16 or fp32")
-    check_choice(f"{path}: hidden_act", config.get("hidden_act", "silu"), ("silu",))
+def make_config(fields: dict[str, Any], path: Path) -> "PreTrainedConfig":
+    """The object that transformers makes of a config.json. Raises ValueError for what its class refuses."""
+    for part in (fields, fields.get("text_config")):
+        if isinstance(part, dict):
+            numbers_of({name: value for name, value in part.items() if value is not None}, LENGTHS, path)
+    config_class = config_class_of(fields, path)
+    try:
+        return config_class(**copy.deepcopy(fields))
+    except Exception as error:  # whatever transformers says of a field
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: transformers' {config_class.__name__} does not take it: {reason}") from error
 
 
-def sizes_of(config: dict[str, Any], also_required: list[str], path: Path) -> dict[str, Any]:
-    """The numbers in NUMBERS. Raises ValueError for what is missing, out of bounds or does not fit together."""
-    if missing := [name for name in (*SIZES, *COUNTS[:2], "rms_norm_eps", *also_required) if name not in config]:
-        raise ValueError(f"{path} lacks {', '.join(missing)}")
-    numbers = numbers_of({"rope_theta": 10000.0, **config}, NUMBERS, path)
-    num_heads = numbers["num_attention_heads"]
-    num_kv_heads = numbers.setdefault("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{path}: {num_heads} query heads cannot share {num_kv_heads} KV heads evenly")
-    head_dim = numbers.setdefault("head_dim", numbers["hidden_size"] // num_heads)
-    if head_dim == 0 or head_dim % 2:
-        raise ValueError(f"{path}: head_dim is {head_dim}; it must be even, rotary embedding turns pairs")
-    return numbers
+def config_class_of(fields: dict[str, Any], path: Path) -> type["PreTrainedConfig"]:
+    """The class that AutoConfig takes. Raises ValueError for a model_type that it does not know."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type: Any = fields.get("model_type")
+    if model_type == "mistral" and "layer_types" in fields:
+        model_type = "ministral"
+    if model_type not in CONFIG_MAPPING:
+        found = f"transformers {transformers.__version__} does not know the model_type {shorten(model_type)}"
+        raise ValueError(f"{path}: {found}; a later version may")
+    return CONFIG_MAPPING[model_type]
 
 
-def biases_of(config: dict[str, Any], architecture: str, path: Path) -> dict[str, Any]:
-    """Which linear layers have one. Most say attention_bias, all four projections; Qwen2 has it on q, k and v."""
-    is_qwen2, is_qwen = architecture == "Qwen2ForCausalLM", architecture.startswith("Qwen")
-    attention_bias = typed(config, "attention_bias", False, path)
-    return {
-        "qkv_bias": is_qwen2 or attention_bias,
-        "o_bias": not is_qwen2 and attention_bias,
-        "mlp_bias": not is_qwen and typed(config, "mlp_bias", False, path),
-    }
+def with_overrides(fields: dict[str, Any], overrides: dict[str, Any], path: Path) -> dict[str, Any]:
+    """config.json with other values (`hf_overrides`), in any spelling that transformers takes.
+
+    An object that belongs to one part of the model, such as text_config, is changed field by field. What is given
+    beside these belongs to the language model, and to the whole where its class has such a field. Raises ValueError.
+    """
+    overrides = {"dtype" if name == "torch_dtype" else name: value for name, value in overrides.items()}
+    names = [name for name, value in overrides.items() if name.endswith("_config") and value is not None]
+    parts = {name: typed(overrides, name, {}, "hf_overrides") for name in names}
+    rest = {name: value for name, value in overrides.items() if name not in parts}
+    if not fields.get("text_config"):  # the language model is all there is
+        rest |= parts.pop("text_config", {})
+    elif rest:
+        of_both = {name: value for name, value in rest.items() if name not in ("architectures", "model_type")}
+        parts["text_config"] = of_both | parts.get("text_config", {})
+        known = {field.name for field in dataclasses.fields(config_class_of(fields | rest, path))}
+        rest = {name: value for name, value in rest.items() if name in known or name == "model_type"}
+    changed = _replaced(fields, rest, path)
+    for name, given in parts.items():
+        part = {} if changed.get(name) is None else typed(changed, name, {}, path)
+        changed[name] = _replaced(part, given, path)
+    return changed
 
 
-def plain_rope(config: dict[str, Any], path: Path) -> dict[str, Any] | None:
-    """The fields of a rotary embedding that is not scaled; None: features/positions/rope_config.py has to look."""
-    given = [config[name] for name in ("rope_parameters", "rope_scaling") if name in config]
-    for each in given:
-        if not isinstance(each, dict) or each.keys() - {"rope_type", "rope_theta"}:
-            return None
-        if (each.get("rope_type") or "default") != "default":
-            return None
-    if config.get("partial_rotary_factor", 1.0) != 1.0:
-        return None
-    fields: dict[str, Any] = next((each for each in given if each), {})
-    fields = {name: value for name, value in fields.items() if value is not None}
-    return {"rope_type": "default"} | numbers_of(fields, ROPE_THETA, f"{path}: rotary scaling")
+def _replaced(fields: dict[str, Any], overrides: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Other values in one object. A rotary embedding, in whichever spelling, takes the place of the one in the object;
+    without a rope_theta of its own it keeps that one's."""
+    changed = fields | overrides
+    if overrides.keys().isdisjoint((*ROPE_FIELDS, "rope_theta")):
+        return changed
+    before = _rope_of(fields, path)
+    rope = before | {"rope_theta": overrides["rope_theta"]} if "rope_theta" in overrides else before
+    if not overrides.keys().isdisjoint(ROPE_FIELDS):
+        kept = {name: value for name, value in rope.items() if name == "rope_theta"}
+        rope = kept | _rope_of(overrides, Path("hf_overrides"))
+    return {name: value for name, value in changed.items() if name not in ROPE_FIELDS} | {"rope_parameters": rope}
 
 
-def dtype_of(config: dict[str, Any], path: Path) -> str:
-    """transformers writes `dtype` since version 5, `torch_dtype` before; without either, weights are float32."""
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    check_choice(f"{path}: dtype of the weights", dtype, [d for d in DTYPES if d != "auto"])
-    return DTYPES[dtype]
+def _rope_of(fields: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What says how positions turn keys and queries. Of both spellings rope_scaling comes first, as in transformers."""
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    return {} if fields.get(name) is None else typed(fields, name, {}, path)

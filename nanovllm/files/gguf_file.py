@@ -9,7 +9,7 @@ import re
 import struct
 import sys
 from dataclasses import dataclass
-from math import prod
+from math import log, prod
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,21 @@ from typing import Any
 import numpy as np
 
 from nanovllm.checks.values import check_choice, check_number, shorten
-from nanovllm.features.hybrid.gguf_names import ARCHITECTURES as HYBRID
+from nanovllm.features.hybrid.gguf_names import MODEL_TYPES as HYBRID
 from nanovllm.features.hybrid.gguf_names import NAMES as HYBRID_NAMES
 from nanovllm.features.hybrid.gguf_names import hybrid_fields
 from nanovllm.files.system import MAPPED_BYTES
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"} | HYBRID
+MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"} | HYBRID  # general.architecture -> config.json's
 SIZES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
 }
+REQUIRED = [name for name in SIZES if name != "feed_forward_length"]  # a mixture of experts has no MLP of that size
 NOT_SUPPORTED = "attention.sliding_window expert_count attention.scale logit_scale embedding_scale residual_scale"
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
@@ -85,8 +84,11 @@ class GGUFFile:
     def config(self) -> dict[str, Any]:
         """What config.json says of an ordinary checkpoint. Raises ValueError for what would be computed wrongly."""
         kind: Any = self.metadata.get("general.architecture")
-        check_choice(f"{self.path}: general.architecture", kind, ARCHITECTURES)
+        check_choice(f"{self.path}: general.architecture", kind, MODEL_TYPES)
         given = {k.removeprefix(f"{kind}."): v for k, v in self.metadata.items() if k.startswith(f"{kind}.")}
+        if missing := [f"{kind}.{name}" for name in REQUIRED if name not in given]:
+            raise ValueError(f"{self.path} lacks {', '.join(missing)}")
+        num_heads = given["attention.head_count"]
         head_dim = given.get("attention.key_length", given.get("rope.dimension_count"))
         supported = {"attention.value_length": head_dim, "rope.dimension_count": head_dim}
         not_supported = dict.fromkeys(NOT_SUPPORTED.split())
@@ -96,22 +98,47 @@ class GGUFFile:
             if (found := given.get(name)) and found != value:
                 raise ValueError(f"{self.path}: {kind}.{name} is {shorten(found)}, which is not supported")
         embeddings = self.tensors.get("model.embed_tokens.weight")
-        config = {ours: given.get(theirs) for theirs, ours in SIZES.items()} | {
-            "architectures": [ARCHITECTURES[kind]],
-            "head_dim": head_dim,
+        config = {ours: given[theirs] for theirs, ours in SIZES.items() if theirs in given} | {
+            "model_type": MODEL_TYPES[kind],
+            "num_key_value_heads": given.get("attention.head_count_kv", num_heads),
             "vocab_size": embeddings and embeddings.shape[0],
-            "dtype": "bfloat16" if self.is_quantized or embeddings is None else FLOATS[embeddings.type.name],
+            "dtype": self._dtype(),
             "tie_word_embeddings": "lm_head.weight" not in self.tensors,
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self.tensors,
             "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self.tensors,
+            "rope_parameters": self._rope(given, kind),
         }
-        scaling = given.get("rope.scaling.type", "linear")
-        check_choice(f"{self.path}: {kind}.rope.scaling.type", scaling, ("none", "linear"))
-        factor = given.get("rope.scaling.factor", given.get("rope.scale_linear"))
-        if scaling != "none" and (factor or scaling != "linear"):
-            config["rope_parameters"] = {"rope_type": scaling, "factor": factor}
-        config |= hybrid_fields(given, ARCHITECTURES[kind]) if kind in HYBRID else {}
+        if head_dim or isinstance(num_heads, int):
+            config["head_dim"] = head_dim or given["embedding_length"] // max(num_heads, 1)
+        config |= hybrid_fields(given) if kind in HYBRID else {}
         return {name: value for name, value in config.items() if value is not None}
+
+    def _dtype(self) -> str:
+        """What an engine computes in. Not float16: a file says by it how weights are stored, and llama.cpp keeps hidden
+        states, which may be beyond float16's range, in float32."""
+        is_plain = all(tensor.type.name == "F32" for tensor in self.tensors.values() if len(tensor.shape) > 1)
+        return "float32" if is_plain else "bfloat16"
+
+    def _rope(self, given: dict[str, Any], kind: str) -> dict[str, Any]:
+        """rope_parameters. given: metadata without the architecture's prefix. As llama.cpp reads rope.scaling."""
+        scaling = {k.removeprefix("rope.scaling."): v for k, v in given.items() if k.startswith("rope.scaling.")}
+        rope = {"rope_theta": given.get("rope.freq_base", 10000.0)}
+        scaling_type = scaling.get("type", "linear")
+        check_choice(f"{self.path}: {kind}.rope.scaling.type", scaling_type, ("none", "linear", "yarn"))
+        factor = scaling.get("factor", given.get("rope.scale_linear"))
+        if scaling_type == "none" or (scaling_type == "linear" and not factor):
+            return rope
+        if scaling_type == "linear":
+            return rope | {"rope_type": "linear", "factor": factor}
+        factor = check_number(f"{self.path}: {kind}.rope.scaling.factor", factor, Real, 1.0)
+        for name, usual in {"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}.items():
+            if scaling.get(name, usual) != usual:
+                raise ValueError(f"{self.path}: {kind}.rope.scaling.{name} is {scaling[name]}, which is not supported")
+        length = scaling.get("original_context_length", given["context_length"])
+        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
+        rope |= {x: scaling[f"yarn_{x}"] for x in ("beta_fast", "beta_slow") if f"yarn_{x}" in scaling}
+        attention = scaling.get("attn_factor", 1.0) * scaling.get("yarn_attn_factor", 1.0)
+        return rope | {"attention_factor": attention * (1.0 + 0.1 * log(factor))}
 
     def rope_divisors(self, head_dim: int) -> dict[str, list[float]]:
         """Llama 3's rotary scaling as these files have it: what each frequency is divided by."""

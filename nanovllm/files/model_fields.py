@@ -1,43 +1,65 @@
-"""A checkpoint's files -> the fields of ModelConfig: which architectures there are, and what each says where.
+"""A checkpoint's files -> the fields of ModelConfig: which models there are, and what the code of each computes.
 
-What a plain Llama does not have is read in the folder of its feature, which is imported where a checkpoint has it.
+The numbers come from transformers' configuration object. What a plain Llama does not have is read in the folder of its
+feature, which is imported where a checkpoint has it.
 """
 
+import logging
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.values import check_choice, typed
-from nanovllm.files.config_json import (
-    biases_of,
-    dtype_of,
-    plain_rope,
-    read_json,
-    reject_unimplemented,
-    sampling_of,
-    sizes_of,
-)
+from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
+from nanovllm.config import DTYPES
+from nanovllm.files.config_json import make_config, read_json, read_object, sampling_of, with_overrides
 from nanovllm.files.end_tokens import end_tokens, gguf_sources
 
-LLAMA = "LlamaForCausalLM"
-HYBRID = [f"Qwen3_5{kind}For{task}" for kind in ("", "Moe") for task in ("CausalLM", "ConditionalGeneration")]
-HYBRID.append("Qwen3NextForCausalLM")
-ARCHITECTURES = [
-    LLAMA,
-    *(f"{name}ForCausalLM" for name in ("Mistral", "SmolLM3", "Qwen2", "Qwen3", "Qwen3Moe")),
-    *HYBRID,
-]
-# Fields that differ from layer to layer, or say that a layer's window is used.
-OF_LAYERS = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+logger = logging.getLogger("nanovllm")
+
+# model_type -> how the names of its architectures begin: of language models, and of models that hold one.
+FAMILIES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "ministral": "Mistral",
+    "smollm3": "SmolLM3",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
+    "qwen3_next": "Qwen3Next",
+    "qwen3_5_text": "Qwen3_5",
+    "qwen3_5_moe_text": "Qwen3_5Moe",
+    "qwen3_vl_text": "Qwen3",
+}
+COMPOSITES = {"idefics3": "Idefics3", "smolvlm": "SmolVLM", "qwen3_vl": "Qwen3VL"}
+COMPOSITES |= {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
+MODEL_TYPES = FAMILIES | COMPOSITES
+WINDOWED = ("mistral", "ministral", "smollm3", "qwen2", "qwen3", "qwen3_moe")  # some of their layers may be
+HYBRID = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+# How the names of architectures end.
+GENERATES, SEES_IMAGES = "ForCausalLM", "ForConditionalGeneration"
+POOLS = {"Model": "embed", "ForSequenceClassification": "classify"}
+
+# Bounds that no model comes near: a damaged file is refused before anything of its size is built.
+SIZE: Bounds = (Integral, 1, 2**24)
+COUNT: Bounds = (Integral, 1, 2**10)
+NUMBERS: dict[str, Bounds] = {
+    "vocab_size": SIZE,
+    "hidden_size": SIZE,
+    "intermediate_size": SIZE,
+    "num_hidden_layers": COUNT,
+    "num_attention_heads": COUNT,
+    "num_key_value_heads": COUNT,
+    "head_dim": COUNT,
+    "max_position_embeddings": SIZE,
+    "rms_norm_eps": (Real, MIN_POSITIVE, 1.0),
+}
+ROPE_THETA: dict[str, Bounds] = {"rope_theta": (Real, MIN_POSITIVE)}
 
 
 def read_model_fields(
     directory: Path, overrides: dict[str, Any], generation_config: str, asked: Any = None
 ) -> dict[str, Any]:
     """See ModelConfig.from_directory."""
-    if "text_config" in overrides:
-        from nanovllm.features.hybrid.hybrid_config import text_overrides
-
-        overrides = text_overrides(overrides)
     folder = directory.parent if directory.is_file() else directory  # a GGUF file's is beside it, if it has one
     place = folder if generation_config in ("auto", "vllm") else Path(generation_config)
     generation_path = place / "generation_config.json"
@@ -47,122 +69,184 @@ def read_model_fields(
     # What ends an answer is no default of sampling: it is read of "vllm", too.
     ends = [(generation_path.name, generation.get("eos_token_id"))]
     generation = {} if generation_config == "vllm" else {n: x for n, x in generation.items() if n not in overrides}
+    file = None
     if directory.is_file():
         from nanovllm.files.gguf_file import GGUFFile
 
         file = GGUFFile(directory)
-        config = file.config()
+        path, fields = directory, file.config()
         ends = gguf_sources(file.metadata) + ends
-        if "eos_token_id" in overrides:
-            ends = [("hf_overrides", overrides["eos_token_id"])]
-        found = _fields(_overridden(config, overrides), generation, ends, directory, generation_path, asked)
-        found["rope_scaling"] |= file.rope_divisors(found["head_dim"])
-        return found | {"is_quantized": file.is_quantized}
-    path = directory / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")
-    config = read_json(path)
-    inner = config.get("text_config")
-    of_text = [inner.get("eos_token_id")] if isinstance(inner, dict) else []
-    ends = [*((path.name, eos) for eos in (config.get("eos_token_id"), *of_text)), *ends]
+    else:
+        path = directory / "config.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")
+        fields = read_object(path)
+        inner = fields.get("text_config")
+        of_text = [inner.get("eos_token_id")] if isinstance(inner, dict) else []
+        ends = [*((path.name, eos) for eos in (fields.get("eos_token_id"), *of_text)), *ends]
     if "eos_token_id" in overrides:
         ends = [("hf_overrides", overrides["eos_token_id"])]
-    if "text_config" in config:
-        from nanovllm.features.images.image_config import language_config
-
-        config = language_config(config, path, overrides)
-    return _fields(_overridden(config, overrides), generation, ends, path, generation_path, asked)
-
-
-def _overridden(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """config.json with other values, without what is null."""
-    if overrides:
-        from nanovllm.features.positions.rope_config import with_overrides
-
-        return with_overrides(config, overrides)
-    return {name: value for name, value in config.items() if value is not None}
+    found = fields_of(with_overrides(fields, overrides, path), asked, path)
+    found["end_tokens"] = end_tokens(ends, found["vocab_size"], path)
+    found["generation"] = sampling_of(generation, generation_path)
+    if file is not None:
+        found["rope_scaling"] |= file.rope_divisors(found["head_dim"])
+        found["is_quantized"] = file.is_quantized
+    return found
 
 
-def _fields(
-    config: dict[str, Any],
-    generation: dict[str, Any],
-    ends: list[tuple[str, Any]],
-    path: Path,
-    generation_path: Path,
-    asked: Any,
-) -> dict[str, Any]:
-    architecture = str((typed(config, "architectures", [], path) or ["none named"])[0])
-    kind = "generate"
-    if architecture not in ARCHITECTURES:
-        from nanovllm.features.pooling.pooling_config import kind_of
+def fields_of(fields: dict[str, Any], asked: Any, path: Path) -> dict[str, Any]:
+    """What a config.json says. fields: that file's. asked: an EngineConfig, or None. Raises ValueError."""
+    architecture, made_for = _architecture_of(fields, path)
+    whole = make_config(fields, path)
+    text = whole.get_text_config()
+    check_choice(f"{path}: model_type of text_config", text.model_type, FAMILIES)
+    family = FAMILIES[text.model_type]
+    _reject_unimplemented(whole, text, path)
+    pooling = _pooling_of(text, architecture, made_for, asked, path)
+    images = None
+    if made_for == SEES_IMAGES and fields.get("vision_config"):
+        from nanovllm.features.images.image_config import read_images
 
-        architecture, kind = kind_of(architecture)
-    check_choice(f"{path}: architecture", architecture, ARCHITECTURES)
-    is_qwen3 = architecture.startswith("Qwen3")
-    reject_unimplemented(config, path)
-    if architecture.startswith("Qwen3_5Moe"):  # every layer has experts
-        config = {"intermediate_size": config.get("shared_expert_intermediate_size", 512), **config}
-    pooling = _pooling_of(config, kind, asked, path)
-    rope = _rope_of(config, architecture, path)
-    numbers = sizes_of({**config, **rope}, ["head_dim"] * is_qwen3, path)
-    num_layers = numbers["num_hidden_layers"]
+        images = read_images(whole, fields, architecture, path)
+    tied = (whole if made_for == SEES_IMAGES else text).tie_word_embeddings
     return {
-        "architecture": architecture,
-        **numbers,
-        **_experts_of(config, architecture, num_layers, path),
-        "rope_scaling": rope,
-        **biases_of(config, architecture, path),
-        "qk_norm": is_qwen3,
-        "tie_word_embeddings": typed(config, "tie_word_embeddings", False, path) and pooling is None,
+        "architecture": f"{family}{GENERATES}",
+        "dtype": _dtype_of(whole, text, asked, path),
+        **_numbers_of(text, family, path),
+        **_biases_of(text, family),
+        **_rope_of(text, family, path),
+        **_layer_kinds_of(text, path),
+        **_experts_of(text, family, path),
+        **_hybrid_of(text, family, path),
+        "qk_norm": family.startswith("Qwen3"),
+        "tie_word_embeddings": bool(tied) and pooling is None,
         "pooling": pooling,
-        "dtype": dtype_of(config, path),
-        **_layer_kinds_of(config, architecture, num_layers, path),
-        "end_tokens": end_tokens(ends, numbers["vocab_size"], path),
-        "generation": sampling_of(generation, generation_path),
-        **_hybrid_of({**config, **rope}, architecture, num_layers, path),
-        "images": config.get("images"),
+        "images": images,
     }
 
 
-def _pooling_of(config: dict[str, Any], kind: str, asked: Any, path: Path) -> Any:
+def _architecture_of(fields: dict[str, Any], path: Path) -> tuple[str, str]:
+    """(name, what it is made for: its ending). Raises ValueError unless it is one of those of its model_type."""
+    named = [] if fields.get("architectures") is None else typed(fields, "architectures", [], path)
+    model_type: Any = fields.get("model_type")
+    known = _architectures_of(model_type) if isinstance(model_type, str) else []
+    if named and named[0] not in known:
+        from nanovllm.features.pooling.pooling_config import reject_encoder
+
+        reject_encoder(named[0], path)
+    check_choice(f"{path}: model_type", model_type, MODEL_TYPES)
+    architecture = named[0] if named else known[0]
+    check_choice(f"{path}: architecture of a {model_type}", architecture, known)
+    return architecture, architecture.removeprefix(MODEL_TYPES[model_type])
+
+
+def _architectures_of(model_type: str) -> list[str]:
+    """The first one is meant where a file names none. [] for a model_type that is not known."""
+    beginning = MODEL_TYPES.get(model_type)
+    endings = [SEES_IMAGES] if model_type in COMPOSITES else []
+    if beginning in FAMILIES.values():
+        endings += [GENERATES] if beginning in HYBRID else [GENERATES, *POOLS]
+    return [f"{beginning}{ending}" for ending in endings]
+
+
+def _reject_unimplemented(whole: Any, text: Any, path: Path) -> None:
+    for config in (whole, text):
+        if quantization := getattr(config, "quantization_config", None):
+            found = f"the checkpoint is quantized ({shorten(quantization)})"
+            raise ValueError(f"{path}: {found}; use an unquantized one in bf16, fp16 or fp32")
+    check_choice(f"{path}: hidden_act", text.hidden_act, ("silu",))
+
+
+def _numbers_of(text: Any, family: str, path: Path) -> dict[str, Any]:
+    """Those in NUMBERS. Raises ValueError for what is out of bounds or does not fit together."""
+    given = {name: getattr(text, name, None) for name in NUMBERS}
+    if family == "Qwen3_5Moe":  # every layer has experts, and none the MLP of this size
+        given["intermediate_size"] = text.shared_expert_intermediate_size
+    if given["head_dim"] is None:  # a class without this field leaves it to the model
+        given["head_dim"] = text.hidden_size // text.num_attention_heads
+    numbers = numbers_of(given, NUMBERS, path)
+    num_heads, num_kv_heads, head_dim = (
+        numbers[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{path}: {num_heads} query heads cannot share {num_kv_heads} KV heads evenly")
+    if head_dim % 2:
+        raise ValueError(f"{path}: head_dim is {head_dim}; it must be even, rotary embedding turns pairs")
+    return numbers
+
+
+def _biases_of(text: Any, family: str) -> dict[str, bool]:
+    """Which linear layers have one. Qwen2 has it on q, k and v, and Mistral has none, whatever a file says."""
+    is_told = family not in ("Qwen2", "Mistral")
+    attention_bias = is_told and text.attention_bias
+    return {
+        "qkv_bias": family == "Qwen2" or attention_bias,
+        "o_bias": attention_bias,
+        "mlp_bias": family in ("Llama", "SmolLM3") and text.mlp_bias,
+    }
+
+
+def _dtype_of(whole: Any, text: Any, asked: Any, path: Path) -> str:
+    """Where the configuration does not say it: that of the weights, as transformers' dtype="auto"."""
+    dtype = whole.dtype or text.dtype
+    if dtype is None and asked is not None and asked.load_format == "dummy":
+        return "float32"
+    if dtype is None:
+        from nanovllm.files.tensor_files import dtype_of_weights
+
+        return dtype_of_weights(path.parent)
+    name = str(dtype).removeprefix("torch.")
+    check_choice(f"{path}: dtype of the weights", name, [d for d in DTYPES if d != "auto"])
+    return DTYPES[name]
+
+
+def _rope_of(text: Any, family: str, path: Path) -> dict[str, Any]:
+    """rope_scaling, rope_theta, and perhaps how many positions there are once the angles are scaled."""
+    text.standardize_rope_params()  # as transformers' models do it once more when they begin
+    given: dict[str, Any] = {name: value for name, value in text.rope_parameters.items() if value is not None}
+    is_plain = given.keys() == {"rope_type", "rope_theta"} and given["rope_type"] == "default"
+    if is_plain and family not in HYBRID:
+        return {"rope_scaling": {"rope_type": "default"}} | numbers_of(given, ROPE_THETA, f"{path}: rotary embedding")
+    from nanovllm.features.positions.rope_config import read_rope
+
+    return read_rope(given, family in HYBRID, path)
+
+
+def _pooling_of(text: Any, architecture: str, made_for: str, asked: Any, path: Path) -> Any:
     is_asked_for = asked is not None and (asked.runner == "pooling" or asked.convert in ("embed", "classify"))
     is_sentence_transformer = path.name == "config.json" and path.with_name("modules.json").is_file()
-    if kind == "generate" and not is_asked_for and not is_sentence_transformer:
+    if made_for not in POOLS and not is_asked_for and not is_sentence_transformer:
         return None
     from nanovllm.features.pooling.pooling_config import read_pooling
 
-    return read_pooling(config, kind, asked, path)
+    return read_pooling(text, architecture, POOLS.get(made_for, "generate"), asked, path)
 
 
-def _rope_of(config: dict[str, Any], architecture: str, path: Path) -> dict[str, Any]:
-    is_hybrid = architecture in HYBRID
-    plain = None if is_hybrid else plain_rope(config, path)
-    if plain is not None:
-        return plain
-    from nanovllm.features.positions.rope_config import read_rope
-
-    return read_rope(config, path, is_hybrid)
-
-
-def _experts_of(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:
-    if "Moe" not in architecture and not architecture.startswith("Qwen3Next"):
+def _experts_of(text: Any, family: str, path: Path) -> dict[str, Any]:
+    if family not in ("Qwen3Moe", "Qwen3Next", "Qwen3_5Moe"):
         return {}
     from nanovllm.features.experts.expert_config import read_experts
 
-    return read_experts(config, architecture, num_layers, path)
+    return read_experts(text, family, path)
 
 
-def _layer_kinds_of(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:
-    if architecture in HYBRID or (architecture == LLAMA and OF_LAYERS.isdisjoint(config)):
+def _layer_kinds_of(text: Any, path: Path) -> dict[str, Any]:
+    if text.model_type not in WINDOWED:
+        if window := getattr(text, "sliding_window", None):
+            kind = text.model_type
+            logger.warning(
+                "%s: sliding_window (%s) is not used: a %s sees all tokens in every layer", path, window, kind
+            )
         return {}
     from nanovllm.features.positions.layer_kinds import read_layer_kinds
 
-    return read_layer_kinds(config, architecture, num_layers, path)
+    return read_layer_kinds(text, path)
 
 
-def _hybrid_of(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:
-    if architecture not in HYBRID:
+def _hybrid_of(text: Any, family: str, path: Path) -> dict[str, Any]:
+    if family not in HYBRID:
         return {}
     from nanovllm.features.hybrid.hybrid_config import read_hybrid
 
-    return read_hybrid(config, num_layers, path)
+    return read_hybrid(text, path)

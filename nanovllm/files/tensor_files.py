@@ -4,6 +4,7 @@ import logging
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks.values import shorten
+from nanovllm.checks.values import shorten, typed
 from nanovllm.files.config_json import read_json
 from nanovllm.files.system import MAPPED_BYTES, installed_bytes
 
@@ -169,42 +170,63 @@ def tensor_files(directory: Path) -> dict[str, Any]:
         weights = GGUFWeights(directory)
         return dict.fromkeys(weights.names, weights)
     index_path = directory / "model.safetensors.index.json"
-    weight_map = None
     if index_path.is_file():
-        weight_map = read_json(index_path).get("weight_map")
-        names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else [""]
-        if outside := [name for name in names if name != Path(name).name or not name.endswith(".safetensors")]:
-            raise ValueError(
-                f"{index_path}: weight_map may only name safetensors files beside it, not {shorten(outside[0])}"
-            )
-        paths = [directory / name for name in names]
-    else:
-        single = directory / "model.safetensors"  # some directories hold the same weights once more, differently named
-        paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+        return _indexed_files(index_path)
+    single = directory / "model.safetensors"  # some directories hold the same weights once more, differently named
+    paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     if not paths:
         others = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
         raise FileNotFoundError(f"{directory} has no *.safetensors file and no GGUF file, only {others}")
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise FileNotFoundError(f"{index_path} names files that are not there: {shorten(missing)}")
     files, places = dict[str, Any](), dict[str, str]()
     for path in paths:
         file = SafetensorsFile(path)
         for name in file.names():
             if name in files:
                 twice = f"{shorten(name)} is in {places[name]} and in {path.name}"
-                raise ValueError(f"{directory}: the tensor {twice}; remove the file that is not the model's")
+                raise ValueError(
+                    f"{directory}: the tensor {twice}, and no model.safetensors.index.json says which is the model's; "
+                    "move the other file to another folder, or download the index"
+                )
             files[name], places[name] = file, path.name
-    if weight_map is not None:
-        _check_index(weight_map, places, index_path)
     return files
 
 
-def _check_index(weight_map: dict[str, str], places: dict[str, str], path: Path) -> None:
-    """places: {tensor: the file that holds it}. Raises ValueError unless each is where the index says."""
-    for name, said in weight_map.items():
-        if said != (found := places.get(name, "none")):
-            where = f"it names {said} for the tensor {shorten(name)}, which is in {found}"
-            raise ValueError(f"{path} does not belong to the files beside it: {where}; download all of them again")
+def _indexed_files(index_path: Path) -> dict[str, Any]:
+    """tensor_files() of shards. The index says which file holds a tensor; what else a file has does not count."""
+    directory = index_path.parent
+    weight_map = typed(read_json(index_path), "weight_map", {}, index_path)
+    if not weight_map:
+        raise ValueError(f"{index_path} has no weight_map, so it is no index of tensors; download it again")
+    names = sorted(set(map(str, weight_map.values())))
+    if outside := [name for name in names if name != Path(name).name or not name.endswith(".safetensors")]:
+        raise ValueError(
+            f"{index_path}: weight_map may only name safetensors files beside it, not {shorten(outside[0])}"
+        )
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        raise FileNotFoundError(f"{index_path} names files that are not there: {shorten(missing)}")
+    shards = {name: SafetensorsFile(directory / name) for name in names}
+    held = {name: set(shard.names()) for name, shard in shards.items()}
+    for tensor, name in weight_map.items():
+        if tensor not in held[name]:
+            others = [other for other in names if tensor in held[other]]
+            where = f"which is in {others[0]}" if others else "which is in none of them"
+            raise ValueError(
+                f"{index_path} does not belong to the files beside it: it names {name} for the tensor "
+                f"{shorten(tensor)}, {where}; download all of them again"
+            )
+    if spare := [f"{x} in {name}" for name in names for x in sorted(held[name]) if weight_map.get(x) != name]:
+        more = f", and {len(spare) - 3} more" if len(spare) > 3 else ""
+        logger.warning("%s: not read, the index assigns other files: %s%s", directory, ", ".join(spare[:3]), more)
+    return {tensor: shards[name] for tensor, name in weight_map.items()}
+
+
+def dtype_of_weights(directory: Path) -> str:
+    """That of the largest tensor of ordinary numbers: "bfloat16", "float16" or "float32"."""
+    known = {"BF16": "bfloat16", "F16": "float16"}
+    slices = [file.get_slice(name) for name, file in tensor_files(directory).items()]
+    floats = [each for each in slices if each.get_dtype() in FLOAT_BYTES]
+    largest = max(floats, key=lambda each: prod(each.get_shape()), default=None)
+    return "float32" if largest is None else known.get(largest.get_dtype(), "float32")
 
 
 def check_tensors(

@@ -1,6 +1,5 @@
 """A checkpoint's tokenizer: transformers reads it."""
 
-import json
 import logging
 import re
 from dataclasses import replace
@@ -26,9 +25,10 @@ def load_tokenizer(directory: Path) -> Any:
     if not is_gguf and not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise FileNotFoundError(f"{directory} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)})")
     path = directory / "tokenizer_config.json"
-    class_name = read_json(path).get("tokenizer_class") if path.is_file() else None  # refuses one that asks to run code
+    if path.is_file():
+        read_json(path)  # refuses one that asks to run code
     try:
-        tokenizer = _from_gguf(directory) if is_gguf else _from_directory(directory, class_name)
+        tokenizer = _from_gguf(directory) if is_gguf else _from_directory(directory)
         _make_repeatable(tokenizer, directory)
         tokenizer.decode(tokenizer("a").input_ids)
         return tokenizer
@@ -61,18 +61,12 @@ def _make_repeatable(tokenizer: Any, directory: Path) -> None:
             setattr(model, name, None)
 
 
-def _from_directory(directory: Path, class_name: Any) -> Any:
-    from transformers import AutoTokenizer, PreTrainedConfig
+def _from_directory(directory: Path) -> Any:
+    from transformers import AutoTokenizer
 
     if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt")):
         _check_packages(directory / "tokenizer.model")
-    path = directory / "config.json"  # it may have an auto_map, for no code of it is run here
-    model_type = json.loads(path.read_text("utf-8")).get("model_type") if class_name and path.is_file() else None
-    config = None  # AutoTokenizer reads it, which imports as much again as torch
-    if model_type:
-        asked = {"model_type": model_type, "name_or_path": str(directory)}  # all that it asks for if it has class_name
-        config = PreTrainedConfig.from_dict(asked)
-    return AutoTokenizer.from_pretrained(str(directory), config=config, trust_remote_code=False, local_files_only=True)
+    return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
 
 
 def _check_packages(path: Path) -> None:

@@ -179,8 +179,12 @@ def weight_rows(directory: Path, model: ModelConfig, config: EngineConfig) -> Ro
         whole = dict(Decoder(model).checkpoint_tensors())
     files = WeightFiles(directory, model, whole, dummy=False)
     numbers = sum(tensor.numel() for tensor in whole.values())
-    formats = Counter(files.stored.values()).most_common()
-    held = ", ".join(f"{count} in {name}" for name, count in formats)
+    stored = list(files.stored.values())
+    if directory.is_file():  # what it holds, and not what the engine makes of that
+        from nanovllm.files.gguf_file import GGUFFile
+
+        stored = [tensor.type.name for tensor in GGUFFile(directory).tensors.values()]
+    held = ", ".join(f"{count} in {name}" for name, count in Counter(stored).most_common())
     return [("weights", f"{numbers / 1e6:,.1f} million: {held}"), *memory_rows(files, model, config)]
 
 

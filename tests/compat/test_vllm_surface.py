@@ -262,8 +262,8 @@ def test_overrides_and_the_spellings_of_a_field(checkpoint):
     assert yarn.max_position_embeddings == 512 and yarn.rope_theta == 10000.0
     yarn = read(rope_scaling={"rope_type": "yarn", "factor": 2.5})
     assert yarn.max_position_embeddings == 1280, "what config.json says is taken for the length before the scaling"
-    expect("rotary scaling must be one of", read, rope_scaling={"rope_type": "longrope", "factor": 4.0})
-    expect("what scales the rotary embedding must be a dict, found 5", read, rope_scaling=5)
+    expect("rotary scaling must be one of", read, rope_scaling={"rope_type": "su", "factor": 4.0})
+    expect("hf_overrides: rope_scaling must be a dict, found 5", read, rope_scaling=5)
 
 
 def test_the_largest_bias_is_a_number(llm):

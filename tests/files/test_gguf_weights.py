@@ -1,6 +1,7 @@
 """GGUF files: the weights and logits are those of transformers and of the gguf package."""
 
 import logging
+import math
 import random
 import re
 from dataclasses import replace
@@ -10,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from nanovllm import LLM, SamplingParams
@@ -26,7 +28,7 @@ from tests.worker.test_model import logits_of
 
 CPU = torch.device("cpu")
 TOKENS = random.Random(1).choices(range(320), k=100)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 def mixed(name: str, weight: np.ndarray) -> tuple[np.ndarray, str]:
@@ -80,6 +82,49 @@ def test_ordinary_weights_are_those_of_the_checkpoint(checkpoint, tmp_path, vari
     path = write_gguf(folder, tmp_path / "model.gguf")
     llm = engine(path, dtype="auto", hf_overrides=HF_OVERRIDES.get(variant))
     torch.testing.assert_close(logits_of(llm, TOKENS, [100]), reference_logits(folder, TOKENS), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("more", "rope"),
+    [
+        ({}, {}),
+        (dict(yarn_beta_fast=16.0, yarn_beta_slow=2.0), dict(beta_fast=16.0, beta_slow=2.0)),
+        (dict(attn_factor=1.25), dict(attention_factor=1.25 * (1 + 0.1 * math.log(4)))),
+        (dict(original_context_length=None), dict(original_max_position_embeddings=512)),
+        (dict(yarn_ext_factor=1.0, finetuned=True), {}),
+    ],
+)
+@pytest.mark.parametrize("variant", ["qwen2", "llama"])
+def test_yarn_of_a_file(tmp_path, variant, more, rope):
+    """As llama.cpp has it: the paper's, with its factor on attention."""
+    folder = make_checkpoint(tmp_path / "model", variant, rope_parameters=YARN_ROPE | rope)
+    scaling = dict(type="yarn", factor=4.0, original_context_length=128) | more
+    metadata = {f"{variant}.rope.scaling.{name}": value for name, value in scaling.items()}
+    llm = engine(write_gguf(folder, tmp_path / "model.gguf", **metadata), max_model_len=256)
+    torch.testing.assert_close(logits_of(llm, TOKENS, [100]), reference_logits(folder, TOKENS), atol=1e-4, rtol=0)
+    refused = metadata | {f"{variant}.rope.scaling.yarn_ext_factor": 0.5}
+    expect("yarn_ext_factor is 0.5", engine, write_gguf(folder, tmp_path / "other.gguf", **refused))
+
+
+def test_float16_of_a_file_is_not_computed_in(tmp_path, caplog):
+    """Hidden states of real models pass its largest number; on a CPU the answer was empty."""
+    folder = make_checkpoint(tmp_path / "model", "qwen2", tie_word_embeddings=False)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"][7] *= 30_000.0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def some(name: str, weight: np.ndarray) -> tuple[np.ndarray, str]:
+        return of_type("F16" if "down_proj" in name else "F32")(name, weight)
+
+    for kind, quantize in (("F16", of_type("F16")), ("some", some), ("F32", of_type("F32"))):
+        path = write_gguf(folder, tmp_path / f"{kind}.gguf", quantize)
+        llm = LLM(str(path), num_gpu_blocks_override=64)
+        assert llm.engine.model_runner.dtype == (torch.float32 if kind == "F32" else torch.bfloat16)
+        [output] = llm.generate([TOKENS[:20]], GREEDY)
+        assert output.outputs[0].finish_reason == "length"
+    [asked] = LLM(str(path), num_gpu_blocks_override=64, dtype="float16").generate([TOKENS[:20]], GREEDY)
+    assert asked.outputs[0].finish_reason == "error"
+    assert "With dtype='float16' it is mostly that hidden states pass 65,504" in caplog.text
 
 
 @pytest.mark.parametrize("kind", QUANTIZERS)

@@ -3,6 +3,7 @@
 import re
 from shutil import copytree
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,7 +14,7 @@ from nanovllm.tools.check_model import NAME_WIDTH, shortened
 from nanovllm.tools.cli import main
 from nanovllm.worker.cpu import memory
 from tests.checkpoints import edit, make_tokenizer
-from tests.gguf_files import write_gguf
+from tests.gguf_files import of_type, write_gguf
 
 WORDS_OF = "{% for m in messages %}{{ m.role }}: {}\n{% endfor %}"
 
@@ -112,6 +113,18 @@ def test_memory(demo_checkpoint, demo_gguf, monkeypatch, capsys):
     assert main(["check-model", str(demo_gguf)]) == 0
     found = rows_of(capsys)
     assert found["memory"].startswith("as it is 0.6 GB") and found["KV pool"].endswith("available: it does not fit")
+
+
+def test_formats_are_those_of_the_file(checkpoint, tmp_path, capsys):
+    """And not what they become: an engine holds Q5_1 as int8."""
+
+    def some(name: str, weight: np.ndarray) -> tuple[np.ndarray, str]:
+        return of_type("Q5_1" if "q_proj" in name else "F16")(name, weight)
+
+    assert main(["check-model", str(write_gguf(checkpoint(), tmp_path / "model.gguf", some))]) == 0
+    found = rows_of(capsys)
+    assert found["weights"].endswith("14 in F16, 5 in F32, 2 in Q5_1") and found["dtype"] == "bfloat16"
+    assert "weights of type Q5_1 are unpacked and held as int8" in found["warning"]
 
 
 def test_memory_of_states(checkpoint, monkeypatch, capsys):

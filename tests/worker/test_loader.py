@@ -117,7 +117,7 @@ def test_index_that_names_a_missing_file(broken):
     (broken / "model.safetensors.index.json").write_text(json.dumps(index))
     expect("names files that are not there", LLM, str(broken), error=FileNotFoundError, num_gpu_blocks_override=64)
     (broken / "model.safetensors.index.json").write_text("{}")
-    expect("may only name safetensors files beside it", LLM, str(broken), num_gpu_blocks_override=64)
+    expect("has no weight_map", LLM, str(broken), num_gpu_blocks_override=64)
 
 
 SHARDS = "a.safetensors", "b.safetensors"
@@ -126,7 +126,6 @@ SHARDS = "a.safetensors", "b.safetensors"
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda a, b, index: b.update({WEIGHT: a[WEIGHT] + 1}), f"the tensor '{WEIGHT}' is in a.safetensors and in b"),
         (lambda a, b, index: a.pop(WEIGHT), f"names a.safetensors for the tensor '{WEIGHT}', which is in none"),
         (lambda a, b, index: b.update({WEIGHT: a.pop(WEIGHT)}), f"'{WEIGHT}', which is in b.safetensors; download"),
         (lambda a, b, index: index.update({"x": "b.safetensors"}), "names b.safetensors for the tensor 'x', which is"),
@@ -150,11 +149,31 @@ def test_index_and_shards_that_disagree(broken, change, text):
     expect(text, load)
 
 
+@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("extra", [WEIGHT, "model.layers.0.mlp.old.weight", "model.layers.1.self_attn.q_proj.weight"])
+def test_what_the_index_does_not_name_is_not_read(broken, caplog, shard, extra):
+    """A stale copy in one of the shards, whichever is read first, or a tensor of no model."""
+    prompt = dict(prompts=[[5, 6, 7]], sampling_params=SamplingParams(temperature=0, ignore_eos=True))
+    expected = LLM(str(broken), num_gpu_blocks_override=64).generate(**prompt)[0].outputs
+    weights = load_file(broken / "model.safetensors")
+    (broken / "model.safetensors").unlink()
+    shards = {n: w for n, w in weights.items() if ".1." in n}, {n: w for n, w in weights.items() if ".1." not in n}
+    index = {name: file for file, part in zip(SHARDS, shards, strict=True) for name in part}
+    (broken / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    has_stale = extra not in shards[shard]
+    shards[shard].setdefault(extra, torch.zeros(4, 4))
+    for file, part in zip(SHARDS, shards, strict=True):
+        save_file(part, broken / file, metadata={"format": "pt"})
+    assert LLM(str(broken), num_gpu_blocks_override=64).generate(**prompt)[0].outputs == expected
+    told = f"not read, the index assigns other files: {extra} in {SHARDS[shard]}"
+    assert (told in caplog.text) == has_stale
+
+
 def test_two_files_with_one_tensor_and_no_index(broken):
     (broken / "model.safetensors").rename(broken / "a.safetensors")
     tensor_files(broken)
     shutil.copy(broken / "a.safetensors", broken / "b.safetensors")
-    expect("is in a.safetensors and in b.safetensors; remove the file that is not the model's", tensor_files, broken)
+    expect("is in a.safetensors and in b.safetensors, and no model.safetensors.index.json says", tensor_files, broken)
 
 
 TIED = {"head alone": {}, "both, equal": {"lm_head.weight": 1.0}, "both, different": {"lm_head.weight": -2.0}}

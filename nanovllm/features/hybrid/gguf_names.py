@@ -2,8 +2,8 @@
 
 from typing import Any
 
-ARCHITECTURES = {"qwen35": "Qwen3_5ForCausalLM", "qwen35moe": "Qwen3_5MoeForCausalLM"}
-ARCHITECTURES |= {"qwen3next": "Qwen3NextForCausalLM"}
+# general.architecture -> model_type of config.json
+MODEL_TYPES = {"qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text", "qwen3next": "qwen3_next"}
 FIELDS = {
     "full_attention_interval": "full_attention_interval",
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -28,8 +28,8 @@ NAMES |= {name: f"mlp.{ours}" for name, ours in EXPERTS.items()}
 NAMES |= {"post_attention_norm.weight": "post_attention_layernorm.weight"}
 
 
-def hybrid_fields(given: dict[str, Any], architecture: str) -> dict[str, Any]:
-    """Fields of config.json from a file's metadata, which `given` has without the architecture's prefix."""
+def hybrid_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """Fields of config.json. given: a file's metadata, without the prefix of its architecture."""
     found = {ours: given[theirs] for theirs, ours in FIELDS.items() if theirs in given}
     num_heads, head_dim = found.get("linear_num_value_heads"), given.get("attention.key_length")
     if num_heads and "ssm.inner_size" in given:

@@ -5,14 +5,17 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.values import Bounds, check_choice, check_number, numbers_of, typed
+from nanovllm.checks.values import Bounds, check_choice, numbers_of
 
 LINEAR, FULL = "linear_attention", "full_attention"
-# transformers' defaults of fields that a checkpoint may leave out.
-SIZES = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128}
-SIZES |= {"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
-BOUNDS: dict[str, Bounds] = dict.fromkeys(SIZES, (Integral, 1, 2**10)) | {"linear_conv_kernel_dim": (Integral, 2, 16)}
-MAX_KEY_DIM = 256  # cpu/delta_rule.c keeps that many rows of a state on a thread's stack
+COUNT: Bounds = (Integral, 1, 2**10)
+BOUNDS: dict[str, Bounds] = {
+    "linear_num_key_heads": COUNT,
+    "linear_num_value_heads": COUNT,
+    "linear_key_head_dim": (Integral, 1, 256),  # cpu/delta_rule.c keeps that many rows of a state on a thread's stack
+    "linear_value_head_dim": COUNT,
+    "linear_conv_kernel_dim": (Integral, 2, 16),
+}
 
 
 @dataclass(frozen=True)
@@ -52,36 +55,33 @@ class HybridConfig:
         return replace(self, num_key_heads=heads[0], num_value_heads=heads[1])
 
 
-def text_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
-    """hf_overrides whose fields for the language model stand in an object of their own, as in such a config.json."""
-    given = typed(overrides, "text_config", {}, "hf_overrides")
-    return {name: value for name, value in overrides.items() if name != "text_config"} | given
+def read_hybrid(text: Any, path: Path) -> dict[str, Any]:
+    """ModelConfig's fields of a hybrid model. text: transformers' configuration of the language model.
 
-
-def read_hybrid(config: dict[str, Any], num_layers: int, path: Path) -> dict[str, Any]:
-    """ModelConfig's fields of a hybrid model. Raises ValueError for what would be computed wrongly.
-
-    config: with read_rope()'s fields.
+    Raises ValueError for what would be computed wrongly.
     """
-    turned, head_dim = config["partial_rotary_factor"], config["head_dim"]
+    turned, head_dim = text.rope_parameters["partial_rotary_factor"], text.head_dim
     if not (num_turned := int(turned * head_dim)) or num_turned % 2:
         part = f"partial_rotary_factor {turned} of head_dim {head_dim} is {num_turned} numbers"
         raise ValueError(f"{path}: {part}; it must be an even number of them, rotary embedding turns pairs")
-    numbers = numbers_of(SIZES | config, BOUNDS, path)
+    numbers = numbers_of({name: getattr(text, name) for name in BOUNDS}, BOUNDS, path)
     key_heads, value_heads = numbers["linear_num_key_heads"], numbers["linear_num_value_heads"]
     if value_heads % key_heads:
         raise ValueError(f"{path}: {value_heads} value heads cannot share {key_heads} key heads evenly")
-    check_number(f"{path}: linear_key_head_dim", numbers["linear_key_head_dim"], Integral, 1, MAX_KEY_DIM)
-    interval = check_number(f"{path}: full_attention_interval", config.get("full_attention_interval", 4), Integral, 1)
-    kinds = typed(config, "layer_types", [FULL if (i + 1) % interval == 0 else LINEAR for i in range(num_layers)], path)
-    if len(kinds) != num_layers:
-        raise ValueError(f"{path}: layer_types must name the attention of {num_layers} layers, found {len(kinds)}")
+    kinds = text.layer_types
     for i, kind in enumerate(kinds):
         check_choice(f"{path}: layer_types[{i}]", kind, (FULL, LINEAR))
-    if not typed(config, "attn_output_gate", True, path):
+    if not getattr(text, "attn_output_gate", True):
         raise ValueError(f"{path}: attn_output_gate is false, and attention without a gate is not supported here")
     for kind, kept in (FULL, "K/V"), (LINEAR, "state"):
         if kind not in kinds:
             raise ValueError(f"{path}: layer_types has no {kind}; a model without any {kept} is not supported")
-    linear_layers = frozenset(i for i, kind in enumerate(kinds) if kind == LINEAR)
-    return {"hybrid": HybridConfig(linear_layers, *numbers.values()), "norm_offset": 1.0}
+    hybrid = HybridConfig(
+        linear_layers=frozenset(i for i, kind in enumerate(kinds) if kind == LINEAR),
+        num_key_heads=key_heads,
+        num_value_heads=value_heads,
+        key_dim=numbers["linear_key_head_dim"],
+        value_dim=numbers["linear_value_head_dim"],
+        kernel_size=numbers["linear_conv_kernel_dim"],
+    )
+    return {"hybrid": hybrid, "norm_offset": 1.0}

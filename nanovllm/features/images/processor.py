@@ -20,8 +20,7 @@ from nanovllm.features.images.options import PROCESSOR_FILES
 from nanovllm.features.images.prompt_images import Image, PromptImages
 from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.sources import MAX_PIXELS, Pictures, Sources, pil
-from nanovllm.features.images.tower import whole_config
-from nanovllm.files.config_json import read_json
+from nanovllm.files.config_json import make_config, read_json
 from nanovllm.files.tokenizer import tokenize
 
 # architecture -> where transformers has its processor. The others have Qwen2-VL's.
@@ -80,7 +79,7 @@ class ImageProcessor:
             raise ValueError(
                 f"{directory}: the image processor's fields cannot be read: {shorten(str(error))}"
             ) from None
-        whole = whole_config(config)
+        whole = make_config(config.config, directory)
         self._vision = whole.vision_config
         self._scale_factor = getattr(whole, "scale_factor", 1)
         self._prepared: Recent[Prepared] = Recent()  # the next question about a picture needs no resizing

@@ -15,6 +15,7 @@ from nanovllm.features.images.image_config import ImageConfig, language_tensors
 from nanovllm.features.images.prompt_images import Image
 from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.rows import BatchImages
+from nanovllm.files.config_json import make_config
 from nanovllm.files.tensor_files import check_tensors, tensor_files
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.loader import read_into
@@ -94,17 +95,6 @@ def _load(directory: Path, config: ImageConfig, dtype: torch.dtype, dummy: bool)
     return model.eval().requires_grad_(False)
 
 
-def whole_config(config: ImageConfig) -> Any:
-    """config.json as transformers' object, which knows the defaults of fields. Raises ValueError."""
-    from transformers import AutoConfig
-
-    fields = dict(config.config)
-    try:
-        return AutoConfig.for_model(fields.pop("model_type"), **fields)
-    except Exception as error:  # whatever transformers says of a field
-        raise ValueError(f"config.json of a model that sees images: {type(error).__name__}: {error}") from None
-
-
 def build_tower(config: ImageConfig) -> Any:
     """Modules of the right shapes, in CPU memory and in float32, with numbers that mean nothing yet.
 
@@ -113,7 +103,7 @@ def build_tower(config: ImageConfig) -> Any:
     from transformers.initialization import no_init_weights
     from transformers.models.auto.modeling_auto import AutoModel
 
-    whole = whole_config(config)
+    whole: Any = make_config(config.config, Path("config.json"))
     text = whole.text_config
     text.num_hidden_layers = 1  # there must be one; it is taken off below
     text.vocab_size = 1

@@ -12,12 +12,9 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.values import check_number, list_of, shorten, typed
+from nanovllm.checks.values import check_number, list_of, typed
 from nanovllm.features.pooling.params import PoolerConfig, check_pooling_type
 
-FAMILIES = ("Llama", "Mistral", "SmolLM3", "Qwen2", "Qwen3", "Qwen3Moe")
-# How an architecture's name ends: what it is made for.
-KINDS = {"ForCausalLM": "generate", "Model": "embed", "ForSequenceClassification": "classify"}
 ENCODERS = re.compile(r"bert|electra|mpnet|xlm|^t5|^mt5|^gte|^new|nomic|jina|^clip|siglip|luke|funnel", re.IGNORECASE)
 TWO_WAY, EACH_TOKEN = "from_2_way_softmax", "no_post_processing"  # vLLM's names for what `token_ids` are used for
 ST_MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers, those that are understood
@@ -56,27 +53,23 @@ class PoolingConfig:
         return EmbeddingHead() if self.task == "embed" else ScoreHead(hidden_size, self.num_labels)
 
 
-def kind_of(architecture: str) -> tuple[str, str]:
-    """(the same decoder as a language model, what it is made for: generate, embed or classify).
-
-    What is no decoder of a known family stays as it is. Raises ValueError for an encoder.
-    """
-    for family in FAMILIES:
-        if architecture.startswith(family) and (kind := KINDS.get(architecture[len(family) :])):
-            return f"{family}ForCausalLM", kind
-    if ENCODERS.search(architecture):
+def reject_encoder(architecture: Any, path: Path) -> None:
+    """Raises ValueError for one, which says what can be used instead."""
+    if isinstance(architecture, str) and ENCODERS.search(architecture):
         raise ValueError(
-            f"{architecture} is an encoder: its tokens see those behind them, so nothing of a text could be kept in a "
-            f"KV cache. Embeddings come from decoders here ({', '.join(FAMILIES)}), as Qwen3-Embedding is one"
+            f"{path}: {architecture} is an encoder: its tokens see later ones, so nothing of a text could be kept in a "
+            "KV cache. Embeddings come from decoders here, as Qwen3-Embedding is one"
         )
-    return architecture, "generate"
 
 
-def read_pooling(config: dict[str, Any], kind: str, asked: Any, path: Path) -> PoolingConfig | None:
-    """None for a checkpoint that shall generate. kind: see kind_of. asked: an EngineConfig, or None: it shall.
+def read_pooling(text: Any, architecture: str, kind: str, asked: Any, path: Path) -> PoolingConfig | None:
+    """None for a checkpoint that shall generate.
 
-    Raises ValueError for what cannot be done with the checkpoint.
+    text: transformers' configuration of the language model. kind: what the architecture is made for, "generate",
+    "embed" or "classify". asked: an EngineConfig, or None: it shall generate. Raises ValueError for what cannot be done
+    with the checkpoint.
     """
+    config = vars(text)
     modules = _sentence_transformers(path.parent) if path.name == "config.json" else None
     made_for = "embed" if kind == "generate" and modules is not None else kind
     runner, convert = ("generate", "auto") if asked is None else (asked.runner, asked.convert)
@@ -86,7 +79,7 @@ def read_pooling(config: dict[str, Any], kind: str, asked: Any, path: Path) -> P
     if runner == "generate" and is_converted:
         raise ValueError(f"convert={convert!r} needs runner='pooling', and runner='generate' asks for text")
     if runner == "generate" and kind != "generate":
-        found = f"its architecture, {shorten(config['architectures'][0])}, has no output head"
+        found = f"its architecture, {architecture}, has no output head"
         raise ValueError(f"{path}: {found}, so it cannot generate; runner='pooling' gives embeddings or scores of it")
     if runner == "generate":
         return None
@@ -97,7 +90,7 @@ def read_pooling(config: dict[str, Any], kind: str, asked: Any, path: Path) -> P
     pooler = asked.pooler_config or PoolerConfig()
     task = convert if is_converted else pooler.task or ("classify" if made_for == "classify" else "embed")
     if task == "classify":
-        return _classifier(config, kind, pooler, asked, path)
+        return _classifier(text, architecture, kind, pooler, asked, path)
     pooling_type, normalizes = modules or ("LAST", True)
     if pooler.pooling_type is None and pooler.seq_pooling_type is None:
         check_pooling_type(f"{path.parent}: the pooling of modules.json", pooling_type)
@@ -105,7 +98,7 @@ def read_pooling(config: dict[str, Any], kind: str, asked: Any, path: Path) -> P
     list_of(allowed, Integral, "numbers", f"{path}: matryoshka_dimensions")
     any_dimension = typed(config, "is_matryoshka", False, path)
     dimensions = tuple(allowed) if allowed or any_dimension else None
-    check_dimensions(pooler.dimensions, dimensions, typed(config, "hidden_size", 2**24, path))
+    check_dimensions(pooler.dimensions, dimensions, text.hidden_size)
     use_activation = normalizes if pooler.use_activation is None else pooler.use_activation
     return PoolingConfig("embed", use_activation, dimensions=pooler.dimensions, allowed=dimensions)
 
@@ -146,13 +139,14 @@ def _sentence_transformers(directory: Path) -> tuple[str, bool] | None:
     return pooling_type, "Normalize" in names
 
 
-def _classifier(config: dict[str, Any], kind: str, pooler: PoolerConfig, asked: Any, path: Path) -> PoolingConfig:
+def _classifier(text: Any, architecture: str, kind: str, pooler: PoolerConfig, asked: Any, path: Path) -> PoolingConfig:
+    config = vars(text)
     is_reranker = typed(config, "is_original_qwen3_reranker", False, path)
     names = list_of(config.get("classifier_from_token"), str, "tokens", f"{path}: classifier_from_token")
     method = TWO_WAY if is_reranker else config.get("method")
     if kind != "classify" and not names:
         raise ValueError(
-            f"{path}: a {config['architectures'][0]} has no score head to classify by; a Qwen3-Reranker needs "
+            f"{path}: a {architecture} has no score head to classify by; a Qwen3-Reranker needs "
             'hf_overrides={"architectures": ["Qwen3ForSequenceClassification"], '
             '"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true}'
         )
@@ -163,8 +157,7 @@ def _classifier(config: dict[str, Any], kind: str, pooler: PoolerConfig, asked: 
     if names:
         num_labels = 1 if method == TWO_WAY else len(names)
     else:
-        given = config.get("num_labels", len(typed(config, "id2label", {}, path)) or 2)  # transformers' default
-        num_labels = check_number(f"{path}: num_labels", given, Integral, 1, 2**16)
+        num_labels = check_number(f"{path}: num_labels", text.num_labels, Integral, 1, 2**16)
     return PoolingConfig(
         "classify",
         pooler.use_activation is not False,

@@ -166,7 +166,7 @@ def test_no_output_head_and_no_prefix(embedder, llm):
     assert not hasattr(loaded.engine.model_runner.model.lm_head, "weight")
     expect("runner='pooling', with which this model was loaded, samples no tokens", loaded.generate, "x")
     expect("runner='pooling', with which", loaded.chat, [{"role": "user", "content": "x"}])
-    expect("Qwen3Model', has no output head, so it cannot generate", LLM, str(embedder), runner="generate")
+    expect("Qwen3Model, has no output head, so it cannot generate", LLM, str(embedder), runner="generate")
 
 
 def test_what_is_asked(checkpoint, llm):
@@ -424,7 +424,7 @@ def test_a_generating_llm_says_why(checkpoint):
 def test_encoders(copy_of, name):
     folder = copy_of("qwen3")
     edit(folder / "config.json", architectures=[name])
-    expect(f"{name} is an encoder: its tokens see those behind them", make, folder)
+    expect(f"{name} is an encoder: its tokens see later ones", make, folder)
 
 
 def test_checkpoints_that_pool_otherwise(copy_of, embedder, tmp_path):
