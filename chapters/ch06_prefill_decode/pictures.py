@@ -15,9 +15,10 @@ SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 128)
 CONTEXT = 64  # tokens of a sequence, as in the lab
 H100 = 3350, 989_000  # GB/s and GFLOP/s, by NVIDIA's data sheet: SXM, bf16 without sparsity
 DEMO = """{
-"architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
-"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "hidden_act": "silu",
-"tie_word_embeddings": true, "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 100000.0
+"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 576,
+"intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+"hidden_act": "silu", "tie_word_embeddings": true, "max_position_embeddings": 8192, "rms_norm_eps": 1e-05,
+"rope_theta": 100000.0
 }"""
 
 

@@ -71,6 +71,8 @@ def on_ranks(groups: list[ThreadGroup], work: Callable[[ThreadGroup], T]) -> lis
 
 SMALL = dict(
     architectures=["LlamaForCausalLM"],
+    model_type="llama",
+    dtype="float32",
     vocab_size=24,
     hidden_size=12,
     intermediate_size=18,

@@ -21,11 +21,12 @@ from nanovllm.worker.model import Decoder
 
 # config.json of Qwen/Qwen3-30B-A3B
 QWEN3_30B_A3B = """{
-"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48,
-"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "attention_bias": false, "hidden_act": "silu",
-"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true,
-"decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 6144, "tie_word_embeddings": false,
-"max_position_embeddings": 40960, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "eos_token_id": 151645
+"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048,
+"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "attention_bias": false,
+"hidden_act": "silu", "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+"norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 6144,
+"tie_word_embeddings": false, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+"eos_token_id": 151645
 }"""
 
 

@@ -112,7 +112,7 @@ def fields_of(fields: dict[str, Any], asked: Any, path: Path) -> dict[str, Any]:
     tied = (whole if made_for == SEES_IMAGES else text).tie_word_embeddings
     return {
         "architecture": f"{family}{GENERATES}",
-        "dtype": _dtype_of(whole, text, asked, path),
+        "dtype": _dtype_of(whole, text, path),
         **_numbers_of(text, family, path),
         **_biases_of(text, family),
         **_rope_of(text, family, path),
@@ -187,10 +187,10 @@ def _biases_of(text: Any, family: str) -> dict[str, bool]:
     }
 
 
-def _dtype_of(whole: Any, text: Any, asked: Any, path: Path) -> str:
+def _dtype_of(whole: Any, text: Any, path: Path) -> str:
     """Where the configuration does not say it: that of the weights, as transformers' dtype="auto"."""
     dtype = whole.dtype or text.dtype
-    if dtype is None and asked is not None and asked.load_format == "dummy":
+    if dtype is None and not any(path.parent.glob("*.safetensors")):  # load_format="dummy"
         return "float32"
     if dtype is None:
         from nanovllm.files.tensor_files import dtype_of_weights
