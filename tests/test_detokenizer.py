@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from nanovllm import SamplingParams
+from nanovllm import LLM, SamplingParams
 from nanovllm.detokenizer import Detokenizer
-from tests.checkpoints import make_tokenizer
+from tests.checkpoints import SMALL, make_tokenizer
+from tests.short_requests import saying
 
 TEXTS = [
     "héllo wörld",
@@ -67,13 +67,19 @@ def test_a_line_break_before_a_broken_byte_stays():
     assert Detokenizer(tokenizer).whole_text(ids) == "x\n\ufffd a x"
 
 
+def byte_level(pieces: list[bytes]) -> PreTrainedTokenizerFast:
+    """A vocabulary with a token for each byte, and after these the pieces: any bytes."""
+    signs = signs_of_bytes()
+    texts = dict.fromkeys([*signs, *("".join(signs[byte] for byte in piece) for piece in pieces)])
+    backend = Tokenizer(models.BPE({text: i for i, text in enumerate(texts)}, []))
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
 def test_only_what_is_not_yet_a_character_is_withheld():
     """One token may end a character and begin another."""
-    [(signs, _)] = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(" dư…")
-    vocabulary = {sign: i for i, sign in enumerate(sorted(ByteLevel.alphabet()))} | {signs[:3]: 256, signs[3:5]: 257}
-    backend = Tokenizer(models.BPE(vocabulary, []))
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    data = " dư…".encode()
+    tokenizer = byte_level([data[:3], data[3:5]])
     assert shown_one_by_one(tokenizer, [256, 257]) == [" d", " dư"]
     assert Detokenizer(tokenizer).whole_text([256, 257]) == " dư"
 
@@ -101,6 +107,28 @@ def test_random_pieces_of_a_byte_fallback_vocabulary(kind):
         if kind == "space dropped" and pieces:
             pieces[0] = pieces[0].removeprefix(b" ")
         compare_with_bytes(tokenizer, tokenizer.convert_tokens_to_ids(names), pieces)
+
+
+OF_THE_FIRST = {"of the first token": decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])}
+
+
+@pytest.mark.parametrize("kind", FALLBACKS | OF_THE_FIRST)
+@pytest.mark.parametrize("first", ["<0x20>", "▁", "▁▁", "▁a", "<0xC3>", "<tag>", "<s>"])
+def test_how_an_answer_begins(copy_of, kind, first):
+    """The whole text may lose the space that it begins with, whichever token that is: as transformers decodes it."""
+    folder, tokenizer = copy_of("llama"), byte_fallback(WORDS, (FALLBACKS | OF_THE_FIRST)[kind])
+    tokenizer.save_pretrained(folder)
+    follow = [["<0x20>", "<0x20>"], ["▁", "▁a"], ["<0xA9>", "<0x20>"], ["<s>", "▁x"]]
+    answers = [tokenizer.convert_tokens_to_ids([first, *names]) for names in follow]
+
+    llm = LLM(str(folder), **SMALL)
+    for answer, output in zip(
+        answers, llm.generate([[5, 6]] * 4, [*map(saying, answers)], use_tqdm=False), strict=True
+    ):
+        assert output.outputs[0].token_ids == answer
+        expected = tokenizer.decode(answer, skip_special_tokens=True)
+        if "\ufffd" not in expected:
+            assert output.outputs[0].text == expected, tokenizer.convert_ids_to_tokens(answer)
 
 
 def test_random_pieces_of_a_byte_level_vocabulary(tokenizer):

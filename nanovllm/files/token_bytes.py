@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 WORD_BEGIN = "\u2581"  # a space, in SentencePiece's vocabularies
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}  # the whole text loses one space at its beginning
 _made: "WeakKeyDictionary[Any, TokenBytes]" = WeakKeyDictionary()
 
 
@@ -47,7 +48,8 @@ class TokenBytes:
     def of(self, token_id: int, is_first: bool = False) -> bytes:
         """b"" for an id that no token has. is_first: of its text, where SentencePiece's vocabularies drop a space."""
         if is_first:
-            return self._read(token_id, is_first=True)
+            own = self._read(token_id, is_first=True)
+            return own.removeprefix(b" ") if self._steps.get("Strip") == STRIP else own
         if token_id not in self._known:
             self._known[token_id] = self._read(token_id, is_first=False)
         return self._known[token_id]
@@ -71,8 +73,6 @@ class TokenBytes:
             metaspace = self._steps["Metaspace"]
             is_dropped = is_first and metaspace["prepend_scheme"] != "never"
             text = text.replace(metaspace["replacement"], "" if is_dropped else " ")
-        if "Strip" in self._steps and is_first:
-            text = text.removeprefix(" ")
         if "WordPiece" in self._steps and token_id not in self._added_ids:
             text = text[2:] if text.startswith("##") else f" {text}"
         if not self._steps:  # a tokenizer of transformers' own code
@@ -98,10 +98,7 @@ def _is_by_token(steps: list[dict[str, Any]]) -> bool:
     known = {"ByteLevel", "Replace", "ByteFallback", "Metaspace"}
     if "Fuse" in kinds:
         at = kinds.index("Fuse")
-        of_whole = [
-            step for step in steps[at + 1 :] if step != {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-        ]
-        return set(kinds[:at]) <= known and not of_whole
+        return set(kinds[:at]) <= known and all(step == STRIP for step in steps[at + 1 :])
     return bool(kinds) and set(kinds) <= known
 
 

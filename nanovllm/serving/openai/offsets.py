@@ -4,40 +4,38 @@ Tokens are bytes and the text is characters: a token may be a part of a characte
 stand for bytes that are none. An offset depends on the token and on those before it, so a stream has the same.
 """
 
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Iterable
 
 from nanovllm.files.token_bytes import TokenBytes
 
-REPLACEMENT = "\ufffd"  # in a text, for bytes that are no character
 REACH = 16  # characters of a text in which a token is looked for that is not where it should be
 
 
 def text_offsets(known: TokenBytes, token_ids: Iterable[int], text: str, is_whole: bool) -> list[int]:
-    """In characters; of each part of a character the character's. is_whole: no more text comes."""
+    """In characters: of the first one that the token has, or has a part of. is_whole: no more text comes."""
     offsets: list[int] = []
-    at, undecided = 0, b""
+    at = 0  # where the text goes on after the characters that are complete
+    is_first = True
+    decoder = getincrementaldecoder("utf-8")("replace")
     for token_id in token_ids:
-        own = known.of(token_id)
-        if token_id in known.special_ids:
-            offsets.append(at)
-            if text.startswith(own.decode(), at):
-                at, undecided = at + len(own.decode()), b""
+        own = known.of(token_id, is_first)
+        if token_id in known.special_ids and not text.startswith(own.decode(), at + _has_begun(decoder)):
+            offsets.append(at)  # it is not shown
             continue
-        undecided += own
-        shown = undecided.decode(errors="replace")
-        if shown.endswith(REPLACEMENT):
-            offsets.append(at)
-            continue
-        start = _place(text, at, shown, is_whole)
-        offsets.append(max(at, start + len(shown) - _num_chars_of(own)))
-        at, undecided = start + len(shown), b""
+        is_first = is_first and not known.of(token_id)
+        first = decoder.decode(own[:1])
+        num_before = max(0, len(first) - (not _has_begun(decoder)))  # a character that it has broken off
+        new = first + decoder.decode(own[1:])
+        start = _place(text, at, new, is_whole)
+        offsets.append(max(at, start + num_before))
+        at = start + len(new)
     return [min(offset, len(text)) for offset in offsets] if is_whole else offsets
 
 
-def _num_chars_of(token: bytes) -> int:
-    """The characters that it has, or has a part of."""
-    own = token.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character
-    return (len(own) < len(token)) + len(own.decode(errors="replace"))
+def _has_begun(decoder: IncrementalDecoder) -> bool:
+    """Is there a character of which it has the first bytes, and no more yet?"""
+    return bool(decoder.getstate()[0])
 
 
 def _place(text: str, at: int, shown: str, is_whole: bool) -> int:

@@ -1,6 +1,7 @@
 """A text is scored, and token ids are asked for: over HTTP, whole and in streams, with the numbers of transformers."""
 
 import json
+import random
 from itertools import chain
 
 import openai
@@ -13,6 +14,7 @@ from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from nanovllm.serving.openai.offsets import is_text
 from tests.checkpoints import reference_logits
 from tests.servers import serving
+from tests.test_detokenizer import WORDS, byte_fallback, byte_level
 
 FOX = "the quick brown fox jumps over the lazy dog"
 USER = [{"role": "user", "content": "two gulls circled"}]
@@ -155,6 +157,38 @@ def test_offsets_point_into_the_text(client, tokenizer, more):
             for choice in chunk.choices:
                 parts[choice.index] += choice.logprobs.text_offset if choice.logprobs else []
         assert [parts[choice.index] for choice in whole.choices] == [c.logprobs.text_offset for c in whole.choices]
+
+
+@pytest.mark.parametrize("kind", ["byte level", "byte fallback"])
+def test_offsets_of_pieces_of_characters(copy_of, kind):
+    """A token begins where its first byte is: a space before a part of a character does not count for the rest of it.
+
+    A vocabulary with such tokens, and one of whose texts the first space is dropped, also if it is a byte.
+    """
+    text, rng = " a 日本 é🙂 naïve  日 two", random.Random(0)
+    data = text.encode()
+    cuts = [sorted(rng.sample(range(len(data)), 2)) for _ in range(50)]
+    made = byte_level([data[start:end] for start, end in cuts]) if kind == "byte level" else byte_fallback(WORDS)
+    folder = copy_of("llama")
+    made.save_pretrained(folder)
+    num_dropped = kind == "byte fallback"
+    with serving(folder, dtype="float32") as server:
+        tokenizer = server.llm.llm.get_tokenizer()
+        known = token_bytes(tokenizer).all
+        for _ in range(20):
+            ids, starts, at = [], [], 0
+            while at < len(data):
+                ids.append(rng.choice([i for i, own in enumerate(known) if own and data.startswith(own, at)]))
+                starts.append(at)
+                at += len(known[ids[-1]])
+            [choice] = (
+                server.client()
+                .completions.create(model="tiny", prompt=ids, echo=True, logprobs=0, max_tokens=0)
+                .choices
+            )
+            assert choice.text == tokenizer.decode(ids) == text[num_dropped:]
+            expected = [max(0, len(data[:start].decode(errors="ignore")) - num_dropped) for start in starts]
+            assert choice.logprobs.text_offset == expected, tokenizer.convert_ids_to_tokens(ids)
 
 
 def test_bytes_of_a_chat(client, tokenizer):
