@@ -340,6 +340,11 @@ class ModelRunner:
                 dummy=self.config.load_format == "dummy",
             )
 
+    @property
+    def image_counts(self) -> dict[str, int]:
+        """How often the tower has looked at a picture, and the bytes of its weights; {} before they are read."""
+        return {} if self.tower is None else {"tower_runs": self.tower.num_runs, "tower_bytes": self.tower.num_bytes}
+
     def usage(self) -> dict[str, int]:
         """Bytes of the weights, of the KV pool and, once it is read, of the tower that looks at pictures."""
         usage = {"weights": self.weight_bytes, "kv_cache": self.kv_cache.num_bytes}

@@ -28,7 +28,7 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
         "num_running": len(scheduler.running),
         "num_preemptions": scheduler.num_preemptions,
         **({} if engine.kv_pool.states is None else {"states": state_counts(engine)}),
-        **image_counts(engine),
+        **({"images": counts} if (counts := engine.model_runner.image_counts) else {}),
         **({} if engine.tiers is None else {"tiers": tier_counts(engine.tiers)}),
         **({} if (times := engine.block_times) is None else {"block_times": times.as_dict()}),
         "prefix_cache": {**cache, "utilization": states["cached"] / num_blocks, "hit_tokens": hit_tokens(engine, now)},
@@ -40,12 +40,6 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
             "usage": states["referenced"] / num_blocks,
         },
     }
-
-
-def image_counts(engine: "LLMEngine") -> dict[str, dict[str, int]]:
-    """Of a model that sees images, once its tower is read. Ranks are not asked."""
-    tower = getattr(engine.model_runner, "tower", None)
-    return {} if tower is None else {"images": {"tower_runs": tower.num_runs, "tower_bytes": tower.num_bytes}}
 
 
 def state_counts(engine: "LLMEngine") -> dict[str, int]:

@@ -57,6 +57,7 @@ class ParallelRunner:
         self.config, self.model_config, self.size = config, model_config, config.tensor_parallel_size
         self._directory = Path()  # the checkpoint's, once the ranks have read it
         self._slots: dict[int, int] = {}  # as the ranks have them: what fails ends the engine
+        self.image_counts: dict[str, int] = {}  # see ModelRunner; of all ranks, each of which runs the whole tower
         self._asking = Lock()  # a tower is loaded by whoever brings the first picture, beside the steps
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen] = []
@@ -110,7 +111,6 @@ class ParallelRunner:
 
     def load_tower(self) -> None:
         """See ModelRunner.load_tower. Each rank has the whole tower."""
-
         from nanovllm.features.images.tower import build_tower, check_tower
 
         if self.config.load_format != "dummy":  # before the ranks: whatever one of them raises ends the engine
@@ -118,6 +118,11 @@ class ParallelRunner:
             places = build_tower(self.model_config.images).named_parameters(prefix="model")
             check_tower(self._directory, dict(places))
         self._ask("load_tower")
+        self._count_images()
+
+    def _count_images(self) -> None:
+        counts = self._ask("get", "image_counts")
+        self.image_counts = counts[0] | {"tower_bytes": sum(each["tower_bytes"] for each in counts)}
 
     def run(self, output: SchedulerOutput) -> "ModelRunnerOutput":
         """See ModelRunner.run. Rank 0 answers."""
@@ -130,6 +135,8 @@ class ParallelRunner:
             adapters = adapters.news(self._slots, self.config.max_loras)
         pending = None if sampling.processors is None else sampling.processors.pending
         rows = self._ask("execute", batch, sampling, adapters, late=pending)[0]
+        if batch.image_rows:
+            self._count_images()
         return ModelRunnerOutput.from_rows(output, rows)
 
     def ask_data(self, method: str, *arguments: Any) -> list[Any]:

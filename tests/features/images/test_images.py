@@ -296,8 +296,14 @@ def test_the_tower_computes_with_all_threads(llm_of, monkeypatch):
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", ["smolvlm", "qwen3_vl"])
 def test_ranks(kind, folder_of):
-    options = OPTIONS | {"tensor_parallel_size": 2}
-    [output] = LLM(str(folder_of(kind)), **options).generate(prompt_of(kind, "in ", A, " fox"), GREEDY, use_tqdm=False)
-    one = LLM(str(folder_of(kind)), **OPTIONS)
-    [expected] = one.generate(prompt_of(kind, "in ", A, " fox"), GREEDY, use_tqdm=False)
-    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    """stats() says what they have looked at, and needs no answer of theirs: it may be called at any time."""
+    one, two = (LLM(str(folder_of(kind)), **OPTIONS, tensor_parallel_size=size) for size in (1, 2))
+    prompts = [prompt_of(kind, "in ", A, " fox"), prompt_of(kind, B, "two ", A)]
+    assert "images" not in two.stats()
+    found, expected = (llm.generate(prompts, GREEDY, use_tqdm=False) for llm in (two, one))
+    assert [output.outputs[0].token_ids for output in found] == [output.outputs[0].token_ids for output in expected]
+    counts = one.stats()["images"]
+    assert counts["tower_runs"] == 2 and counts["tower_bytes"] > 10_000
+    assert two.stats()["images"] == counts | {"tower_bytes": 2 * counts["tower_bytes"]}
+    two.engine.model_runner._end()
+    assert two.stats()["images"]["tower_runs"] == 2
