@@ -179,7 +179,7 @@ def add_timers(llm: LLM, timers: ExitStack) -> None:
         (Request, "add_tokens", "detokenizing, outputs"),
         (Request, "output", "detokenizing, outputs"),
         (model_runner.Batch, "from_scheduler_output", "preparing tensors"),
-        (model_runner, "sample", "sampling"),
+        (model_runner, "sample_rows", "sampling"),
         (Linear, "forward", "linear layers"),
         (OutputHead, "forward", "linear layers"),
     ):
@@ -187,7 +187,7 @@ def add_timers(llm: LLM, timers: ExitStack) -> None:
     functions = (
         field.name
         for field in dataclasses.fields(runner.kernels)
-        if field.name not in ("choose_tokens", "library", "num", "recorder")  # the first is a part of sample()
+        if field.name not in ("choose_tokens", "library", "num", "recorder")  # the first is a part of sample_rows()
     )
     parts = dict.fromkeys(functions, "small operations")
     parts["paged_attention"] = "attention"

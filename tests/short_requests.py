@@ -1,8 +1,12 @@
-"""Prompts and parameters for tests in which they do not matter, or in which the answer is given."""
+"""Requests in short: prompts and parameters that do not matter, answers that are given, log probabilities of rows."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from nanovllm import SamplingParams
+from nanovllm.features.logprobs.scores import LogprobRows, TokenLogprobs
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 
@@ -19,3 +23,13 @@ def saying(answer: list[int]) -> SamplingParams:
         return row
 
     return SamplingParams(max_tokens=len(answer), temperature=0, ignore_eos=True, logits_processors=[say])
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: list[int], wanted: Sequence[int | list[int] | None], library: Any = None
+) -> list[TokenLogprobs | None]:
+    """Of a token of each row of logits, what is wanted of it."""
+    rows = LogprobRows.of(wanted)
+    assert rows is not None
+    found = rows.logprobs(rows.score(logits, torch.tensor(token_ids), library))
+    return [found.get(row) for row in range(len(logits))]

@@ -20,10 +20,10 @@ from nanovllm.worker.sampler import SamplingBatch
 def draws_with(sample_randomly: Callable[[Tensor, SamplingBatch], Tensor]) -> Iterator[None]:
     """Engines draw their tokens with this function, in place of the sampler's and of the one in C."""
 
-    def sample(logits: Tensor, batch: SamplingBatch, *kernels: Any) -> Any:
-        return sampler.sample(logits, batch)
+    def sample_rows(logits: Tensor, batch: SamplingBatch, *kernels: Any) -> Any:
+        return sampler.sample_rows(logits, batch)
 
-    with replaced(model_runner, "sample", sample), replaced(sampler, "sample_randomly", sample_randomly):
+    with replaced(model_runner, "sample_rows", sample_rows), replaced(sampler, "sample_randomly", sample_randomly):
         yield
 
 

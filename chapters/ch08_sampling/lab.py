@@ -326,7 +326,7 @@ def tell_candidates(story: Story, world: World) -> None:
         seqs = [Sequence([0], SamplingParams(temperature=temperature, top_p=0.9, seed=i)) for i in range(16)]
         logits, batch = world.logits.repeat(16, 1), SamplingBatch.from_sequences(seqs)
         seconds.append(min(stopwatch(partial(choose, logits, batch)) for _ in range(3)))
-        same = torch.equal(found[0], found[1]) and choose(logits, batch) == choose_tokens(logits, batch)
+        same = torch.equal(*found) and torch.equal(choose(logits, batch), choose_tokens(logits, batch))
         milliseconds = (f"{s * 1e3:.1f}" for s in seconds)
         shown.add_row(escape(prompt), str(temperature), f"{kept:,}", *milliseconds, str(same), "(measured)")
     story.show(shown)

@@ -25,7 +25,7 @@ from nanovllm.features.grammar import masks
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.logits_processors.bad_words import BadWords
 from nanovllm.worker import model_runner
-from nanovllm.worker.sampler import SamplingBatch, sample
+from nanovllm.worker.sampler import SamplingBatch, sample, sample_rows
 
 CAPITAL = "The capital of France is"
 CITIES = (" London", " Le Havre", " Berlin")
@@ -67,11 +67,11 @@ def masks_watched() -> Iterator[tuple[list[MaskedStep], list[float]]]:
         before = logits[0].clone()
         pending = None if batch.processors is None else batch.processors.pending
         was_ready = pending is not None and pending._future is not None and pending._future.done()
-        found = sample(logits, batch, *kernels)
-        steps.append(MaskedStep(before, logits[0].clone(), found[0][0], was_ready))
+        found = sample_rows(logits, batch, *kernels)
+        steps.append(MaskedStep(before, logits[0].clone(), int(found.token_ids[0]), was_ready))
         return found
 
-    with replaced(masks, "_bits", timed_bits), replaced(model_runner, "sample", watched_sample):
+    with replaced(masks, "_bits", timed_bits), replaced(model_runner, "sample_rows", watched_sample):
         yield steps, seconds
 
 

@@ -290,7 +290,7 @@ def tell_messages(story: Story, world: World) -> None:
     story.say(f"{PROMPT!r}, one step. The driver sends every rank the same message:")
     fields = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "seqlens_k", "block_tables", "logits_rows")
     arrays = (f"    Batch.{name} = {getattr(batch, name).tolist()}" for name in fields)
-    story.log(f"{method}(", *arrays, f"    SamplingBatch, for {len(sampling.num_logprobs)} row", ")")
+    story.log(f"{method}(", *arrays, f"    SamplingBatch, for {sampling.num_rows} row", ")")
     story.say("It has no request, no sequence and no scheduler in it. These are the answers:")
     found = ((rank, result.token_ids, result.logprobs) for rank, result in enumerate(answers[0]))
     story.log(*(f"rank {rank}: token ids {token_ids}, logprobs {logprobs}" for rank, token_ids, logprobs in found))

@@ -4,6 +4,7 @@ The tokens of all sequences lie one after another, without padding; cu_seqlens_q
 This is the layout of FlashAttention's varlen functions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -114,13 +115,17 @@ class Batch:
 
         What the host needs to know during the step is computed on the host first, so it never waits for the device.
         """
-        if device.type == "cpu":
-            return self
-        rows, slots = self.written
-        tensors = {name: getattr(self, name) for name in TENSORS}
-        tensors, rows, slots = move_together((tensors, rows, slots), device)
-        batch = replace(self, **tensors)
-        batch.attn_metadata.update(query_lens=self.query_lens, key_lens=self.key_lens, written=(rows, slots))
+        return self if device.type == "cpu" else self.with_tensors(move_together(self.tensors(), device))
+
+    def tensors(self) -> tuple[dict[str, Any], tuple[Tensor | None, Tensor]]:
+        """What a step on a device reads there."""
+        return {name: getattr(self, name) for name in TENSORS}, self.written
+
+    def with_tensors(self, tensors: tuple[dict[str, Any], tuple[Tensor | None, Tensor]]) -> "Batch":
+        """The same batch with what tensors() has named in a device's memory."""
+        fields, written = tensors
+        batch = replace(self, **fields)
+        batch.attn_metadata.update(query_lens=self.query_lens, key_lens=self.key_lens, written=written)
         return batch
 
     # These are worked out once per step, when somebody first asks for them, and kept in attn_metadata.
@@ -153,19 +158,32 @@ class Batch:
 def move_together(tree: Any, device: torch.device) -> Any:
     """Move all tensors in nested tuples, lists and dicts to a device, by one non-blocking copy. Returns such a tree.
 
-    All numbers travel in one pinned buffer, in which each tensor begins at a multiple of 16 bytes: Triton compiles a
-    kernel anew for a pointer that does not. What is not a tensor stays as it is.
+    All numbers travel in one pinned buffer. What is not a tensor stays as it is. Without a number, nothing moves.
     """
-    tensors = list({id(x): x for x in _tensors_in(tree)}.values())  # a tensor that occurs twice is moved once
-    if device.type == "cpu" or not tensors:
+    tensors = _tensors_in(tree)
+    if device.type == "cpu" or not any(x.nbytes for x in tensors):
         return tree
+    return _replaced(tree, _moved(tensors, lambda packed: packed.pin_memory().to(device, non_blocking=True)))
+
+
+def fetch_together(tree: Any) -> Any:
+    """Bring all tensors in such a tree into the CPU's memory, by one copy that waits for the device."""
+    tensors = [x for x in _tensors_in(tree) if not x.is_cpu]
+    if len(tensors) < 2:  # there is nothing to pack
+        return _replaced(tree, {id(x): x.cpu() for x in tensors})
+    return _replaced(tree, _moved(tensors, Tensor.cpu))
+
+
+def _moved(tensors: list[Tensor], move: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+    """{id of a tensor: what it is in the memory to which move() brings bytes}. One that occurs twice is moved once.
+
+    Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for a pointer that does not.
+    """
+    tensors = list({id(x): x for x in tensors}.values())
     padded = [F.pad(x.flatten().view(torch.uint8), (0, -x.nbytes % 16)) for x in tensors]
-    packed = torch.cat(padded).pin_memory().to(device, non_blocking=True)
+    packed = move(torch.cat(padded))
     parts = packed.split([len(x) for x in padded])
-    moved: dict[int, Tensor] = {}
-    for x, part in zip(tensors, parts, strict=True):
-        moved[id(x)] = part[: x.nbytes].view(x.dtype).view(x.shape)
-    return _replaced(tree, moved)
+    return {id(x): part[: x.nbytes].view(x.dtype).view(x.shape) for x, part in zip(tensors, parts, strict=True)}
 
 
 def _tensors_in(tree: Any) -> list[Tensor]:
@@ -180,7 +198,7 @@ def _tensors_in(tree: Any) -> list[Tensor]:
 
 def _replaced(tree: Any, moved: dict[int, Tensor]) -> Any:
     if isinstance(tree, Tensor):
-        return moved[id(tree)]
+        return moved.get(id(tree), tree)
     if isinstance(tree, dict):
         return {key: _replaced(part, moved) for key, part in tree.items()}
     if isinstance(tree, tuple | list):

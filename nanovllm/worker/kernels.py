@@ -19,7 +19,7 @@ The functions in this file are plain PyTorch, for any device. cpu/c_kernels.py h
         y = x W^T + b. out_dtype: the dtype of y, float32, or None for the dtype of x. See cpu/reorder.py.
     lookup(input_ids, reordered) -> embeddings [T, k]
         Rows of a reordered weight: of an output head that is the embedding table, too. None: there is no such function.
-    choose_tokens(logits, batch) -> token ids
+    choose_tokens(logits, batch) -> token ids [R]
         A token for each row of logits, float32 [R, vocab_size]: see worker/sampler.py.
     library, num, recorder
         The compiled C library, the dtype of its numbers, and the Recorder through which it is called (cpu/recorder.py).
@@ -52,7 +52,7 @@ class Kernels:
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
     reorder_weight: Callable[..., Tensor | None]
     linear: Callable[..., Tensor]
-    choose_tokens: Callable[[Tensor, SamplingBatch], list[int]]
+    choose_tokens: Callable[[Tensor, SamplingBatch], Tensor]
     lookup: Callable[[Tensor, Tensor], Tensor] | None = None
     library: Any = None
     num: Any = None

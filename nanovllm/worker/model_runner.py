@@ -14,19 +14,19 @@ import torch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import Batch, fetch_together, move_together
 from nanovllm.worker.kv_cache import KVCache, KVPool, max_model_len_of_pool, num_blocks_for_pool
 from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.platform import ForwardPass, RecordedSteps, platform_of_this_machine
-from nanovllm.worker.sampler import SamplingBatch, sample
+from nanovllm.worker.sampler import SamplingBatch, sample_rows
 
 if TYPE_CHECKING:
     from nanovllm.features.hybrid.state_pool import StatePool
     from nanovllm.features.images.prompt_images import PromptImages
     from nanovllm.features.images.tower import Tower
-    from nanovllm.features.logprobs.scores import PromptLogprobs, TokenLogprobs
+    from nanovllm.features.logprobs.scores import PromptLogprobs, Scores, TokenLogprobs
     from nanovllm.features.lora.slots import BatchAdapters
     from nanovllm.features.parallel.group import RankGroup
 
@@ -109,6 +109,14 @@ def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]
 
         adapters = BatchAdapters.from_scheduler_output(output)
     return batch, sampling, adapters
+
+
+def on_device(batch: Batch, sampling: SamplingBatch, device: torch.device) -> tuple[Batch, SamplingBatch]:
+    """The same in a device's memory, moved by one non-blocking copy."""
+    if device.type == "cpu":
+        return batch, sampling
+    of_batch, of_sampling = move_together((batch.tensors(), sampling.tensors()), device)
+    return batch.with_tensors(of_batch), sampling.with_tensors(of_sampling)
 
 
 class ModelRunner:
@@ -295,16 +303,15 @@ class ModelRunner:
             if self.recorded_steps is not None and is_plain:
                 logits = self.recorded_steps.run(batch, self.forward_pass)
                 if logits is not None:
-                    return self._sample(logits, sampling)
-            batch = batch.to(self.device)
+                    return self._sample(logits, sampling.to(self.device))
+            batch, sampling = on_device(batch, sampling, self.device)
             hidden = self.forward(batch)  # [num_rows + prompt rows, hidden_size]
-            rows = self._sample(self.model.logits(hidden[: sampling.num_rows]), sampling)
+            logits = self.model.logits(hidden[: sampling.num_rows])
             if sampling.prompt_rows is None:
-                return rows
-            prompt_logprobs = sampling.prompt_rows.score(
-                self.model.logits, hidden[sampling.num_rows :], self.kernels.library
-            )
-            return replace(rows, prompt_logprobs=prompt_logprobs)
+                return self._sample(logits, sampling)
+            of_prompts = hidden[sampling.num_rows :]
+            scores = sampling.prompt_rows.score(self.model.logits, of_prompts, self.kernels.library)
+            return self._sample(logits, sampling, scores)
 
     @property
     def forward_pass(self) -> ForwardPass:
@@ -315,16 +322,28 @@ class ModelRunner:
         """Hidden states [R, hidden_size] of the rows whose logits are needed. batch: in the device's memory."""
         return self.forward_pass.hidden_states(batch)
 
-    def _sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> RowOutputs:
-        """Choose a token for each row of logits, float32 [num_sampled, vocab_size]. A pooling model's rows are kept."""
+    def _sample(
+        self, logits: torch.Tensor, sampling: SamplingBatch, prompt_scores: "list[Scores] | None" = None
+    ) -> RowOutputs:
+        """Choose a token for each row of logits, float32 [num_sampled, vocab_size]. A pooling model's rows are kept.
+
+        prompt_scores: of sampling.prompt_rows. What is found comes back from a device by one copy.
+        """
         num_rows = len(logits)
-        if num_rows == 0:  # a step of prompt chunks only, or a rank that gets no logits
+        if num_rows == 0 and not prompt_scores:  # a step of prompt chunks only, or a rank that gets no logits
             return RowOutputs()
         if self.model_config.pooling is not None:
             # A view would keep the whole step's tensor alive.
             return RowOutputs(pooled=[vector.clone() for vector in logits.cpu()])
-        token_ids, logprobs = sample(logits, sampling, self.kernels)
-        return RowOutputs(token_ids=token_ids, logprobs=logprobs)
+        sampled = None if num_rows == 0 else sample_rows(logits, sampling, self.kernels)
+        sampled, prompt_scores = fetch_together((sampled, prompt_scores))
+        rows = RowOutputs()
+        if sampled is not None:
+            token_ids, logprobs = sampling.on_host(sampled)
+            rows = RowOutputs(token_ids=token_ids, logprobs=logprobs)
+        if sampling.prompt_rows is not None and prompt_scores:
+            rows = replace(rows, prompt_logprobs=sampling.prompt_rows.logprobs(prompt_scores))
+        return rows
 
     def load_tower(self) -> None:
         """Read what looks at pictures, if it is not there yet. Raises ValueError if the checkpoint's does not fit."""

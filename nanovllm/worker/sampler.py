@@ -8,22 +8,22 @@ in the batch and however often it was preempted.
 import hashlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import NO_TOKEN, Sequence
-from nanovllm.worker.batch import move_together
+from nanovllm.worker.batch import fetch_together, move_together
 from nanovllm.worker.cpu.argmax import argmax
 
 if TYPE_CHECKING:
     from nanovllm.features.logits_processors.processors import LogitsProcessors
-    from nanovllm.features.logprobs.scores import PromptRows, TokenLogprobs
+    from nanovllm.features.logprobs.scores import LogprobRows, PromptRows, Scores, TokenLogprobs
     from nanovllm.worker.kernels import Kernels
 
-# The fields of a SamplingBatch that are tensors.
+# The fields of a SamplingBatch that are tensors in every batch.
 TENSORS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")
 EMPTY = torch.empty(0)  # made once, for steps that draw nothing: to make one in every step takes time
 QUANTUM = 2.0**-34  # of which all weights are multiples
@@ -44,17 +44,19 @@ def uniform_noise(seq: Sequence) -> float:
 class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
-    num_logprobs    for each row, the tokens whose logprobs are wanted: how many of the top ones, or a list, or None
+    num_rows        how many rows sample
+    logprob_rows    those of whose tokens the logprobs are wanted (features/logprobs/scores.py); None: none
     processors      what happens to the logits before a token is chosen; None: nothing
     random_rows     rows with a temperature: their token is drawn. The other rows take the most likely token
     has_filters     does any of them set top_k, top_p or min_p?
-    prompt_rows     rows of prompts whose tokens' logprobs are wanted, too (features/logprobs/scores.py)
+    prompt_rows     rows of prompts whose tokens' logprobs are wanted, too
 
     temperature, top_k, top_p, min_p and noise have an entry for each of random_rows. noise is a uniform random number;
     top_k 0 keeps all tokens.
     """
 
-    num_logprobs: list[int | list[int] | None]
+    num_rows: int
+    logprob_rows: "LogprobRows | None"
     processors: "LogitsProcessors | None"
     random_rows: Tensor
     temperature: Tensor
@@ -76,16 +78,16 @@ class SamplingBatch:
             batch.prompt_rows = PromptRows.from_scheduler_output(output)
         return batch
 
-    @property
-    def num_rows(self) -> int:
-        """How many rows sample."""
-        return len(self.num_logprobs)
-
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
         """What the sampler needs to know of these sequences, which sample one row each."""
         all_params = [seq.sampling_params for seq in seqs]
-        num_logprobs = [params.logprob_token_ids or params.logprobs for params in all_params]
+        logprob_rows = None
+        wanted = [params.logprob_token_ids or params.logprobs for params in all_params]
+        if any(k is not None for k in wanted):
+            from nanovllm.features.logprobs.scores import LogprobRows
+
+            logprob_rows = LogprobRows.of(wanted)
         random_rows = [row for row, params in enumerate(all_params) if params.temperature >= MIN_TEMPERATURE]
         random_params = [all_params[row] for row in random_rows]
         processors = None
@@ -95,7 +97,8 @@ class SamplingBatch:
             processors = LogitsProcessors.from_sequences(seqs, eos_token_ids)
         if not random_rows:
             return cls(
-                num_logprobs=num_logprobs,
+                num_rows=len(seqs),
+                logprob_rows=logprob_rows,
                 processors=processors,
                 random_rows=EMPTY,
                 temperature=EMPTY,
@@ -106,7 +109,8 @@ class SamplingBatch:
                 has_filters=False,
             )
         return cls(
-            num_logprobs=num_logprobs,
+            num_rows=len(seqs),
+            logprob_rows=logprob_rows,
             processors=processors,
             random_rows=torch.tensor(random_rows, dtype=torch.int64),
             temperature=torch.tensor([params.temperature for params in random_params], dtype=torch.float32),
@@ -118,14 +122,43 @@ class SamplingBatch:
         )
 
     def to(self, device: torch.device) -> "SamplingBatch":
-        """The same in a device's memory, moved by one non-blocking copy. prompt_rows stay where they are."""
-        if device.type == "cpu" or (len(self.random_rows) == 0 and self.processors is None):
-            return self  # the latter: it holds nothing
-        tensors = {name: getattr(self, name) for name in TENSORS}
-        if self.processors is None:
-            return replace(self, **move_together(tensors, device))
-        tensors, processor_tensors = move_together((tensors, self.processors.tensors()), device)
-        return replace(self, **tensors, processors=replace(self.processors, **processor_tensors))
+        """The same in a device's memory, moved by one non-blocking copy."""
+        return self if device.type == "cpu" else self.with_tensors(move_together(self.tensors(), device))
+
+    def tensors(self) -> dict[str, Any]:
+        """What sampling on a device reads there."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in TENSORS}
+        fields["logprob_rows"] = self.logprob_rows
+        fields["processors"] = None if self.processors is None else self.processors.tensors()
+        fields["prompt_rows"] = None if self.prompt_rows is None else {"token_ids": self.prompt_rows.token_ids}
+        return fields
+
+    def with_tensors(self, tensors: dict[str, Any]) -> "SamplingBatch":
+        """The same with what tensors() has named in a device's memory."""
+        processors, prompt_rows = self.processors, self.prompt_rows
+        if processors is not None:
+            processors = replace(processors, **tensors["processors"])
+        if prompt_rows is not None:
+            prompt_rows = replace(prompt_rows, **tensors["prompt_rows"])
+        return replace(self, **tensors | {"processors": processors, "prompt_rows": prompt_rows})
+
+    def on_host(self, sampled: "Sampled") -> tuple[list[int], list["TokenLogprobs | None"]]:
+        """(a token of each row, its logprobs if asked for). sampled: of sample_rows(), in the CPU's memory."""
+        found = {}
+        if self.logprob_rows is not None and sampled.scores is not None:
+            found = self.logprob_rows.logprobs(sampled.scores)
+        return sampled.token_ids.tolist(), [found.get(row) for row in range(self.num_rows)]
+
+
+class Sampled(NamedTuple):
+    """What was found for R rows of logits, in the memory that holds these.
+
+    token_ids   [R], NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity
+    scores      of the tokens whose logprobs are wanted; None: of none
+    """
+
+    token_ids: Tensor
+    scores: "Scores | None"
 
 
 def changes_logits(seq: Sequence) -> bool:
@@ -147,35 +180,36 @@ def changes_logits(seq: Sequence) -> bool:
 def sample(
     logits: Tensor, batch: SamplingBatch, kernels: "Kernels | None" = None
 ) -> tuple[list[int], list["TokenLogprobs | None"]]:
+    """sample_rows(), and what it finds on the host. batch: in the CPU's memory."""
+    batch = batch.to(logits.device)
+    return batch.on_host(fetch_together(sample_rows(logits, batch, kernels)))
+
+
+def sample_rows(logits: Tensor, batch: SamplingBatch, kernels: "Kernels | None" = None) -> Sampled:
     """A token for each row of logits [R, vocab_size] (float32; changed in place), and its logprobs if asked for.
 
-    NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity. kernels: None: PyTorch chooses.
+    batch: where the logits are. Nothing waits for the device. kernels: None: PyTorch chooses.
     """
-    batch = batch.to(logits.device)
     raw = logits
-    wants_logprobs = any(k is not None for k in batch.num_logprobs)
     if batch.processors is not None:
         batch.processors.apply_grammars(logits)
-        if wants_logprobs:
+        if batch.logprob_rows is not None:
             raw = logits.clone()
         batch.processors.apply(logits)
     token_ids = choose_tokens(logits, batch) if kernels is None else kernels.choose_tokens(logits, batch)
-    if not wants_logprobs:
-        return token_ids, [None] * len(token_ids)
-    from nanovllm.features.logprobs.scores import token_logprobs
-
+    if batch.logprob_rows is None:
+        return Sampled(token_ids, None)
     library = None if kernels is None else kernels.library
-    return token_ids, token_logprobs(raw, token_ids, batch.num_logprobs, library)
+    return Sampled(token_ids, batch.logprob_rows.score(raw, token_ids, library))
 
 
-def choose_tokens(logits: Tensor, batch: SamplingBatch) -> list[int]:
-    """A token for each row of logits [R, vocab_size]: drawn for random_rows, the most likely one for the others."""
+def choose_tokens(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """[R]: a token for each row of logits [R, vocab_size]: drawn for random_rows, otherwise the most likely one."""
     chosen = argmax(logits)
     best = logits.gather(1, chosen[:, None]).squeeze(1)  # NaN if the row holds one: argmax takes NaN for the largest
     if len(batch.random_rows):
         chosen[batch.random_rows] = sample_randomly(logits[batch.random_rows], batch)
-    chosen.masked_fill_(~best.isfinite(), NO_TOKEN)
-    return chosen.tolist()  # the first time in a step that anything waits for the device
+    return chosen.masked_fill_(~best.isfinite(), NO_TOKEN)
 
 
 def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:

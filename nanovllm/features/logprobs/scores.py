@@ -6,20 +6,20 @@ A prompt's need the logits of all its positions, not only the last. Those of 2,0
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.features.logprobs import c_scores
+from nanovllm.worker.batch import fetch_together
 
 ROWS_AT_A_TIME = 64
-MOST_TOP = (
-    64  # top tokens that are found for all rows together, as in cpu/sampling.c; who wants more gets its own search
-)
+MOST_TOP = 64  # top tokens that are found for all rows together, as in cpu/sampling.c; more are searched row by row
+FLOAT32_BITS = 0x7FFFFFFF  # without the sign
 
-Wanted = int | list[int] | None  # of a position: how many of the top tokens, or which tokens; None: nothing at all
+Searched = tuple[Tensor, Tensor, Tensor | None]  # token ids, their log probabilities and, unless 1, 2, 3, ..., ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +33,85 @@ class TokenLogprobs:
     top_ranks: list[int] | None = None  # None: 1, 2, 3, ...
 
 
-def token_logprobs(
-    raw: Tensor, chosen: list[int], wanted: Sequence[Wanted], library: Any = None
-) -> list[TokenLogprobs | None]:
-    """raw: logits [R, vocab_size]. chosen: a token of each row. wanted: of each row, see Wanted.
+class Scores(NamedTuple):
+    """Log probabilities at n rows of logits, in the memory that holds these.
 
-    library: of the C kernels, if there is one (worker/kernels.py).
+    logprobs       float32 [n], of the row's token
+    ranks          [n], of that token
+    top            [n, num_top], the most likely tokens
+    top_logprobs   float32 [n, num_top]
+    searched       of rows that want more top tokens, or certain ones: what was found instead, by place in the n
     """
-    result: list[TokenLogprobs | None] = [None] * len(chosen)
-    asked = [(row, k) for row, k in enumerate(wanted) if k is not None]
-    if not asked:
-        return result
-    vocab_size = raw.shape[1]
-    num_top = min(max((k for _, k in asked if isinstance(k, int) and k <= MOST_TOP), default=0), vocab_size)
-    rows = torch.tensor([row for row, _ in asked], device=raw.device)
-    # NO_TOKEN stands for the last one: the sequence ends with an error.
-    tokens = torch.tensor([chosen[row] for row, _ in asked], device=raw.device) % vocab_size
-    if library is not None:
-        totals, ranks, top = c_scores.of_rows(library, raw, rows, tokens, num_top)
-    else:
-        totals, ranks, top = of_rows(raw, rows, tokens, num_top)
-    of_chosen = (raw[rows, tokens].double() - totals).float()
-    of_top = (raw[rows[:, None], top].double() - totals[:, None]).float()
-    found = zip(asked, of_chosen.tolist(), ranks.tolist(), top.tolist(), of_top.tolist(), strict=True)
-    for i, ((row, k), logprob, rank, top_ids, top_logprobs) in enumerate(found):
-        if isinstance(k, int) and k <= num_top:
-            result[row] = TokenLogprobs(logprob, rank, top_ids[:k], top_logprobs[:k])
-            continue
-        token_ids = k if isinstance(k, list) else top_tokens(raw[row], min(k, vocab_size)).tolist()
-        values = raw[row, token_ids]
-        logprobs = (values.double() - totals[i]).float().tolist()
-        top_ranks = [int((raw[row] > value).sum()) + 1 for value in values] if isinstance(k, list) else None
-        result[row] = TokenLogprobs(logprob, rank, token_ids, logprobs, top_ranks)
-    return result
+
+    logprobs: Tensor
+    ranks: Tensor
+    top: Tensor
+    top_logprobs: Tensor
+    searched: dict[int, Searched]
+
+
+class LogprobRows(NamedTuple):
+    """Rows of logits of whose tokens the log probabilities are wanted.
+
+    rows     [n]; None: all rows
+    wanted   of each of the n, by its row: how many of the top tokens, or which tokens [k]
+    """
+
+    rows: Tensor | None
+    wanted: dict[int, int | Tensor]
+
+    @classmethod
+    def of(cls, all_wanted: Sequence[int | list[int] | None]) -> "LogprobRows | None":
+        """all_wanted: of each row; None: nothing. None if that holds for all of them."""
+        wanted = {
+            row: torch.tensor(k) if isinstance(k, list) else k for row, k in enumerate(all_wanted) if k is not None
+        }
+        if not wanted:
+            return None
+        return cls(None if len(wanted) == len(all_wanted) else torch.tensor(list(wanted)), wanted)
+
+    def score(self, logits: Tensor, token_ids: Tensor, library: Any = None) -> Scores:
+        """logits: [R, vocab_size]. token_ids: [R], of all rows. Nothing waits for the device.
+
+        But for rows that want more than MOST_TOP tokens: each of these brings its own to the host at once, for those of
+        many rows would fill a device. library: of the C kernels, if there is one (worker/kernels.py).
+        """
+        vocab_size = logits.shape[1]
+        num_top = max((k for k in self.wanted.values() if isinstance(k, int) and k <= MOST_TOP), default=0)
+        num_top = min(num_top, vocab_size)
+        rows = torch.arange(len(logits), device=logits.device) if self.rows is None else self.rows
+        # NO_TOKEN stands for the last one: the sequence ends with an error.
+        tokens = token_ids[rows] % vocab_size
+        if library is not None:
+            totals, ranks, top = c_scores.of_rows(library, logits, rows, tokens, num_top)
+        else:
+            totals, ranks, top = of_rows(logits, rows, tokens, num_top)
+        searched = {
+            place: search(logits[row], k, totals[place])
+            for place, (row, k) in enumerate(self.wanted.items())
+            if isinstance(k, Tensor) or k > num_top
+        }
+        return Scores(
+            logprobs=(logits[rows, tokens].double() - totals).float(),
+            ranks=ranks,
+            top=top,
+            top_logprobs=(logits[rows[:, None], top].double() - totals[:, None]).float(),
+            searched=searched,
+        )
+
+    def logprobs(self, scores: Scores) -> dict[int, TokenLogprobs]:
+        """{row: of its token}. scores: in the CPU's memory."""
+        found: dict[int, TokenLogprobs] = {}
+        lists = [x.tolist() for x in (scores.logprobs, scores.ranks, scores.top, scores.top_logprobs)]
+        for place, (row, logprob, rank, top, top_logprobs) in enumerate(zip(self.wanted, *lists, strict=True)):
+            if place in scores.searched:
+                ids, values, ranks = scores.searched[place]
+                all_ranks = None if ranks is None else ranks.tolist()
+                found[row] = TokenLogprobs(logprob, rank, ids.tolist(), values.tolist(), all_ranks)
+            else:
+                k = self.wanted[row]
+                found[row] = TokenLogprobs(logprob, rank, top[:k], top_logprobs[:k])
+        return found
 
 
 def of_rows(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,55 +122,83 @@ def of_rows(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple
     """
     logits = logits[rows]
     ranks = (logits > logits.gather(1, chosen[:, None])).sum(-1) + 1
-    return logits.double().logsumexp(-1), ranks, torch.stack([top_tokens(row, num_top) for row in logits])
+    return logits.double().logsumexp(-1), ranks, top_tokens(logits, num_top)
 
 
-def top_tokens(row: Tensor, num_top: int) -> Tensor:
-    """topk() takes any of equally likely tokens, in another batch another one. A row with NaN has no order."""
-    row = row.nan_to_num(0.0, torch.inf, -torch.inf)
-    least = row.topk(max(num_top, 1)).values[-1]
-    token_ids = (row >= least).nonzero().squeeze(1)
-    return token_ids[row[token_ids].sort(descending=True, stable=True).indices[:num_top]]
+def search(row: Tensor, wanted: int | Tensor, total: Tensor) -> Searched:
+    """row: logits [vocab_size]. wanted: see LogprobRows. total: the logarithm of the sum of exp(logit)."""
+    if isinstance(wanted, Tensor):
+        values = row[wanted]
+        return wanted, (values.double() - total).float(), (row > values[:, None]).sum(-1) + 1
+    token_ids = top_tokens(row, min(wanted, len(row)))
+    return fetch_together((token_ids, (row[token_ids].double() - total).float(), None))
+
+
+def top_tokens(logits: Tensor, num_top: int) -> Tensor:
+    """[..., num_top] most likely tokens of logits [..., vocab_size]. A row with NaN has no order.
+
+    Of equally likely tokens topk() takes any, in another batch another one. So it looks at whole numbers that are in
+    the order of the logits, and equal for no two tokens.
+    """
+    numbers = logits.nan_to_num(0.0, torch.inf, -torch.inf) + 0.0  # -0.0 becomes 0.0
+    bits = numbers.view(torch.int32)
+    in_order = torch.where(bits < 0, bits ^ FLOAT32_BITS, bits)
+    vocab_size = logits.shape[-1]
+    unique = in_order.long() * vocab_size - torch.arange(vocab_size, device=logits.device)
+    return unique.topk(num_top).indices
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
     """Rows of a step that know the prompt's next token, and how probable they make it.
 
-    rows            [P] in the batch
-    token_ids       P tokens: those that follow
-    num_logprobs    P times, how many of the top tokens are wanted
-    places          P times (seq_id, position of that token)
+    rows        [P] in the batch
+    token_ids   [P], the tokens that follow
+    parts       of ROWS_AT_A_TIME rows each, what is wanted
+    places      P times (seq_id, position of that token)
     """
 
     rows: Tensor
-    token_ids: list[int]
-    num_logprobs: list[int | None]
+    token_ids: Tensor
+    parts: list[LogprobRows]
     places: list[tuple[int, int]]
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput) -> "PromptRows | None":
-        rows, places, token_ids, wanted, first = list[int](), list[tuple[int, int]](), list[int](), [], 0
+        rows, places, token_ids, wanted, first = list[int](), list[tuple[int, int]](), list[int](), list[int](), 0
         for chunk in output.chunks:
             seq = chunk.seq
-            if seq.skip_prefix_cache:
+            num_top = seq.sampling_params.prompt_logprobs
+            if seq.skip_prefix_cache and num_top is not None:
                 positions = range(chunk.start + 1, min(chunk.end + 1, seq.num_prompt_tokens))
                 rows += range(first, first + len(positions))
                 places += ((seq.seq_id, position) for position in positions)
                 token_ids += seq.tokens[positions.start : positions.stop]
-                wanted += [seq.sampling_params.prompt_logprobs] * len(positions)
+                wanted += [num_top] * len(positions)
             first += chunk.end - chunk.start
-        return cls(torch.tensor(rows), token_ids, wanted, places) if rows else None
+        if not rows:
+            return None
+        starts = range(0, len(rows), ROWS_AT_A_TIME)
+        parts = [LogprobRows(None, dict(enumerate(wanted[start : start + ROWS_AT_A_TIME]))) for start in starts]
+        return cls(torch.tensor(rows), torch.tensor(token_ids), parts, places)
 
-    def score(self, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, library: Any = None) -> "PromptLogprobs":
-        """hidden: of these rows [P, hidden_size]. logits_of: the output head; on a rank that gets no logits, [0, n]."""
-        found: PromptLogprobs = []
-        for start in range(0, len(hidden), ROWS_AT_A_TIME):
-            part = slice(start, start + ROWS_AT_A_TIME)
-            if len(logits := logits_of(hidden[part])):
-                of_rows = token_logprobs(logits, self.token_ids[part], self.num_logprobs[part], library)
-                found.extend((*place, each) for place, each in zip(self.places[part], of_rows, strict=True) if each)
+    def score(self, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, library: Any = None) -> list[Scores]:
+        """Of each part; nothing on a rank that gets no logits.
+
+        hidden: of these rows [P, hidden_size]. logits_of: the output head; on a rank that gets no logits, [0, n].
+        """
+        found: list[Scores] = []
+        split = hidden.split(ROWS_AT_A_TIME), self.token_ids.split(ROWS_AT_A_TIME)
+        for part, of_part, token_ids in zip(self.parts, *split, strict=True):
+            if len(logits := logits_of(of_part)):
+                found.append(part.score(logits, token_ids, library))
         return found
+
+    def logprobs(self, scores: list[Scores]) -> "PromptLogprobs":
+        """scores: of each part, in the CPU's memory."""
+        pairs = zip(self.parts, scores, strict=True)
+        found = (each for part, of_part in pairs for each in part.logprobs(of_part).values())
+        return [(*place, each) for place, each in zip(self.places, found, strict=True)]
 
 
 PromptLogprobs = list[tuple[int, int, TokenLogprobs]]  # (seq_id, position, of the token there)

@@ -287,11 +287,11 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
             lib.gather_reordered, recorder, num, reordered, input_ids, room=lib.reordered_size(*reordered.shape)
         )
 
-    def choose_tokens(logits: Tensor, batch: SamplingBatch) -> list[int]:
+    def choose_tokens(logits: Tensor, batch: SamplingBatch) -> Tensor:
         num_rows, vocab_size = logits.shape
         num_drawn = len(batch.random_rows)
-        token_ids = (INT * num_rows)()
-        into = ctypes.addressof(token_ids)
+        token_ids = torch.empty(num_rows, dtype=torch.int64)
+        into = address(token_ids, torch.int64, (num_rows,))
         read = address(logits, torch.float32, (num_rows, vocab_size))
         if num_drawn < num_rows:
             recorder.call(lib.most_likely, ChoiceArgs(num_rows=num_rows, token_ids=into, logits=read, size=vocab_size))
@@ -307,7 +307,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
                 noise=address(batch.noise, torch.float64, (num_drawn,)), size=vocab_size,
             )  # fmt: skip
             recorder.call(lib.draw, args)
-        return list(token_ids)
+        return token_ids
 
     return Kernels(
         add_rms_norm=add_rms_norm,

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.features.logprobs.scores import token_logprobs
 from nanovllm.worker import model_runner
 from tests.checkpoints import reference_logits
 from tests.errors import expect
 from tests.faults import plant, run_to_end
-from tests.short_requests import TEXT, sampled
+from tests.short_requests import TEXT, sampled, token_logprobs
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
 
@@ -96,7 +95,7 @@ def test_prompt_logprobs_survive_preemption_and_failed_steps(checkpoint, monkeyp
 
 
 def test_prompt_logprobs_of_a_step_that_failed_are_forgotten(llm, monkeypatch):
-    plant(monkeypatch, model_runner, "sample", [1])
+    plant(monkeypatch, model_runner, "sample_rows", [1])
     params = SamplingParams(prompt_logprobs=0, max_tokens=2)
     with pytest.raises(RuntimeError):
         llm.generate([PROMPT[:6]], params)

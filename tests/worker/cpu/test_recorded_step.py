@@ -231,7 +231,7 @@ def test_most_likely(dtype, size):
     logits[3, size // 2], logits[4, -1], logits[5, 0] = torch.nan, torch.inf, -torch.inf
     logits[6], logits[7, :-1], logits[8] = -torch.inf, -torch.inf, 0
     batch = SamplingBatch.from_sequences([Sequence([0], SamplingParams(temperature=0))] * 40)
-    found, expected = (each.choose_tokens(logits, batch) for each in (kernels(dtype, 4, 2, 16), TORCH_KERNELS))
+    found, expected = (each.choose_tokens(logits, batch).tolist() for each in (kernels(dtype, 4, 2, 16), TORCH_KERNELS))
     assert found == expected and found[3] == found[4] == found[6] == -1 and found[7] == size - 1 and found[8] == 0
 
 

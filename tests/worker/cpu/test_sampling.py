@@ -20,9 +20,9 @@ from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker import model_runner
 from nanovllm.worker.cpu import threads
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.sampler import SamplingBatch, sample, weights_of
+from nanovllm.worker.sampler import SamplingBatch, sample_rows, weights_of
 from tests.faults import plant
-from tests.short_requests import TEXT
+from tests.short_requests import TEXT, token_logprobs
 from tests.worker.cpu.test_kernels import kernels
 from tests.worker.test_sampler import LOGITS, chi_square, chi_square_limit, exact_probs
 
@@ -128,7 +128,8 @@ def hostile_batch(logits: Tensor, g: torch.Generator) -> SamplingBatch:
     count, num_blocks = len(rows), -(-size // BLOCK)
     near = [0, 0, 1, 2, 5, 40, num_blocks - 1, num_blocks, num_blocks + 1, size - 1, size, size + 1, size // 2]
     batch = SamplingBatch(
-        num_logprobs=[None] * num_rows,
+        num_rows=num_rows,
+        logprob_rows=None,
         processors=None,
         random_rows=rows,
         temperature=pick([1e-5, 1e-3, 0.01, 0.3, 0.7, 1, 1, 1, 1.5, 5, 50], count, g),
@@ -180,8 +181,12 @@ def hostile(seed: int, sizes: tuple[int, ...], numbers: int) -> Iterator[tuple[s
             yield f"{kind.__name__}, {size} tokens", logits, hostile_batch(logits, g)
 
 
+def chosen(kernels: Kernels, logits: Tensor, batch: SamplingBatch) -> list[int]:
+    return kernels.choose_tokens(logits, batch).tolist()
+
+
 def check_tokens(c: Kernels, name: str, logits: Tensor, batch: SamplingBatch) -> None:
-    found, expected = (each.choose_tokens(logits, batch) for each in (c, TORCH_KERNELS))
+    found, expected = (chosen(each, logits, batch) for each in (c, TORCH_KERNELS))
     if found == expected:
         return
     row = next(row for row, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1])
@@ -225,7 +230,7 @@ def test_sums_that_are_not_exact_have_an_end(c):
     batch = SamplingBatch.from_sequences([Sequence([1], SamplingParams())])
     for noise in (0.0, 0.5, 1 - 2**-53):
         batch.noise.fill_(noise)
-        assert 0 <= c.choose_tokens(logits, batch)[0] < 600_000
+        assert 0 <= chosen(c, logits, batch)[0] < 600_000
 
 
 def test_the_last_token_that_top_p_keeps(c):
@@ -257,7 +262,7 @@ def test_a_token_that_may_not_be_drawn_is_not_drawn(c):
             seqs = [Sequence([1], SamplingParams(temperature=t)) for t in (0.01, 1, 50)]
             batch = SamplingBatch.from_sequences(seqs)
             batch.noise = torch.tensor([0, 1 - 2**-53, 0.5], dtype=torch.float64)
-            assert c.choose_tokens(logits, batch) == [kept] * 3
+            assert chosen(c, logits, batch) == [kept] * 3
 
 
 def test_random_and_greedy_rows_side_by_side(c):
@@ -265,8 +270,8 @@ def test_random_and_greedy_rows_side_by_side(c):
     logits[4, 3], logits[5] = NAN, -INF
     params = [SamplingParams(temperature=i % 2, seed=i, top_k=i) for i in range(7)]
     batch = SamplingBatch.from_sequences([Sequence([1], each) for each in params])
-    found = c.choose_tokens(logits, batch)
-    assert found == TORCH_KERNELS.choose_tokens(logits, batch) and found[4] == found[5] == NO_TOKEN
+    found = chosen(c, logits, batch)
+    assert found == chosen(TORCH_KERNELS, logits, batch) and found[4] == found[5] == NO_TOKEN
     assert found[::2] == [int(logits[0].argmax()), int(logits[2].argmax()), NO_TOKEN, int(logits[6].argmax())]
 
 
@@ -295,7 +300,7 @@ def test_distribution(c, name, size):
     counts = torch.zeros(size, dtype=torch.int64)
     for _ in range(NUM_DRAWS // 1000):
         batch.noise = torch.rand(1000, generator=g, dtype=torch.float64)
-        counts += torch.tensor(c.choose_tokens(logits, batch)).bincount(minlength=size)
+        counts += c.choose_tokens(logits, batch).bincount(minlength=size)
     assert counts.sum() == NUM_DRAWS
     statistic, freedom = chi_square(counts.tolist(), exact_probs(row, params))
     assert freedom > 0 and statistic <= chi_square_limit(freedom)
@@ -308,7 +313,7 @@ def part_of(batch: SamplingBatch, at: list[int]) -> SamplingBatch:
     """The same parameters for some of the random rows, whose logits are rows 0, 1, 2, ..."""
     chosen = torch.tensor(at)
     tensors = {name: getattr(batch, name)[chosen] for name in ("temperature", "top_k", "top_p", "min_p", "noise")}
-    return replace(batch, num_logprobs=[None] * len(at), random_rows=torch.arange(len(at)), **tensors)
+    return replace(batch, num_rows=len(at), random_rows=torch.arange(len(at)), **tensors)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -320,19 +325,19 @@ def test_a_row_has_the_same_token_and_scores_in_any_company(c, num_threads):
         logits[::2] = logits[::2].round()
         batch = part_of(hostile_batch(logits, g), [i % 40 for i in range(64)])
         tokens = torch.randint(size, (64,), generator=g)
-        expected = TORCH_KERNELS.choose_tokens(logits, batch)
+        expected = chosen(TORCH_KERNELS, logits, batch)
         try:
             pool.set_threads(num_threads, None)
-            assert c.choose_tokens(logits, batch) == expected
+            assert chosen(c, logits, batch) == expected
             together = c_scores.of_rows(c.library, logits, torch.arange(64), tokens, 5)
-            alone = [c.choose_tokens(logits[i : i + 1], part_of(batch, [i]))[0] for i in range(64)]
+            alone = [chosen(c, logits[i : i + 1], part_of(batch, [i]))[0] for i in range(64)]
             assert alone == expected
             order = torch.randperm(64, generator=g)
-            shuffled = c.choose_tokens(logits[order], part_of(batch, order.tolist()))
+            shuffled = chosen(c, logits[order], part_of(batch, order.tolist()))
             assert shuffled == [expected[i] for i in order.tolist()]
             # The other way round: the rows stay where they are, and are listed in another order.
             listed = replace(part_of(batch, order.tolist()), random_rows=order)
-            assert c.choose_tokens(logits, listed) == expected
+            assert chosen(c, logits, listed) == expected
             for at, all_of_them in zip(
                 c_scores.of_rows(c.library, logits, order, tokens[order], 5), together, strict=True
             ):
@@ -347,9 +352,9 @@ def test_a_row_has_the_same_token_and_scores_in_any_company(c, num_threads):
 # -- log probabilities -------------------------------------------------------------------------------------------------
 
 
-def check_scores(c: Kernels, logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> None:
-    totals, ranks, top = c_scores.of_rows(c.library, logits, rows, chosen, num_top)
-    expected = scores.of_rows(logits, rows, chosen, num_top)
+def check_scores(c: Kernels, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> None:
+    totals, ranks, top = c_scores.of_rows(c.library, logits, rows, tokens, num_top)
+    expected = scores.of_rows(logits, rows, tokens, num_top)
     torch.testing.assert_close(totals, expected[0], atol=3e-7, rtol=1e-7)
     assert torch.equal(ranks, expected[1]) and torch.equal(top, expected[2])
     logprobs = logits[rows].double().log_softmax(-1)
@@ -378,8 +383,8 @@ def test_top_tokens_may_be_all_of_them(c, size):
     logits = torch.randn(30, size, generator=generator(size)).mul(2).round()
     logits[:10, 1:] = -INF
     check_scores(c, logits, torch.arange(30), torch.arange(30) % size, size)
-    found = scores.token_logprobs(logits, [0] * 30, [size] * 30, c.library)
-    expected = scores.token_logprobs(logits, [0] * 30, [size] * 30)
+    found = token_logprobs(logits, [0] * 30, [size] * 30, c.library)
+    expected = token_logprobs(logits, [0] * 30, [size] * 30)
     assert [each.top_token_ids for each in found] == [each.top_token_ids for each in expected]
 
 
@@ -395,9 +400,9 @@ def test_ranks_of_tokens_that_are_equally_likely(c):
 def test_what_others_ask_for_changes_no_logprob(c):
     """A row that wants more top tokens than are found for all together gets a search of its own."""
     logits = torch.randn(200, 5000, generator=generator(3)) * 3
-    alone = [scores.token_logprobs(logits[i : i + 1], [i], [3], c.library)[0] for i in range(200)]
+    alone = [token_logprobs(logits[i : i + 1], [i], [3], c.library)[0] for i in range(200)]
     for most in (scores.MOST_TOP, scores.MOST_TOP + 1, 5000, [1, 2]):
-        *beside, other = scores.token_logprobs(
+        *beside, other = token_logprobs(
             torch.cat([logits, logits[:1]]), [*range(200), 0], [3] * 200 + [most], c.library
         )
         assert beside == alone
@@ -409,7 +414,7 @@ def test_the_only_token_that_is_allowed_is_certain(c, size):
     """As where a grammar leaves one token: the others weigh nothing, not even a little each."""
     logits = torch.full((1, size), -INF)
     logits[:, 5] = 2
-    [found] = scores.token_logprobs(logits, [5], [2], c.library)
+    [found] = token_logprobs(logits, [5], [2], c.library)
     assert (found.logprob, found.rank, found.top_token_ids) == (0.0, 1, [5, 0])
     assert found.top_logprobs == [0.0, -INF]
 
@@ -419,8 +424,8 @@ def test_what_c_does_not_find_pytorch_finds_beside_it(c, wanted):
     """More top tokens than C keeps, tokens that are named, or nothing, beside rows that want a few."""
     logits = torch.randn(4, 200, generator=generator(0)).mul(2).round()
     asked = [2, wanted, 0, None]
-    found = scores.token_logprobs(logits, [1, NO_TOKEN, 7, 0], asked, c.library)
-    expected = scores.token_logprobs(logits, [1, NO_TOKEN, 7, 0], asked)
+    found = token_logprobs(logits, [1, NO_TOKEN, 7, 0], asked, c.library)
+    expected = token_logprobs(logits, [1, NO_TOKEN, 7, 0], asked)
     assert found[3] is None and (found[1] is None) == (wanted is None)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours is theirs is None or same_logprobs(ours, theirs)
@@ -515,22 +520,18 @@ def test_requests_get_what_pytorch_would_give_them(llm, monkeypatch):
     num_steps = num_drawn = 0
     score = scores.PromptRows.score
 
-    def score_without_c(rows, logits_of, hidden, library):
-        assert library is not None
-        return score(rows, logits_of, hidden)
-
     def sample_both(logits: Tensor, batch: SamplingBatch, used: Kernels):
         nonlocal num_steps, num_drawn
         assert used is llm.engine.model_runner.kernels and used.library is not None
         num_steps, num_drawn = num_steps + 1, num_drawn + len(batch.random_rows)
-        ours, our_logprobs = sample(logits.clone(), batch, used)
-        tokens, logprobs = sample(logits, batch)
+        sampled = sample_rows(logits.clone(), batch, used), sample_rows(logits, batch)
+        (ours, our_logprobs), (tokens, logprobs) = map(batch.on_host, sampled)
         assert ours == tokens
         for row, other in zip(our_logprobs, logprobs, strict=True):
             assert row is other is None or same_logprobs(row, other)
-        return tokens, logprobs
+        return sampled[1]
 
-    monkeypatch.setattr(model_runner, "sample", sample_both)
+    monkeypatch.setattr(model_runner, "sample_rows", sample_both)
     monkeypatch.setattr(
         scores.PromptRows, "score", lambda rows, logits_of, hidden, library: score(rows, logits_of, hidden)
     )

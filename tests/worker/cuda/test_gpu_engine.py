@@ -5,6 +5,7 @@ On a real GPU test_cuda.py asks the same of real kernels.
 
 import gc
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,17 +151,6 @@ def test_a_key_that_is_masked_is_not_looked_at(gpu, window):
     torch.testing.assert_close(found.cpu(), expected, atol=1e-6, rtol=0)
 
 
-def test_prompt_logprobs(checkpoint, gpu):
-    params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2, logprobs=3)
-    [found] = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS).generate([prompts_of()[4]], params)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        [expected] = LLM(str(checkpoint()), enforce_eager=True, **OPTIONS).generate([prompts_of()[4]], params)
-    for ours, theirs in zip(found.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
-        assert ours.keys() == theirs.keys()
-        assert all(entry.logprob == pytest.approx(theirs[i].logprob, abs=1e-4) for i, entry in ours.items())
-
-
 # -- the wings ---------------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +282,60 @@ def test_a_decode_step_through_a_graph_is_one_copy_one_replay_one_copy_back(chec
         assert (counts.h2d, counts.replays, counts.d2h, counts.syncs) == (1 + more, 1, 1, 1)
 
 
+LOGPROBS = [
+    dict(logprobs=3),
+    dict(logprobs=0),
+    dict(),
+    dict(logprob_token_ids=[300, 7]),
+    dict(temperature=0.8, logprobs=64),
+]
+
+
+@pytest.mark.parametrize("prompt_logprobs", [None, 2])
+def test_logprobs_of_a_step_travel_with_its_tokens(tmp_path, gpu, prompt_logprobs):
+    """Of some rows and of all, the top ones and certain ones, of prompts in parts; all is one copy down and one back.
+
+    What the sampler is told is a copy of its own where a graph has the batch's numbers in a buffer of its own.
+    """
+    folder = make_checkpoint(tmp_path, "llama")
+    options = OPTIONS | dict(max_model_len=160, max_num_batched_tokens=150, num_gpu_blocks_override=80)
+    prompts = [*prompts_of()[:4], list(range(10, 150))]  # the last one's rows are scored in three parts
+    given = dict(temperature=0, max_tokens=4, seed=3, ignore_eos=True, prompt_logprobs=prompt_logprobs)
+    params = [SamplingParams(**given | more) for more in LOGPROBS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        expected = LLM(str(folder), enforce_eager=True, **options).generate(prompts, params, use_tqdm=False)
+    llm = LLM(str(folder), optimizations=GRAPHS, **options)
+    steps = counts_of_steps(llm, gpu)
+    found = llm.generate(prompts, params, use_tqdm=False)
+    assert_same_logprobs(found, expected)
+    assert {counts.replays for _, counts in steps} == {0, 1}
+    for sizes, counts in steps:
+        assert counts.h2d <= 1 + counts.replays and counts.d2h == counts.syncs == 1, sizes
+
+
+def test_more_logprobs_than_most_ask_for(checkpoint, gpu):
+    """Those of each such row are brought to the host at once, as the vocabulary times all rows would fill a GPU."""
+    llm = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS)
+    steps = counts_of_steps(llm, gpu)
+    params = [replace(GREEDY, logprobs=k) for k in (-1, 2, 65, None)]
+    found = llm.generate(prompts_of()[:4], params, use_tqdm=False)
+    assert [len(output.outputs[0].logprobs[0]) for output in found[:3]] == [320, 2, 65]
+    assert all(counts.d2h == 3 for sizes, counts in steps if sizes == [1, 1, 1, 1])
+
+
+def assert_same_logprobs(found: list, expected: list) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+        assert (ours.outputs[0].logprobs is None) == (theirs.outputs[0].logprobs is None)
+        rows = [(each.prompt_logprobs or []) + (each.outputs[0].logprobs or []) for each in (ours, theirs)]
+        for row, other in zip(*rows, strict=True):
+            assert (row is None) == (other is None)
+            for token_id, entry in (row or {}).items():
+                assert entry.rank == other[token_id].rank
+                assert entry.logprob == pytest.approx(other[token_id].logprob, abs=1e-4)
+
+
 @pytest.mark.parametrize("optimizations", [PYTORCH, TRITON], ids=["pytorch", "triton"])
 @pytest.mark.parametrize("num_layers", [1, 4])
 def test_a_prefill_step_makes_no_copy_per_layer(tmp_path, gpu, num_layers, optimizations):
@@ -312,8 +356,8 @@ def whole_heads(q, k, cos, sin) -> None:
         x.copy_(rotate(x, cos, sin))
 
 
-def without_lengths(self, device, to=Batch.to):
-    batch = to(self, device)
+def without_lengths(self, tensors, with_tensors=Batch.with_tensors):
+    batch = with_tensors(self, tensors)
     for name in ("query_lens", "key_lens"):
         batch.attn_metadata.pop(name, None)
     return batch
@@ -333,7 +377,7 @@ def test_a_graph_over_attention_that_asks_the_host_is_found(checkpoint, gpu, mon
 
 
 def test_lengths_that_are_read_from_the_device_are_found(checkpoint, gpu, monkeypatch):
-    monkeypatch.setattr(Batch, "to", without_lengths)
+    monkeypatch.setattr(Batch, "with_tensors", without_lengths)
     llm = LLM(str(checkpoint()), optimizations=PYTORCH, **OPTIONS)
     steps = counts_of_steps(llm, gpu)
     tokens_of(llm)
