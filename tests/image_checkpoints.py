@@ -102,9 +102,10 @@ KINDS: dict[str, tuple[Any, Any, dict, dict, dict, str]] = {
 }
 
 
-def make_image_checkpoint(folder: Path, kind: str, **changes: Any) -> Path:
-    """changes: of the processor's fields."""
-    config_class, model_class, text, vision, processor, template = KINDS[kind]
+def make_image_checkpoint(folder: Path, kind: str, vision: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """vision: of vision_config's fields. changes: of the processor's."""
+    config_class, model_class, text, fields, processor, template = KINDS[kind]
+    fields = fields | (vision or {})
     tokenizer = make_tokenizer()
     tokens = IDEFICS_TOKENS if kind in ("idefics3", "smolvlm") else QWEN_TOKENS
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
@@ -115,7 +116,7 @@ def make_image_checkpoint(folder: Path, kind: str, **changes: Any) -> Path:
         options |= dict(scale_factor=2)
     else:
         options |= dict(vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"])
-    config = config_class(text_config=dict(text), vision_config=dict(vision), tie_word_embeddings=False, **options)
+    config = config_class(text_config=dict(text), vision_config=fields, tie_word_embeddings=False, **options)
     torch.manual_seed(0)
     model = model_class(config).float()
     with torch.no_grad():

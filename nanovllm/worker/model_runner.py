@@ -357,6 +357,7 @@ class ModelRunner:
                 dtype=self.dtype,
                 device=self.device,
                 dummy=self.config.load_format == "dummy",
+                context=self.platform.tower_context,
             )
 
     @property

@@ -11,7 +11,7 @@ Only profile_free_bytes() calls back: it runs whole steps, to see how much memor
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,10 @@ class Platform(ABC):
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
         """A function that makes the context in which a step is computed."""
 
+    def tower_context(self) -> AbstractContextManager:
+        """In which a tower looks at pictures (features/images/tower.py)."""
+        return nullcontext()
+
     def profile_free_bytes(
         self,
         config: EngineConfig,
@@ -130,7 +134,7 @@ class Platform(ABC):
     def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:
         """Where a row's logits have the same bits, whatever the step's other rows, chunks, cache hits or threads are.
 
-        "on every processor", "on processors that multiply ...", or "not promised".
+        "on every processor", "on processors that multiply ...", or "not promised". More follows if pictures take more.
         """
 
 

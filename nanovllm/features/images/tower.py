@@ -1,9 +1,13 @@
 """Tower: pictures -> vectors that stand in for the embeddings of placeholders. transformers' own modules.
 
-An image goes through in one forward pass of its own, so its vectors do not depend on what else a step computes.
+An image goes through in one forward pass of its own, so its vectors do not depend on what else a step computes. On a
+CPU their last bits depend on the processor and on the number of threads: PyTorch cuts a sum, or the numbers that do not
+fill a vector, where one thread's share of the work ends (CPUPlatform.batch_invariant).
 """
 
 import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +36,21 @@ class Tower:
     """
 
     def __init__(
-        self, directory: Path, config: ImageConfig, *, dtype: torch.dtype, device: torch.device, dummy: bool
+        self,
+        directory: Path,
+        config: ImageConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        dummy: bool,
+        context: Callable[[], AbstractContextManager],
     ) -> None:
-        """Read the weights. Raises ValueError for a checkpoint whose tower is not what config.json says."""
+        """Read the weights. Raises ValueError for a checkpoint whose tower is not what config.json says.
+
+        context: makes the context in which it computes.
+        """
         self.dtype = dtype
+        self._context = context
         self.device = device
         self.num_runs = 0
         self._model = _load(directory, config, dtype, dummy).to(device)
@@ -71,7 +86,8 @@ class Tower:
     def _run(self, image: Image) -> Tensor:
         self.num_runs += 1
         inputs = {name: tensor.to(self.device) for name, tensor in image.make_inputs().items()}
-        output = self._model.get_image_features(**inputs, return_dict=True)
+        with self._context():
+            output = self._model.get_image_features(**inputs, return_dict=True)
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         features = torch.stack([torch.cat(list(level)) for level in levels]).to(self.dtype)
         assert features.shape[1] == image.num_placeholders, (

@@ -39,12 +39,18 @@ def fingerprint(
         "model": {name: value for name, value in asdict(model).items() if name not in NOT_COMPUTED},
         "numbers": (config.dtype, config.quantization, config.kv_cache_dtype, runner.block_size),
         "how": (config.optimizations, config.tensor_parallel_size, torch.cuda.is_available(), batch_invariant),
-        "processor": "any" if batch_invariant == "on every processor" else torch.backends.cpu.get_cpu_capability(),
+        "processor": "any" if batch_invariant == "on every processor" else cpu(),
         "code": (torch.__version__, code_digest()),
         "images": None if model.images is None else processor_digest(directory, config.mm_processor_kwargs),
     }
     text = json.dumps(depends_on, sort_keys=True, default=lambda value: sorted(value, key=repr))
     return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def cpu() -> tuple[str, dict[str, Any]]:
+    """What PyTorch's libraries choose their code by."""
+    more = getattr(torch.cpu, "get_capabilities", dict)  # not in every version that we support
+    return torch.backends.cpu.get_cpu_capability(), dict(more())
 
 
 def processor_digest(directory: Path, options: dict[str, Any] | None) -> str:

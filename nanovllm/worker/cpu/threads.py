@@ -75,6 +75,20 @@ def cgroup_quota(root: Path) -> int | None:
     return min(quotas, default=None)
 
 
+@contextmanager
+def pytorch_threads(number: int) -> Iterator[None]:
+    """PyTorch computes with so many threads, whatever the program has told it."""
+    before = torch.get_num_threads()
+    if before == number:
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def step_threads(model: nn.Module, kernels: Kernels) -> Callable[[], AbstractContextManager]:
     """Makes what each step of this model runs in."""
     if kernels is TORCH_KERNELS:

@@ -12,6 +12,7 @@ import pytest
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.features.tiers import directory, segment
 from nanovllm.tools.cli import main
+from nanovllm.worker.cpu.threads import pytorch_threads
 from nanovllm.worker.model_runner import ModelRunner
 from tests.checkpoints import SMALL
 from tests.errors import expect
@@ -149,7 +150,8 @@ def test_the_key_holds_what_answers_depend_on(checkpoint, copy_of, tmp_path):
         {"prefix_caching_hash_algo": "sha256"},
         {"num_gpu_blocks_override": 80},
     ):
-        same = engine(checkpoint(), tmp_path / "cache", **options)
+        with pytorch_threads(5):
+            same = engine(checkpoint(), tmp_path / "cache", **options)
         assert cached(same, PROMPTS[:1]) == [100], options
         end(same)
 
