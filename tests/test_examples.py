@@ -382,6 +382,16 @@ def test_perplexity(run, checkpoint):
     assert rounded == pytest.approx(as_they_are, rel=0.05)
 
 
+def test_perplexity_of_keys_with_biases(run, checkpoint):
+    """A bias that all keys have in common changes little, and rounding beside it much."""
+    options = "--tokens 128 --window 64 --quantization none --kv-cache-dtype auto int8 --key-biases 0 300".split()
+    out = run("perplexity.py", str(checkpoint()), *options)
+    rows = re.findall(r"│ as they are(, key biases 300)?(, K/V int8)? +│ +([\d.,]+)", out)
+    found = [float(number.replace(",", "")) for _, _, number in rows]
+    assert len(found) == 4 and found[1] == pytest.approx(found[0], rel=0.01)
+    assert found[2] == pytest.approx(found[0], rel=0.05) and abs(found[3] / found[2] - 1) > 0.05, found
+
+
 def test_retrieval(run):
     """The instruction that all passages begin with is computed once."""
     out = run("retrieval.py", "What is a token?", "--passages", "12", "--found", "1")

@@ -26,6 +26,7 @@ def load_model(
     device: torch.device,
     group: Any = None,
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
     kernels: Kernels = TORCH_KERNELS,
     dummy: bool = False,
     finish_linear: Callable[[Decoder, Linear], None] = lambda model, linear: None,
@@ -33,9 +34,9 @@ def load_model(
     """Build the decoder and read the weights into it; dummy: random ones instead.
 
     group: this rank among those that share the model (features/parallel/group.py), which reads its share only.
-    quantization, kernels: see features/quantization/convert.py. finish_linear: called when a layer's weight is there,
-    unless it is one of few bits. Raises ValueError or FileNotFoundError for files that are not this model's, before a
-    weight is read.
+    quantization, kernels: see features/quantization/convert.py. kv_cache_dtype: what the weights will give keys for; a
+    warning may follow. finish_linear: called when a layer's weight is there, unless it is one of few bits. Raises
+    ValueError or FileNotFoundError for files that are not this model's, before a weight is read.
     """
     config = config if dummy else as_stored(directory, config)
     make_decoder = Decoder if group is None else group.make_decoder
@@ -46,6 +47,10 @@ def load_model(
     places = dict(model.checkpoint_tensors())
     if group is not None:
         files.shares = group.shares(whole, places)
+    if kv_cache_dtype == "int8":
+        from nanovllm.features.quantization.key_biases import warn_of_int8_keys
+
+        warn_of_int8_keys(files, config)
     with torch.no_grad():
         # What becomes a weight of few bits is taken out of `places`; the rest is read as it is.
         if quantization is not None or files.are_quantized:

@@ -172,6 +172,7 @@ class ModelRunner:
             device=self.device,
             group=self.group,
             quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
             kernels=self.kernels,
             dummy=config.load_format == "dummy",
             finish_linear=partial(self.platform.finish_linear, config, self.kernels),

@@ -1,15 +1,18 @@
 """Keys and values of 8 bits: what is stored, attention to it against a dense twin, and what is refused."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
-from tests.checkpoints import SMALL
+from tests.checkpoints import SMALL, reference_model
 from tests.errors import expect
 from tests.worker.cpu.test_kernels import TOLERANCE, dense_attention, ragged_batch
 
@@ -77,6 +80,67 @@ def test_half_the_memory(checkpoint):
     whole, half = (llm.stats()["kv_pool"]["num_bytes"] for llm in sizes)
     head_dim = ModelConfig.from_directory(checkpoint()).head_dim
     assert half / whole == (head_dim + 2) / (2 * head_dim)
+
+
+# Where large biases are -> (kind of checkpoint, {layer: their size}).
+BIASES: dict[str, tuple[str, dict[int, float]]] = {
+    "all layers": ("qwen2", {0: 300.0, 1: 150.0}),
+    "one layer": ("qwen2", {1: 200.0}),
+    "of a Llama, negative": ("llama-biases", {0: -100.0, 1: 100.0}),
+}
+
+
+def give_biases(folder: Path, sizes: dict[int, float]) -> None:
+    """To one number of each key in these layers, and a smaller one to another."""
+    weights = load_file(folder / "model.safetensors")
+    for layer, size in sizes.items():
+        heads = weights[f"model.layers.{layer}.self_attn.k_proj.bias"].view(NUM_KV_HEADS, HEAD_DIM)
+        heads[:, 5] = size
+        heads[0, 14] = size / 2
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def error_of_keys(folder: Path) -> float:
+    """What rounding leaves out of transformers' keys, relative to what they are without their biases."""
+    model, errors = reference_model(folder), []
+    projected: dict[int, Tensor] = {}
+    for number, layer in enumerate(model.model.layers):
+        projection = layer.self_attn.k_proj
+        projection.register_forward_hook(
+            lambda module, inputs, y, number=number: projected.update({number: y - module.bias})
+        )
+    ids = torch.randint(4, 320, (1, 200), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+    for number, rest in projected.items():
+        keys = cache.layers[number].keys[0].transpose(0, 1)  # [tokens, heads, head_dim]
+        off, rest = (rounded(keys) - keys), rest.view(-1, NUM_KV_HEADS, HEAD_DIM)
+        errors += [float(off[:, head].norm() / rest[:, head].norm()) for head in range(NUM_KV_HEADS)]
+    return (sum(error**2 for error in errors) / len(errors)) ** 0.5
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("where", BIASES)
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["", "int8 weights"])
+def test_large_biases_of_keys_are_told(copy_of, caplog, where, options):
+    variant, sizes = BIASES[where]
+    folder = copy_of(variant)
+    give_biases(folder, sizes)
+    LLM(str(folder), **SMALL, kv_cache_dtype="int8", **options)
+    [said] = re.findall(r"int8 keys cost .* rounding error is (\d+) %", caplog.text)
+    assert int(said) == pytest.approx(100 * error_of_keys(folder), rel=0.2) and int(said) > 5
+
+
+@pytest.mark.compiler
+def test_of_other_keys_nothing_is_told(checkpoint, copy_of, caplog):
+    for variant in ("llama", "qwen2", "qwen3", "qwen3.5"):
+        LLM(str(checkpoint(variant)), **SMALL, kv_cache_dtype="int8")
+    folder = copy_of("qwen2")
+    give_biases(folder, {0: 10.0})
+    LLM(str(folder), **SMALL, kv_cache_dtype="int8")
+    give_biases(folder, {0: 300.0})
+    LLM(str(folder), **SMALL)
+    assert "int8 keys" not in caplog.text
 
 
 def test_what_is_refused(checkpoint):
