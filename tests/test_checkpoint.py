@@ -75,6 +75,7 @@ def test_a_tokenizer_that_a_package_reads(broken, monkeypatch, content, text):
             "rotary scaling must be one of default, linear, llama3, yarn, found 'su'",
         ),
         (dict(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "its angles change while a sequence grows"),
+        (dict(rope_parameters={"rope_type": None, "rope_theta": 1e4}), "rotary scaling must be one of default"),
         (
             dict(rope_parameters={"rope_type": "yarn"}),
             "Missing required keys in `rope_parameters` for 'rope_type'='yarn': {'factor'}",

@@ -205,7 +205,7 @@ def _rope_of(text: Any, family: str, path: Path) -> dict[str, Any]:
     """rope_scaling, rope_theta, and perhaps how many positions there are once the angles are scaled."""
     text.standardize_rope_params()  # as transformers' models do it once more when they begin
     given: dict[str, Any] = {name: value for name, value in text.rope_parameters.items() if value is not None}
-    is_plain = given.keys() == {"rope_type", "rope_theta"} and given["rope_type"] == "default"
+    is_plain = given.keys() == {"rope_type", "rope_theta"} and given.get("rope_type") == "default"
     if is_plain and family not in HYBRID:
         return {"rope_scaling": {"rope_type": "default"}} | numbers_of(given, ROPE_THETA, f"{path}: rotary embedding")
     from nanovllm.features.positions.rope_config import read_rope

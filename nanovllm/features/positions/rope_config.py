@@ -25,7 +25,8 @@ def read_rope(given: dict[str, Any], is_hybrid: bool, path: Path) -> dict[str, A
     given: rope_parameters of transformers' configuration, without what is null. is_hybrid: the model turns a part of
     each head, partial_rotary_factor. Raises ValueError for what would be computed wrongly.
     """
-    kind, where = given["rope_type"], f"{path}: rotary scaling"
+    kind: Any = given.get("rope_type")
+    where = f"{path}: rotary scaling"
     if kind == "dynamic":
         raise ValueError(
             f"{where} 'dynamic' is not supported: its angles change while a sequence grows, and K that is in the cache "
