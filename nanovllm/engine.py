@@ -6,15 +6,15 @@ step() makes six calls: poll, propose_drafts, schedule, model_runner.run, update
 that is what happens when an exception comes out of the middle of a step.
 """
 
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
-from nanovllm.checks.callbacks import WITHIN_A_STEP, notify
+from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within, notify
 from nanovllm.checks.names import known_names
 from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
@@ -48,11 +48,28 @@ __path__: list[str] = []
 TIER_WAIT_S = 0.02  # the longest sleep while a tier brings blocks; new requests are noticed after it
 SEEDS_PER_ENGINE_SEED = 1_000_003  # so many requests get seeds before those of the next engine seed begin
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def change(
+    method: Callable[Concatenate["LLMEngine", Arguments], Result],
+) -> Callable[Concatenate["LLMEngine", Arguments], Result]:
+    """A method that changes the engine: if it raises, everything is rebuilt (LLMEngine._change)."""
+
+    @wraps(method)
+    def changing(self: "LLMEngine", *args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        return self._change(partial(method, self, *args, **options))
+
+    return changing
+
 
 class LLMEngine:
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
     requests    {request id: Request} of those queued or running
+    to_abort    {request id: Request} of those that the change in progress, or the next step, ends. Any thread may add
+                some, at any time
     scheduled   the newest step's work, even if that step has failed; None until its schedule() has returned
     on_step     called near the end of each step that has chunks: (its SchedulerOutput, requests that got tokens). If
                 the step fails after that, it is computed again, and on_step is called for it again. What on_step
@@ -101,11 +118,10 @@ class LLMEngine:
         self.requests: dict[str, Request] = {}
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None
         self.scheduled: SchedulerOutput | None = None
+        self.to_abort: dict[str, Request] = {}
         self._num_requests = 0
-        self._in_change = False  # a change is on the stack now: callbacks may not begin another
         self._needs_restart = False  # a change has begun and is not complete
         self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # the work of the step in progress
-        self._to_abort: dict[str, Request] = {}  # requests that a callback has aborted in the middle of a change
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
@@ -192,20 +208,17 @@ class LLMEngine:
         token ids. So prompts with a common prefix come one after another, while it is still cached, even in a small
         pool.
         """
-        self._recover_or_refuse()  # before ids are looked up: a restart changes `requests`
+        self.recover()  # before ids are looked up: a restart changes `requests`
         self._assign_ids(requests)
-        with self._change():
-            try:
-                for request in sorted(requests, key=prefix_order):
-                    self.requests[request.request_id] = request
-                    for sample in request.samples:
-                        self.scheduler.add(sample.seq)
-            except BaseException:
-                for request in requests:
-                    if self.requests.get(request.request_id) is request:
-                        del self.requests[request.request_id]
-                raise
+        self._queue(sorted(requests, key=prefix_order))
         return [request.request_id for request in requests]
+
+    @change
+    def _queue(self, requests: list[Request]) -> None:
+        for request in requests:
+            for sample in request.samples:
+                self.scheduler.add(sample.seq)
+        self.requests.update({request.request_id: request for request in requests})
 
     def _assign_ids(self, requests: list[Request]) -> None:
         """Give each request its id and its samples their seed. Raises ValueError before any is given."""
@@ -258,58 +271,62 @@ class LLMEngine:
         if request is None:
             return None
         self.abort_requests([request])
-        return None if self._in_change else request.filtered(request.output())
+        return None if self._in_change() else request.filtered(request.output())
 
     def abort_requests(self, requests: list[Request]) -> None:
         """End requests at once or, if a callback calls this within a step, at the step's end. Ignores finished ones."""
-        if self._in_change:
-            self._to_abort.update((request.request_id, request) for request in requests)
-            return
-        with self._change():
-            self._abort(requests)
+        self.to_abort.update({request.request_id: request for request in requests})
+        if not self._in_change():
+            self._abort_noted()
 
-    def _abort(self, requests: list[Request]) -> None:
-        self.scheduler.abort(*(sample.seq.seq_id for request in requests for sample in request.samples))
-        for request in requests:
-            if self.requests.get(request.request_id) is request:
-                del self.requests[request.request_id]
+    @change
+    def _abort_noted(self) -> list[Request]:
+        return self._abort_as_asked()
 
+    def _abort_as_asked(self) -> list[Request]:
+        """End the requests that were noted. Returns those that were still unfinished."""
+        to_abort = list(self.to_abort.values())
+        aborted = [request for request in to_abort if self.requests.get(request.request_id) is request]
+        self.scheduler.abort(*(sample.seq.seq_id for request in aborted for sample in request.samples))
+        for request in aborted:
+            del self.requests[request.request_id]
+        return aborted
+
+    @change
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes. Returns False, and forgets nothing, while any request holds blocks.
 
         reset_running_requests: first take the blocks of the running requests. These wait, are computed again and end
         with the same tokens. reset_connector: also forget what is kept outside the pool, in memory and on a disk.
         """
-        with self._change():
-            while reset_running_requests and self.scheduler.running:
-                self.scheduler.preempt_last()
-            was_reset = self.block_manager.reset_prefix_cache()
-            if was_reset and reset_connector and self.tiers is not None:
-                for store in self.tiers.stores:
-                    store.reset()
-            return was_reset
+        while reset_running_requests and self.scheduler.running:
+            self.scheduler.preempt_last()
+        was_reset = self.block_manager.reset_prefix_cache()
+        if was_reset and reset_connector and self.tiers is not None:
+            for store in self.tiers.stores:
+                store.reset()
+        return was_reset
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 
     # -- the step -------------------------------------------------------------------------------------------------
 
+    @change
     def step(self) -> list[RequestOutput]:
         """Compute one step. Returns outputs of requests that have ended, and of streamed ones that got a token.
 
         If anything raises before the step is complete, all sequences wait again with the tokens from before it.
         Requests that a callback aborted in such a step stay aborted, and no later step returns their last output.
         """
-        forks.check_process()
-        with self._change():
-            started = time.perf_counter()
-            self.scheduled = None
-            self.poll()
-            drafts = self.propose_drafts()
-            scheduled = self.schedule(drafts, started)
-            result = self.model_runner.run(scheduled)
-            progressed = self.update(scheduled, result)
-            return self.make_outputs(scheduled, progressed, started)
+        started = time.perf_counter()
+        self.scheduled = None
+        self.poll()
+        drafts = self.propose_drafts()
+        scheduled = self.schedule(drafts, started)
+        result = self.model_runner.run(scheduled)
+        progressed = self.update(scheduled, result)
+        return self.make_outputs(scheduled, progressed, started)
 
     def poll(self) -> None:
         """Take in blocks that lower tiers have brought since the last step, and ask for those that sequences wait for.
@@ -363,72 +380,58 @@ class LLMEngine:
     def make_outputs(
         self, scheduled: SchedulerOutput, progressed: list[Request], started: float
     ) -> list[RequestOutput]:
-        """Complete the step. Returns outputs of requests that have ended, and of streamed ones that got a token."""
+        """Returns outputs of requests that have ended, and of streamed ones that got a token."""
         if self.on_step is not None and scheduled.chunks:
             notify(self.on_step, scheduled, progressed)
         finished = [request for request in progressed if request.finished]
         for request in finished:
             del self.requests[request.request_id]
-        aborted = self._abort_as_callbacks_asked()
+        aborted = self._abort_as_asked()
         shown = [request for request in progressed + aborted if request.finished or request.stream]
         unique = {request.request_id: request for request in shown}  # an aborted request may have got a token, too
         outputs = [(request, request.output()) for request in unique.values()]
         self.stats.count_step(scheduled, len(finished), time.perf_counter() - started)
-        self._needs_restart = False  # the step is complete: from here on nothing takes it back
-
         filtered = [request.filtered(output) for request, output in outputs]
         return [output for output in filtered if output is not None]
 
-    def _abort_as_callbacks_asked(self) -> list[Request]:
-        """End the requests that callbacks have asked to end. Returns those that were still unfinished."""
-        to_abort = list(self._to_abort.values())
-        aborted = [request for request in to_abort if self.requests.get(request.request_id) is request]
-        self._abort(aborted)
-        return aborted
-
     # -- a change that an exception interrupts --------------------------------------------------------------------
 
-    @contextmanager
-    def _change(self) -> Iterator[None]:
-        """Every change of the engine is made in this context. If it fails, everything is rebuilt from the requests.
+    def _change(self, work: Callable[[], Result]) -> Result:
+        """work(), which changes the engine. If it raises, everything is rebuilt from the requests.
 
         If rebuilding fails as well, the next change begins by rebuilding. Raises RuntimeError if a callback begins a
         change in the middle of another.
         """
-        if self._in_change:
+        forks.check_process()
+        if is_within(LLMEngine._change, self, sys._getframe(1)):
             raise RuntimeError(WITHIN_A_STEP)
+        if self._needs_restart:
+            self.restart()
+        self._in_flight = []
+        for request_id, request in list(self.to_abort.items()):
+            if self.requests.get(request_id) is not request:  # it has ended
+                self.to_abort.pop(request_id, None)
+        self._needs_restart = True
         try:
-            # This comes first: a request that a signal handler aborts from now on is noted, and ended with the change.
-            self._in_change = True
-            if self._needs_restart:
-                self.restart()
-            self._in_flight = []
-            for request_id, request in list(self._to_abort.items()):
-                if self.requests.get(request_id) is not request:  # it has ended
-                    del self._to_abort[request_id]
-            self._needs_restart = True
-            yield
-            # A step has completed itself in make_outputs(). What callbacks abort after that, the next change ends.
-            if self._needs_restart:
-                self._abort_as_callbacks_asked()
-                self._needs_restart = False
+            result = work()
+            self._needs_restart = False
         except BaseException:
-            if self._needs_restart:
-                self.restart()
+            self.restart()
             raise
-        finally:
-            self._in_change = False
+        return result
 
-    def _recover_or_refuse(self) -> None:
-        """Rebuild after a failed change that could not do so itself. Raises RuntimeError within a change."""
-        if self._needs_restart or self._in_change:
-            with self._change():
-                pass
+    def _in_change(self) -> bool:
+        """Is this asked by code that a change runs: an observer, a logits processor, a signal handler?"""
+        return is_within(LLMEngine._change, self, sys._getframe())
+
+    @change
+    def recover(self) -> None:
+        """Rebuild what a failed change could not rebuild itself. Raises RuntimeError within a change."""
 
     def restart(self) -> None:
         """Rebuild everything from the requests. All wait, with the tokens from before the step; nothing is cached.
 
-        It relies on `requests`, `_in_flight` and `_to_abort` only, so it may follow an exception in any line, even in
+        It relies on `requests`, `_in_flight` and `to_abort` only, so it may follow an exception in any line, even in
         one of its own.
         """
         self._needs_restart = True
@@ -438,7 +441,7 @@ class LLMEngine:
         self.requests = {request_id: request for request_id, request in self.requests.items() if not request.finished}
         samples = [sample for request in self.requests.values() for sample in request.samples]
         self.scheduler.restart(sample.seq for sample in samples if not sample.finished)
-        self._abort_as_callbacks_asked()
+        self._abort_as_asked()
         self._needs_restart = False
 
     # -- more methods that vLLM's engine has ----------------------------------------------------------------------

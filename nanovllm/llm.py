@@ -6,19 +6,22 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nanovllm.checks.exits import finish_at_exit
 from nanovllm.checks.names import known_names
 from nanovllm.checks.values import make_all
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
-from nanovllm.features.callers.shared_engine import SharedEngine
+from nanovllm.features.callers.ctrl_c import between_steps
+from nanovllm.features.callers.fair_lock import FairLock
+from nanovllm.features.callers.progress import progress_bar
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt, one_per_prompt, split_prompts
 from nanovllm.request import Request
-from nanovllm.sampling_params import SamplingParams
+from nanovllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from nanovllm.features.pooling.params import PoolingParams
 
 Message = dict[str, Any]
+Result = TypeVar("Result")
 CHAT_OPTIONS = (
     "continue_final_message",
     "chat_template",
@@ -56,8 +60,9 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
-        self._shared = SharedEngine(self.engine)
-        finish_at_exit(self._shared.turns)
+        self._turns = FairLock()  # of the threads that use it; whoever steps does it for all of them
+        self._enqueued: dict[str, Request] = {}  # nobody waits for these yet (enqueue)
+        finish_at_exit(self._turns)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
@@ -165,7 +170,11 @@ class LLM:
         """
         params = self._params_list(sampling_params, 1)[0]
         outputs = self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
-        return self._shared.filtered(outputs, params)
+        if params.output_kind is RequestOutputKind.CUMULATIVE:
+            return outputs
+        from nanovllm.features.callers.output_kind import OutputFilter
+
+        return OutputFilter(params.output_kind).through(outputs)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: "BeamSearchParams", **options: Any
@@ -177,7 +186,7 @@ class LLM:
         """
         from nanovllm.features.beam_search.search import beam_search
 
-        return beam_search(self, prompts, params, **options)
+        return between_steps(self.engine, partial(beam_search, self, prompts, params, **options))
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields a last output (finish_reason "abort"). Unknown ids are ignored.
@@ -185,7 +194,7 @@ class LLM:
         A callback that a step runs (a logits processor, on_step, on_kv_events) may call abort() and stats(). Then the
         request ends when the step ends. Any other method raises RuntimeError in the middle of a step.
         """
-        self._shared.abort(request_id)
+        self._turns.run(partial(self.engine.abort_request, request_id), within=True)
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
@@ -200,12 +209,13 @@ class LLM:
         ends an answer to the names of the checkpoint's files that say so. images is there once a picture has come:
         tower_runs, one for each picture that was looked at, and tower_bytes, of its weights on all ranks.
         """
-        return self._shared.stats()
+        from nanovllm.features.callers.snapshot import snapshot
+
+        return self._turns.run(partial(snapshot, self.engine), within=True)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes, as LLMEngine.reset_prefix_cache describes it."""
-        with self._shared.turns:
-            return self.engine.reset_prefix_cache(reset_running_requests, reset_connector)
+        return self._turns.run(partial(self.engine.reset_prefix_cache, reset_running_requests, reset_connector))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams, with vLLM's defaults for what it leaves out."""
@@ -221,17 +231,21 @@ class LLM:
     ) -> list[str]:
         """Queue prompts and compute nothing yet. The arguments are those of generate(). Returns the requests' ids."""
         requests = self._requests(prompts, sampling_params, lora_request, priority, **vllm_options)
-        self._shared.enqueue(requests)
-        self._shared.enqueued += requests
-        return [request.request_id for request in requests]
+        try:
+            return self._in_turn(partial(self._enqueue_for_later, requests))
+        except BaseException:
+            self._drop(requests)
+            raise
 
     def wait_for_completion(self, output_type: Any = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Compute what was enqueued. Returns one output for each prompt, in the order in which the prompts came.
 
         output_type is accepted because vLLM has it. The outputs are RequestOutputs, whatever it says.
         """
-        requests, self._shared.enqueued = self._shared.enqueued, []
-        return self._complete(requests, use_tqdm)
+        requests = list(self._enqueued.values())
+        outputs = self._complete(requests, use_tqdm)
+        self._in_turn(partial(self._end, requests))
+        return outputs
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer, as transformers loads it."""
@@ -239,8 +253,7 @@ class LLM:
 
     def get_metrics(self) -> "list[Metric]":
         """Counters since the engine was built, under vLLM's names; stats() has more, under ours."""
-        with self._shared.turns.unless_mine():
-            return self.engine.get_metrics()
+        return self._turns.run(self.engine.get_metrics, within=True)
 
     @property
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
@@ -323,14 +336,84 @@ class LLM:
         return make_all("prompts", arguments_list, make_request)
 
     def _complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        done: dict[str, RequestOutput] = {}
-        with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
-            ours = self._shared.enqueue(requests)
-            # A request that another thread has aborted ends without an output here. The return makes one for it.
-            while len(done) < len(requests) and self.engine.has_unfinished_requests():
-                done.update((output.request_id, output) for output in self._shared.step(ours))
-                advance(len(done))
-        return [done.get(request.request_id) or request.output() for request in requests]
+        """Queue requests, unless they are queued already, and make steps until all have ended."""
+
+        def complete() -> list[RequestOutput]:
+            unfinished = set(self._in_turn(partial(self._enqueue, requests)))
+            with progress_bar(self.engine.stats, self.engine.block_manager.stats, len(requests), use_tqdm) as advance:
+                while unfinished:
+                    unfinished = self._in_turn(partial(self._step, unfinished))
+                    advance(len(requests) - len(unfinished))
+            return [request.output() for request in requests]
+
+        try:
+            return between_steps(self.engine, complete)
+        except BaseException:
+            self._drop(requests)
+            raise
+
+    def _stream(self, request: Request) -> Generator[RequestOutput, None, None]:
+        num_tokens, finished = 0, False
+        try:
+            self._in_turn(partial(self._enqueue, [request]))
+            while not finished:
+                output = self._in_turn(partial(self._step_of_stream, request, num_tokens))
+                if output is not None:
+                    num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
+                    finished = output.finished
+                    yield output
+        except BaseException:  # also when the iterator is closed
+            self.engine.to_abort[request.request_id] = request  # first of all: Ctrl-C may interrupt any call
+            self._drop([request])
+            raise
+
+    def _drop(self, requests: list[Request]) -> None:
+        """End requests that nobody waits for any more: now or, in the middle of a step, with its end."""
+        self.engine.to_abort.update({request.request_id: request for request in requests})
+        with suppress(RuntimeError):  # of a thread that waits for its turn already: the next step ends them
+            self._in_turn(partial(self._end, requests), within=True)
+
+    def _in_turn(self, work: Callable[[], Result], within: bool = False) -> Result:
+        """work(), while no other thread changes the engine; a Ctrl-C takes effect afterwards."""
+        return between_steps(self.engine, partial(self._turns.run, work, within=within))
+
+    # In a turn of this thread. Another thread's step may have brought what this one waits for, and has served it, too.
+
+    def _enqueue(self, requests: list[Request]) -> list[str]:
+        """Queue those that are not queued yet. Returns all their ids."""
+        self.engine.enqueue([request for request in requests if not request.request_id])
+        return [request.request_id for request in requests]
+
+    def _enqueue_for_later(self, requests: list[Request]) -> list[str]:
+        request_ids = self._enqueue(requests)
+        self._enqueued.update(zip(request_ids, requests, strict=True))
+        return request_ids
+
+    def _end(self, requests: list[Request]) -> None:
+        """Nobody waits for these any more."""
+        self.engine.abort_requests(requests)
+        ended = {request.request_id for request in requests}
+        self._enqueued = {name: request for name, request in self._enqueued.items() if name not in ended}
+
+    def _step(self, request_ids: set[str]) -> set[str]:
+        """Make a step unless all of these requests have ended. Returns the ids of those that have not."""
+        engine = self.engine
+        if request_ids.isdisjoint(engine.requests):
+            engine.recover()  # unless the step that ended them is taken back here
+        elif not engine.step():
+            return request_ids  # none has ended in this step, and looking for those that others have ended takes time
+        return request_ids & engine.requests.keys()
+
+    def _step_of_stream(self, request: Request, num_tokens: int) -> RequestOutput | None:
+        """Make a step unless the request has ended, or has more tokens than these. None if it has no more yet."""
+
+        def has_news() -> bool:
+            return request.finished or request.num_generated_tokens > num_tokens
+
+        self.engine.recover()
+        if not has_news():
+            self.engine.step()
+        return request.output() if has_news() else None
 
     def _open_images(self, sources: list[Any], is_trusted: bool) -> "Pictures":
         return self._image_processor(is_trusted).open_all(sources, is_trusted)
@@ -344,18 +427,6 @@ class LLM:
         if params is None:
             params = self.get_default_sampling_params()
         return one_per_prompt("sampling_params", params, num)
-
-    def _stream(self, request: Request) -> Generator[RequestOutput, None, None]:
-        with self._shared.aborted_if_interrupted([request]):
-            ours = self._shared.enqueue([request])
-            finished = False
-            while not finished:
-                outputs = self._shared.step(ours)
-                if request.finished and not outputs:
-                    outputs = [request.output()]
-                for output in outputs:
-                    finished = output.finished
-                    yield output
 
     def __getattr__(self, name: str) -> Any:
         """Raise an AttributeError; for a method that only vLLM's LLM has, it says what to use instead."""

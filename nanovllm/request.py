@@ -121,6 +121,11 @@ class Request:
         return all(sample.finished for sample in self.samples)
 
     @property
+    def num_generated_tokens(self) -> int:
+        """Of all samples."""
+        return sum(sample.seq.num_generated_tokens for sample in self.samples)
+
+    @property
     def text_grows(self) -> bool:
         """Does somebody read its text while it grows? (Otherwise it is decoded once, at its end.)"""
         return self.stream and self.params.detokenize

@@ -4,12 +4,10 @@ The model is a stand-in: its K/V of a position is the tokens up to there, and wh
 in the slots of the block table. So a block that is found under a name, and was not computed for it, changes the answer.
 """
 
-import itertools
-import linecache
 import random
-import sys
-from collections import Counter
-from contextlib import suppress
+import signal
+import threading
+from contextlib import closing, suppress
 
 import pytest
 
@@ -18,13 +16,18 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.features.logprobs.scores import TokenLogprobs
 from nanovllm.sampling_params import RequestOutputKind
 from nanovllm.worker.model_runner import ModelRunnerOutput, RowOutputs
+from tests.faults import Instants
 
 FOLDER = nanovllm.__path__[0]
-FILES = tuple(f"{FOLDER}/{name}" for name in ("core/", "engine.py", "request.py", "detokenizer.py"))
+# From a call's first line to its last: enqueuing, taking turns, steps, giving turns back, what is left of the call.
+OF_CALLS = ("llm.py", "engine.py", "features/callers/", "checks/callbacks.py", "checks/forks.py")
+WHOLE_CALLS = {
+    event: Instants(*(f"{FOLDER}/{name}" for name in OF_CALLS), event=event) for event in ("call", "line", "opcode")
+}
+LINES = Instants(*(f"{FOLDER}/{name}" for name in ("core/", "engine.py", "request.py", "detokenizer.py")))
+EXECUTIONS = (1, 2, 9)  # of a line
 BLOCK_SIZE, NUM_BLOCKS = 4, 10
 SHARED = [40 + i for i in range(13)]
-# A plain store, in a `finally`. Python calls signal handlers at calls and jumps, so nothing is raised here.
-UNINTERRUPTIBLE = "self._in_change = False"
 
 
 class Interrupted(Exception):
@@ -93,39 +96,14 @@ def finish(engine):
             engine.step()
 
 
-def traced(function, at_line):
-    """Call it; at_line(number, frame) before each line executed in FILES, counted from 0."""
-    numbers = itertools.count()
-
-    def trace(frame, event, arg):
-        if not frame.f_code.co_filename.startswith(FILES):
-            return None
-        if event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() != UNINTERRUPTIBLE:
-            at_line(next(numbers), frame)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-
-
-def interrupted_at(lines, function):
-    """Call it, and raise at these lines."""
-
-    def at_line(number, frame):
-        if number in lines:
-            raise Interrupted(f"{frame.f_code.co_name}:{frame.f_lineno}")
-
-    traced(function, at_line)
+def interrupt():
+    raise Interrupted
 
 
 def assert_as_fresh(llm, expected):
     assert answers(llm) == expected
     engine = llm.engine
-    assert not engine.requests and not llm._shared.outputs
+    assert not engine.requests
     engine.scheduler.check_integrity()
     assert len(engine.block_manager.free_blocks) == NUM_BLOCKS, "a block was lost"
 
@@ -137,57 +115,42 @@ def expected(llm):
     return expected
 
 
-def lines_to_try(function):
-    """Every line that runs, at its first execution and at some others: positions in the order of execution."""
-    seen, chosen = Counter(), []
-
-    def at_line(number, frame):
-        where = frame.f_code.co_filename, frame.f_lineno
-        seen[where] += 1
-        if seen[where] in (1, 2, 9):
-            chosen.append(number)
-
-    traced(function, at_line)
-    assert len(seen) > 200
-    return chosen
-
-
 def test_the_next_call_answers_as_a_fresh_engine(llm, expected):
-    for line in lines_to_try(lambda: answers(llm)):
+    for line in LINES.of(lambda: answers(llm), EXECUTIONS):
         with pytest.raises(Interrupted):
-            interrupted_at({line}, lambda: answers(llm))
+            LINES.interrupt({line}, lambda: answers(llm), interrupt)
         assert_as_fresh(llm, expected)
 
 
 @pytest.mark.ci
 def test_requests_that_live_on_are_answered_as_ever(llm, expected):
     clean = enqueued(llm)
-    for line in lines_to_try(lambda: finish(llm.engine)):
+    for line in LINES.of(lambda: finish(llm.engine), EXECUTIONS):
         requests = enqueued(llm)
-        interrupted_at({line}, lambda: finish(llm.engine))
+        LINES.interrupt({line}, lambda: finish(llm.engine), interrupt)
         assert [request.output().outputs for request in requests] == expected, f"after an exception at line {line}"
         assert streamed(requests) == streamed(clean), f"after an exception at line {line}"
     assert_as_fresh(llm, expected)
 
 
 def test_an_exception_while_the_first_is_dealt_with(llm, expected):
-    rng, lines = random.Random(0), lines_to_try(lambda: answers(llm))
+    rng, lines = random.Random(0), LINES.of(lambda: answers(llm), EXECUTIONS)
     for line in rng.sample(lines, 60):
         with pytest.raises(Interrupted):
-            interrupted_at({line, line + rng.randint(1, 60), line + rng.randint(61, 200)}, lambda: answers(llm))
+            later = {line + rng.randint(1, 60), line + rng.randint(61, 200)}
+            LINES.interrupt({line, *later}, lambda: answers(llm), interrupt)
         for request in list(llm.engine.requests.values()):  # a second exception may leave the call's requests behind
             llm.engine.abort_requests([request])
-        llm._shared.outputs.clear()
         assert_as_fresh(llm, expected)
 
 
 def test_a_signal_handler_that_aborts_at_any_line(llm, expected):
     """It is answered in the middle of a step, and harms no other request; nor does it if the step then fails."""
     engine = llm.engine
-    rng, lines = random.Random(1), lines_to_try(lambda: finish(engine) if enqueued(llm) else None)
+    rng, lines = random.Random(1), LINES.of(lambda: finish(engine) if enqueued(llm) else None, EXECUTIONS)
     of_changes: dict[int, int] = {}  # {line of _change(): when it was executed for the first time}
     enqueued(llm)
-    traced(
+    LINES.trace(
         lambda: finish(engine),
         lambda number, frame: frame.f_code.co_name == "_change" and of_changes.setdefault(frame.f_lineno, number),
     )
@@ -203,12 +166,103 @@ def test_a_signal_handler_that_aborts_at_any_line(llm, expected):
                 if fails_later and number == line + fails_later:
                     raise Interrupted
 
-            traced(lambda: finish(engine), at_line)
+            LINES.trace(lambda: finish(engine), at_line)
             assert not engine.requests and victim.finished
             for request, answer in zip(requests, expected, strict=True):
                 if request is not victim:
                     assert request.output().outputs == answer, f"after an abort at line {line}"
     assert_as_fresh(llm, expected)
+
+
+def enqueue_and_wait(llm):
+    llm.enqueue(PROMPTS, PARAMS)
+    return [output.outputs for output in llm.wait_for_completion(use_tqdm=False)]
+
+
+def leave_a_stream(llm):
+    with closing(llm.stream(PROMPTS[2], PARAMS[2])) as outputs:
+        return next(outputs).outputs
+
+
+CALLS = {
+    "generate": answers,
+    "stream": lambda llm: [output.outputs for output in llm.stream(PROMPTS[1], PARAMS[1])],
+    "enqueue, wait_for_completion": enqueue_and_wait,
+    "reset_prefix_cache": lambda llm: llm.reset_prefix_cache(reset_running_requests=True),
+}
+INTERRUPTIONS = {
+    "an exception": interrupt,
+    "a signal's handler": lambda: signal.raise_signal(signal.SIGALRM),
+    "Ctrl-C": lambda: signal.raise_signal(signal.SIGINT),
+}
+
+
+@pytest.fixture
+def alarm():
+    """A handler that raises, as that of a timeout does."""
+    if not hasattr(signal, "SIGALRM"):
+        pytest.skip("this system has no SIGALRM")
+    before = signal.signal(signal.SIGALRM, lambda *news: interrupt())
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def assert_usable(llm, call, expected):
+    """The call answers as before, and nothing is left of one that was interrupted."""
+    assert [output.outputs for output in llm.wait_for_completion(use_tqdm=False)] in ([], expected)
+    assert call(llm) == expected
+    assert not llm.engine.requests and not llm._turns.queue and not llm._enqueued
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    llm.engine.scheduler.check_integrity()
+    assert len(llm.engine.block_manager.free_blocks) == NUM_BLOCKS, "a block was lost"
+
+
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("event", ["line", pytest.param("opcode", marks=pytest.mark.ci)])
+def test_a_call_that_is_interrupted_anywhere(llm, alarm, event, name, how):
+    call, instants = CALLS[name], WHOLE_CALLS[event]
+    llm.reset_prefix_cache()
+    expected = call(llm)
+    for instant in instants.of(lambda: call(llm)):
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            instants.interrupt({instant}, lambda: call(llm), INTERRUPTIONS[how])
+        assert_usable(llm, call, expected)
+
+
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+def test_leaving_a_stream_is_interrupted(llm, alarm, how):
+    """Its request ends all the same, with the next step at the latest."""
+    expected, instants = leave_a_stream(llm), WHOLE_CALLS["call"]
+    for instant in instants.of(lambda: leave_a_stream(llm), executions=range(99)):
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            instants.interrupt({instant}, lambda: leave_a_stream(llm), INTERRUPTIONS[how])
+        assert_usable(llm, leave_a_stream, expected)
+
+
+def test_one_thread_is_interrupted_and_the_others_go_on(llm, alarm, expected):
+    is_over, found = threading.Event(), []
+
+    def ask():
+        while not is_over.is_set():
+            found.append(answers(llm))
+
+    rng, instants = random.Random(2), WHOLE_CALLS["opcode"]
+    numbers = instants.of(lambda: answers(llm))
+    others = [threading.Thread(target=ask) for _ in range(2)]
+    for other in others:
+        other.start()
+    try:
+        for instant in rng.sample(numbers, 60):
+            with suppress(Interrupted, KeyboardInterrupt):  # it may not come so far: others make steps for it
+                instants.interrupt({instant}, lambda: answers(llm), rng.choice(list(INTERRUPTIONS.values())))
+            assert answers(llm) == expected
+    finally:
+        is_over.set()
+        for other in others:
+            other.join()
+    assert len(found) > 60 and all(answer == expected for answer in found)
+    assert_usable(llm, answers, expected)
 
 
 def test_a_request_that_a_callback_aborts_gives_one_output(llm):

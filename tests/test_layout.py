@@ -26,7 +26,7 @@ worker.cpu.reorder worker.cpu.threads worker.kernels worker.kv_cache worker.laye
 worker.model_runner worker.platform worker.sampler
 """
 WINGS = """
-features.assembly features.callers.fair_lock features.callers.progress features.callers.shared_engine
+features.assembly features.callers.ctrl_c features.callers.fair_lock features.callers.progress
 """
 LOADED = """
 import sys

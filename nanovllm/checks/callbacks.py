@@ -29,14 +29,13 @@ def notify(observer: Callable[..., None], *news: Any) -> bool:
     return True
 
 
-def is_within(function: Callable[..., Any], owner: Any, frame: FrameType) -> bool:
-    """Was this frame called, directly or not, by function(owner, ...)?
+def is_within(function: Callable[..., Any], owner: Any, frame: FrameType | None) -> bool:
+    """Is this frame function(owner, ...), or has that called it, directly or not?
 
     The stack knows it even after an exception out of any line, when a flag may not have been taken back.
     """
-    caller = frame.f_back
-    while caller is not None:
-        if caller.f_code is function.__code__ and caller.f_locals.get("self") is owner:
+    while frame is not None:
+        if frame.f_code is function.__code__ and frame.f_locals.get("self") is owner:
             return True
-        caller = caller.f_back
+        frame = frame.f_back
     return False

@@ -1,83 +1,90 @@
-"""FairLock: several threads share one LLM. One steps at a time, for all of them (chapter 2 has the step)."""
+"""FairLock: several threads share one LLM. One steps at a time, for all of them (chapter 2 has the step).
 
+A turn is data: a place in a queue, which holds as long as the call that took it is on its thread's stack. An exception
+out of any line (Ctrl-C, a signal handler, a timeout) can keep a thread from giving its turn back, but not from leaving
+that call. Then the next thread to ask finds that nobody has the turn.
+"""
+
+import sys
+import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Lock, get_ident
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import get_ident
+from typing import TypeVar
 
-from nanovllm.checks.callbacks import WITHIN_A_STEP
+from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within
 from nanovllm.checks.forks import check_process
+
+Result = TypeVar("Result")
+POLL_S = 0.05  # how long a turn that was lost may hold up the next
+
+
+class Turn:
+    """A place in the queue. The first has the turn, the others wait."""
+
+    def __init__(self, queue: "deque[Turn]") -> None:
+        self.queue = queue
+        self.thread = get_ident()
+        self.heard: SimpleQueue[None] = SimpleQueue()  # that it may be the first now
+
+    def is_valid(self) -> bool:
+        return is_within(Turn.run, self, sys._current_frames().get(self.thread))
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """work(), once all that asked earlier have left."""
+        try:
+            self.queue.append(self)
+            while (first := self.queue[0]) is not self:
+                if not first.is_valid():
+                    first.leave()
+                    continue
+                with suppress(Empty):
+                    self.heard.get(timeout=POLL_S)
+            return work()
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Safe to call twice."""
+        with suppress(ValueError, IndexError):
+            self.queue.remove(self)
+            self.queue[0].heard.put(None)
 
 
 class FairLock:
-    """A lock, `with turns:`, that is handed over in the order of asking. Not reentrant: RuntimeError.
+    """run(work) is done by one thread at a time, in the order of asking. Not reentrant: RuntimeError.
 
     threading.Lock is not fair: a thread that makes step after step would take it again before those who wait wake up.
     """
 
     def __init__(self) -> None:
-        self._mutex = Lock()
-        self._ends = Lock()  # held by who ends the program, for ever: others wait, and are taken away with it
-        self._only: int | None = None  # that thread
-        # One for each thread that asked; the first has the turn, the others are locked.
-        self._queue: deque[tuple[Lock, int]] = deque()
+        self.queue: deque[Turn] = deque()
+        self._only: int | None = None  # the thread that ends the program
 
-    def is_mine(self) -> bool:
-        """Has this thread the turn?"""
-        try:
-            return self._queue[0][1] == get_ident()
-        except IndexError:
-            return False
-
-    @contextmanager
-    def unless_mine(self) -> Iterator[None]:
-        """Take a turn; for a thread that has it already, that one. For what is allowed in the middle of a step."""
-        check_process()  # a child's thread may have the number of the parent's thread whose turn it is
-        if self.is_mine():
-            yield
-            return
-        with self:
-            yield
-
-    def __enter__(self) -> None:
+    def run(self, work: Callable[[], Result], *, within: bool = False) -> Result:
+        """work(), in a turn of this thread. within: in the turn that it has, if it has one; for what a step allows."""
         check_process()  # the turn may be a thread's that only the parent has
-        if any(thread == get_ident() for _, thread in self._queue.copy()):
-            raise RuntimeError(WITHIN_A_STEP)  # or a signal handler interrupts the waiting: it would wait for itself
-        self._take()
+        mine = next((turn for turn in list(self.queue) if turn.thread == get_ident() and turn.is_valid()), None)
+        if mine is None:
+            return Turn(self.queue).run(lambda: self._work(work))
+        if within and mine is self.queue[0]:
+            return work()
+        raise RuntimeError(WITHIN_A_STEP)  # or a signal handler interrupts the waiting: it would wait for itself
+
+    def _work(self, work: Callable[[], Result]) -> Result:
         if self._only not in (None, get_ident()):
-            self._leave(self._queue[0])
-            self._ends.acquire()
-
-    def _take(self, seconds: float = -1) -> bool:
-        """Wait for a turn, no longer than this. False: it did not come."""
-        lock = Lock()
-        lock.acquire()
-        mine = lock, get_ident()
-        with self._mutex:
-            self._queue.append(mine)
-            if self._queue[0] is mine:
-                return True
-        came = False
-        try:
-            came = lock.acquire(timeout=seconds)  # until the one before releases it
-        finally:
-            if not came:  # in time, or before Ctrl-C
-                self._leave(mine)
-        return came
-
-    def __exit__(self, *error: object) -> None:
-        self._leave(self._queue[0])
+            self.queue.popleft()
+            SimpleQueue[None]().get()  # for ever: the program ends, and takes this thread away
+        return work()
 
     def finish(self, seconds: float) -> None:
         """The program ends: wait until nobody has a turn. From now on only this thread gets one."""
         self._only = get_ident()
-        self._ends.acquire(blocking=False)
-        if not self.is_mine() and self._take(seconds):
-            self._leave(self._queue[0])
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._is_taken_elsewhere():
+            time.sleep(0.01)
 
-    def _leave(self, mine: tuple[Lock, int]) -> None:
-        with self._mutex:
-            had_turn = self._queue[0] is mine
-            self._queue.remove(mine)
-            if had_turn and self._queue:
-                self._queue[0][0].release()
+    def _is_taken_elsewhere(self) -> bool:
+        return any(turn.thread != self._only and turn.is_valid() for turn in list(self.queue))

@@ -1,61 +1,15 @@
-"""What a person at a terminal or in a notebook sees of a call: a progress bar, and what Ctrl-C does."""
+"""What a person at a terminal or in a notebook sees of a call: a progress bar."""
 
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.stats import EngineStats
 
 # transformers imports tqdm, which asks for widgets in a notebook. The bar below needs none.
 warnings.filterwarnings("ignore", "IProgress not found")
-
-
-@contextmanager
-def ctrl_c_after_step() -> Iterator[None]:
-    """Hold the first Ctrl-C back until the step is over: no structure is left half changed. A second acts at once."""
-    interrupted = False
-
-    def handler(signum: int, frame: Any) -> None:
-        nonlocal interrupted
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted = True
-
-    with _handled_by(handler):
-        yield
-    if interrupted:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def ctrl_c_between_steps() -> Iterator[None]:
-    """Around several steps: Ctrl-C raises KeyboardInterrupt between two of them in a notebook's cell with `await`, too.
-
-    There the notebook's own handler cancels the cell, and a call that does not await would first run to its end.
-    """
-    with _handled_by(signal.default_int_handler):
-        yield
-
-
-@contextmanager
-def _handled_by(handler: Any) -> Iterator[None]:
-    """Instead of Python's handler of SIGINT, or a notebook's. A program's own stays; only the main thread has any."""
-    before = signal.getsignal(signal.SIGINT)
-    is_notebook = (getattr(before, "__module__", None) or "").startswith("ipykernel.")
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or not (is_notebook or before is signal.default_int_handler):
-        yield
-        return
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

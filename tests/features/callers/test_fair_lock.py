@@ -1,12 +1,13 @@
 """Several threads, one LLM: each gets the answers it would get alone, and their requests share batches."""
 
+import gc
 import signal
 import threading
 import time
 
 import pytest
 
-from nanovllm import SamplingParams
+from nanovllm import RequestOutput, SamplingParams
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.features.callers.fair_lock import FairLock
 
@@ -33,6 +34,12 @@ def in_threads(functions):
     return [results[number] for number in range(len(functions))]
 
 
+def num_outputs():
+    """Of all that are in memory."""
+    gc.collect()
+    return sum(type(thing) is RequestOutput for thing in gc.get_objects())
+
+
 def test_threads_get_their_own_answers_and_share_steps(llm, monkeypatch):
     def generate(first):
         return [o.outputs[0].token_ids for o in llm.generate([[first, 6, 7], [first, 9, 8, 7]], PARAMS, use_tqdm=False)]
@@ -41,6 +48,7 @@ def test_threads_get_their_own_answers_and_share_steps(llm, monkeypatch):
         return [list(llm.stream([first, 6, 7], PARAMS))[-1].outputs[0].token_ids]
 
     firsts = range(20, 32)
+    num_before = num_outputs()
     expected = [generate(first) for first in firsts]
     together, schedule = [], Scheduler.schedule
 
@@ -55,26 +63,21 @@ def test_threads_get_their_own_answers_and_share_steps(llm, monkeypatch):
         calls += [lambda first=first: stream(first) for first in firsts]
         assert in_threads(calls) == expected + [answer[:1] for answer in expected]
     assert max(together) > 4, "no step served several threads"
-    assert not llm.engine.requests and not llm._shared.outputs
+    assert not llm.engine.requests
+    assert num_outputs() == num_before, "an answer was kept for a caller who has it"
 
 
 def test_turns_are_taken_in_the_order_of_asking():
-    turns, order, asked = FairLock(), [], threading.Event()
+    turns, order, threads = FairLock(), [], []
 
-    def ask(name):
-        asked.set()
-        with turns:
-            order.append(name)
-
-    with turns:
-        threads = []
+    def ask_while_one_has_the_turn():
         for name in "abcd":
-            asked.clear()
-            threads.append(threading.Thread(target=ask, args=name))
+            threads.append(threading.Thread(target=lambda name=name: turns.run(lambda: order.append(name))))
             threads[-1].start()
-            asked.wait()
-            while len(turns._queue) < len(threads) + 1:
+            while len(turns.queue) < len(threads) + 1:
                 time.sleep(0.001)
+
+    turns.run(ask_while_one_has_the_turn)
     for thread in threads:
         thread.join()
     assert order == list("abcd")
@@ -85,25 +88,23 @@ def test_one_who_gives_up_waiting_blocks_nobody():
     turns, held, release = FairLock(), threading.Event(), threading.Event()
 
     def hold():
-        with turns:
-            held.set()
-            release.wait()
+        held.set()
+        release.wait()
 
     def give_up(signum, frame):
         raise TimeoutError
 
-    holder = threading.Thread(target=hold)
+    holder = threading.Thread(target=lambda: turns.run(hold))
     holder.start()
     held.wait()
     before = signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
-        with pytest.raises(TimeoutError), turns:
-            raise AssertionError("the turn is taken")
+        with pytest.raises(TimeoutError):
+            turns.run(lambda: pytest.fail("the turn is taken"))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     release.set()
-    with turns:
-        pass
+    assert turns.run(lambda: "mine") == "mine"
     holder.join()
