@@ -2,7 +2,7 @@
 
 The next child, a copy of this process, needs no time to begin. Run as a program: it imports what the answers need and
 nothing of this package. Arguments: the path of a script with a function `answer`, the CPU seconds of an answer, the
-bytes of memory that answers may add, and the niceness.
+bytes of memory that answers may add, the niceness, and folders of packages that the script imports.
 """
 
 import json
@@ -15,8 +15,6 @@ from typing import Any
 
 if sys.platform != "win32":
     import resource
-
-del sys.path[0]  # this folder: what lies here is not the package of the same name that others import
 
 AGAIN = 3  # exit code of a child whose answers have left half of the memory taken
 
@@ -79,4 +77,6 @@ def num_bytes() -> int:
     return 0
 
 
-main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+script, seconds, max_bytes, niceness, *folders = sys.argv[1:]
+sys.path += folders
+main(script, float(seconds), int(max_bytes), int(niceness))

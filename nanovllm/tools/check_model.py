@@ -21,7 +21,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.features.chat_template.messages import STRING, as_parts
 from nanovllm.features.chat_template.reads import Reads, reads_of
-from nanovllm.features.chat_template.renderer import RENDERER
+from nanovllm.features.chat_template.renderer import render
 from nanovllm.features.reasoning.think import Reasoning
 from nanovllm.features.tool_calls.parse import format_of
 from nanovllm.files.end_tokens import described
@@ -318,7 +318,7 @@ def rendered(template: str, special: dict[str, Any], reads: Reads) -> str:
     content: Any = "x" if STRING in reads.forms("user") else as_parts("x")
     try:
         options = special | {"tools": None, "add_generation_prompt": True}
-        return RENDERER.ask(template, [{"role": "user", "content": content}], options)
+        return render(template, [{"role": "user", "content": content}], options)
     except ValueError:
         return ""
 

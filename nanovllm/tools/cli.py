@@ -134,10 +134,8 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    from nanovllm.features.chat_template.renderer import RENDERER
     from nanovllm.tools.chat import run_chat
 
-    RENDERER.start()  # it needs half a second, while the model is loaded
     return run_chat(*_load_and_sample(args), args.system, args.image)
 
 

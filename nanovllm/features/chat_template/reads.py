@@ -11,9 +11,8 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from nanovllm.checks.sandbox import TooMuch
 from nanovllm.features.chat_template.messages import OBJECT, ONE_PART, PARTS, STRING, TEXT, Message, as_parts
-from nanovllm.features.chat_template.renderer import RENDERER
+from nanovllm.features.chat_template.renderer import render
 
 ID = "a1b2c3d4e"  # of a call; Mistral's templates take nine letters and digits
 FIRST, SECOND, KEY = "qzfirstzq", "qzsecondzq", "qzkeyzq"  # no template has these words
@@ -63,16 +62,11 @@ class Reads:
 
 
 def reads_of(template: str, special: dict[str, Any], kwargs: dict[str, Any]) -> Reads:
-    """special: the tokenizer's special tokens, by their names. kwargs: what the template asks for by name.
-
-    Raises TooMuch.
-    """
+    """special: the tokenizer's special tokens, by their names. kwargs: what the template asks for by name."""
     try:
         plain = json.dumps(special)
         return _found(template, plain) or _found(template, json.dumps(special | kwargs)) or Reads()
-    except (TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, TooMuch):
-            raise
+    except (TypeError, ValueError, RecursionError):
         return Reads()
 
 
@@ -108,7 +102,7 @@ def _found(template: str, options: str) -> Reads | None:
 
 
 def written_call(template: str, special: dict[str, Any], call: dict[str, Any]) -> str | None:
-    """What a template makes of a call, and what comes with it. None if it shows no calls. Raises TooMuch."""
+    """What a template makes of a call, and what comes with it. None if it shows no calls."""
     reads = reads_of(template, special, {})
     if not reads.calls:
         return None
@@ -120,9 +114,7 @@ def written_call(template: str, special: dict[str, Any], call: dict[str, Any]) -
     question, words = (_in_form(text, reads.forms(role)) for text, role in ((FIRST, "user"), ("", "assistant")))
     chat = [{"role": "user", "content": question}, {"role": "assistant", "content": words, "tool_calls": [made]}]
     try:
-        return RENDERER.ask(template, chat, special | {"tools": [tool]}).rpartition(FIRST)[2]
-    except TooMuch:
-        raise
+        return render(template, chat, special | {"tools": [tool]}).rpartition(FIRST)[2]
     except ValueError:
         return None
 
@@ -143,11 +135,9 @@ class _Trial:
         self.user: frozenset[str] = frozenset()
 
     def render(self, conversation: list[Message], **options: Any) -> str | None:
-        """None for a chat that is refused. Raises TooMuch."""
+        """None for a chat that is refused."""
         try:
-            return RENDERER.ask(self.template, conversation, self.options | {"add_generation_prompt": True} | options)
-        except TooMuch:
-            raise
+            return render(self.template, conversation, self.options | {"add_generation_prompt": True} | options)
         except ValueError:
             return None
 

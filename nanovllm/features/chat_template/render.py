@@ -7,11 +7,11 @@ out by rendering (reads.py), and what it has left out, too (twin.py): then the c
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from nanovllm.checks.sandbox import TooMuch
 from nanovllm.checks.values import check_choice, shorten
 from nanovllm.features.chat_template.hermes_tools import with_calls_as_text, with_description
 from nanovllm.features.chat_template.messages import (
@@ -27,7 +27,7 @@ from nanovllm.features.chat_template.messages import (
     take_images,
 )
 from nanovllm.features.chat_template.reads import Reads, reads_of
-from nanovllm.features.chat_template.renderer import RENDERER
+from nanovllm.features.chat_template.renderer import render
 from nanovllm.features.chat_template.twin import CALL, TOOL, WORDS, twin_of
 from nanovllm.files.tokenizer import tokenize
 
@@ -112,13 +112,9 @@ def render_chat(
         kwargs = _replaced(kwargs, image_token, stand_in)
     prompting = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     options = {**special, **kwargs, **prompting}
-    try:
-        reads = reads_of(template, special, kwargs)
-        text, begun = _first_that_fits(
-            template, _attempts(checked, tools or None, reads, chat_template_content_format), options, check
-        )
-    except TooMuch as error:
-        raise ValueError(f"the chat template {error}") from None
+    reads = reads_of(template, special, kwargs)
+    attempts = _attempts(checked, tools or None, reads, chat_template_content_format)
+    text, begun = _first_that_fits(template, attempts, options, check)
     parts = [text]
     if image_token is not None:
         parts = _parts_around_texts(text, image_token, stand_in)
@@ -229,8 +225,6 @@ def _first_that_fits(
     for attempt in attempts:
         try:
             return _rendered(template, attempt, options, check)
-        except TooMuch:
-            raise
         except ValueError as error:
             if problem is not None and str(problem) == LEAVES_TOOLS_OUT:  # and this is what became of them as text
                 problem = LeftOut(f"{problem}. {error}")
@@ -247,13 +241,14 @@ def _rendered(
     twin = twin_of(attempt.conversation, attempt.tools)
     given = options | {"tools": attempt.tools}
     try:
-        text, twins_text = RENDERER.ask(template, attempt.conversation, given, twin.messages, {"tools": twin.tools})
-    except TooMuch:
-        raise
+        text = render(template, attempt.conversation, given)
     except ValueError as error:  # whatever the checkpoint's template raises
         about = f" ({TOLD[attempt.told]})" if attempt.told else ""
         raise ValueError(f"the chat template does not take these messages{about}: {error}") from error
     check(text)
+    twins_text = None
+    with suppress(ValueError):
+        twins_text = render(template, twin.messages, given | {"tools": twin.tools})
     for kind, index in twin.left_out(attempt.conversation, text, twins_text):
         if kind == WORDS:
             warn_once(

@@ -20,7 +20,7 @@ from nanovllm.features.grammar.after_reasoning import AfterReasoning
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.grammar.schemas import prepared_schema, with_prepared_schemas
 from nanovllm.features.grammar.tags import lark_of
-from nanovllm.features.grammar.trial import LIMITS, tried
+from nanovllm.features.grammar.trial import LIMITS, tried, try_to_compile
 from nanovllm.features.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class GrammarCompiler:
                 source = trial = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
             known, matcher = self._compiled
             if source != known or _first_error(matcher):  # copies share a lexer, and one that is exhausted stays so
-                tried("compile", trial)  # by a tokenizer that has no special tokens
+                try_to_compile(trial)  # by a tokenizer that has no special tokens
                 limits = llguidance.LLParserLimits(**LIMITS)
                 matcher = llguidance.LLMatcher(self._llg_tokenizer, source, log_level=0, limits=limits)
                 if error := _first_error(matcher):

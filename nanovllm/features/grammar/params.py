@@ -23,8 +23,9 @@ class StructuredOutputsParams:
     reasoning: (opening, closing), texts around reasoning that may come first and is free; opening is "" where the
         prompt has opened it. What has to fit begins behind it. vLLM takes this from its reasoning parser
 
-    A grammar may take 2 s of a processor and 32 MB to compile: 30,000 short choices do, 100,000 do not. An answer whose
-    masks take too long ends with finish_reason "error".
+    A server's clients may send a grammar that takes 2 s of a processor and 32 MB to compile: 30,000 short choices do,
+    100,000 take more. A script's own has no such limit. An answer whose masks take too long ends with finish_reason
+    "error".
     """
 
     json: str | dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""What is asked about grammars: does this one compile? Run by checks/sandbox_process.py."""
+"""What is asked about grammars: does this one compile? See checks/sandbox.py."""
 
 import json
 from typing import Any

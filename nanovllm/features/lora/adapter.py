@@ -38,7 +38,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {"bias": ("none",), "arrow_config": ()}
 OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 FLOATS = ("bfloat16", "float16", "float32")
 # Matches the patterns that an adapter's file has for its layers: those of real ones take 0.1 s.
-PATTERNS = Sandbox(Path(__file__).with_name("sandboxed_patterns.py"), seconds=2, max_mb=128)
+PATTERNS = Sandbox("nanovllm.features.lora.sandboxed_patterns", seconds=2, max_mb=128)
 
 
 class MissingAdapter(ValueError):
@@ -188,7 +188,7 @@ def _of_layers(options: dict[str, Any], name: str, patterns: str, paths: list[st
     if not special:
         return values
     try:
-        fits = PATTERNS.ask(list(special), paths)
+        fits = PATTERNS.answer(list(special), paths)
     except TooMuch as error:
         remedy = "name the layers without repetitions"
         raise ValueError(f"{where}: {patterns}: to match its regular expressions {error}: {remedy}") from None

@@ -1,4 +1,4 @@
-"""Which layers fit the regular expressions of an adapter's file. Run by checks/sandbox_process.py."""
+"""Which layers fit the regular expressions of an adapter's file. See checks/sandbox.py."""
 
 import re
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import make_all, shorten
-from nanovllm.features.chat_template.renderer import RENDERER
+from nanovllm.features.chat_template.renderer import render
 from nanovllm.features.pooling.cutting import Cut
 from nanovllm.features.pooling.outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
@@ -182,7 +182,7 @@ def _joined(
         def rendered(document: str) -> str:
             messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
             try:
-                return RENDERER.ask(chat_template, messages, options)
+                return render(chat_template, messages, options)
             except ValueError as error:
                 raise ValueError(f"the template does not take a query and a document: {error}") from error
 

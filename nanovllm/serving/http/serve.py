@@ -22,9 +22,9 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from nanovllm.checks import sandbox
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.features.chat_template.renderer import RENDERER
 from nanovllm.features.lora.cli_modules import read_modules
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM
@@ -66,7 +66,6 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
     config, adapters = read_modules(options.lora_modules, config, names)
     with bind(options.host, options.port) as listener:
         with Screen(stderr=True).working(f"loading {config.model}"):
-            RENDERER.start()  # it needs half a second, which is less than the load does
             llm = AsyncLLM(**vars(config), max_waiting=options.max_waiting)
         for adapter in adapters:
             llm.engine.known_adapters.check(adapter)
@@ -92,10 +91,11 @@ def make_app(
     closing: Callable[[], bool] = lambda: False,
     is_full: Callable[[], bool] = lambda: False,
 ) -> Starlette:
-    """The ASGI application; any ASGI server can run it.
+    """The ASGI application; any ASGI server can run it. From now on, what this process is asked is not trusted.
 
     closing: is that server about to end? is_full: has it no connection left for what may take long?
     """
+    sandbox.guard()
     metrics = Metrics(llm.engine, names[0])
     if options.max_body_bytes == 0:
         sees_images = llm.engine.model_config.images is not None

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from nanovllm import LLM, LoRARequest, SamplingParams
+from nanovllm.checks import sandbox
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
@@ -353,7 +354,8 @@ QUICK = [name for name in MISTAKES if name != "a slow pattern"]
 
 
 @pytest.mark.parametrize("name", [*QUICK, pytest.param("a slow pattern", marks=pytest.mark.slow)])
-def test_an_adapter_that_does_not_fit_is_refused_with_the_names(llm, adapters, tmp_path, name):
+def test_an_adapter_that_does_not_fit_is_refused_with_the_names(llm, adapters, tmp_path, name, monkeypatch):
+    monkeypatch.setattr(sandbox, "_guards", name == "a slow pattern")  # which a server's client has named
     change, text = MISTAKES[name]
     folder = shutil.copytree(adapters[0].lora_path, tmp_path / "adapter")
     if isinstance(change, dict):
