@@ -86,7 +86,9 @@ class LLMEngine:
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         self.directory = directory
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config, config)
-        self.tokenizer = load_tokenizer(resolve_tokenizer(config.tokenizer) if config.tokenizer else directory)
+        tokenizer_place = resolve_tokenizer(config.tokenizer) if config.tokenizer else directory
+        self.tokenizer = load_tokenizer(tokenizer_place)
+        assembly.use_processors_template(self.tokenizer, tokenizer_place, model_config)
         self.model_config = with_eos(model_config, self.tokenizer, directory)
         weight_stamps = assembly.check_cache_options(config, directory)
         self.model_runner = assembly.make_runner(config, self.model_config)

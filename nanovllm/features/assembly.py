@@ -53,6 +53,15 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
     return ModelRunner(config, model_config)
 
 
+def use_processors_template(tokenizer: Any, place: Path, model_config: ModelConfig) -> None:
+    """A model that sees images is used with a processor, whose chat template comes before its tokenizer's."""
+    if model_config.images is None:
+        return
+    from nanovllm.features.chat_template.files import take_processors_template
+
+    take_processors_template(tokenizer, place)
+
+
 def largest_image(engine: "LLMEngine") -> "PromptImages | None":
     """For the step by which a GPU's memory is measured, if the model sees images."""
     if engine.model_config.images is None or not engine.model_runner.measures_memory:

@@ -19,6 +19,8 @@ from rich.text import Text
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
+from nanovllm.features.assembly import use_processors_template
+from nanovllm.features.chat_template.files import file_of
 from nanovllm.features.chat_template.messages import STRING, as_parts
 from nanovllm.features.chat_template.reads import Reads, reads_of
 from nanovllm.features.chat_template.renderer import render
@@ -87,6 +89,8 @@ def check_model(config: EngineConfig) -> Report:
             "tokenizer", lambda: resolve_tokenizer(config.tokenizer) if config.tokenizer else directory
         )
         tokenizer = None if place is None else report.attempt("tokenizer", lambda: load_tokenizer(place))
+        if tokenizer is not None and model is not None:
+            report.attempt("chat template", lambda: use_processors_template(tokenizer, place, model))
         if tokenizer is not None:
             report.add("tokenizer", lambda: tokenizer_rows(tokenizer, place))
         if tokenizer is not None and model is not None and model.images is not None:
@@ -94,7 +98,8 @@ def check_model(config: EngineConfig) -> Report:
         if tokenizer is not None and model is not None and model.pooling is None:
             report.add("end tokens", lambda: end_token_rows(model, tokenizer, directory))
         if tokenizer is not None and (model is None or model.pooling is None):
-            report.add("chat template", lambda: template_rows(tokenizer, report.warnings))
+            sees_images = model is not None and model.images is not None
+            report.add("chat template", lambda: template_rows(tokenizer, place, sees_images, report.warnings))
     return report
 
 
@@ -287,8 +292,8 @@ def end_token_rows(model: ModelConfig, tokenizer: Any, directory: Path) -> Rows:
     return [("end tokens", "\n".join(found) or "none")]
 
 
-def template_rows(tokenizer: Any, warnings: list[str]) -> Rows:
-    """What the chat template reads and shows, by what it makes of short conversations.
+def template_rows(tokenizer: Any, place: Path, sees_images: bool, warnings: list[str]) -> Rows:
+    """Where the chat template is, and what it reads and shows, by what it makes of short conversations.
 
     warnings: where it leaves something out, they say so.
     """
@@ -305,8 +310,12 @@ def template_rows(tokenizer: Any, warnings: list[str]) -> Rows:
     num_bos = next((i for i, token_id in enumerate(ids) if token_id != tokenizer.bos_token_id), len(ids))
     if num_bos > 1:
         warnings.append(f"the chat template writes {num_bos} BOS")
+    found = file_of(template, place, sees_images)
+    rows = [("chat template", f"{found}: {'begins with a BOS' if num_bos else 'writes no BOS'}")]
+    if isinstance(tokenizer.chat_template, dict):
+        rows.append(("  names", ", ".join(tokenizer.chat_template)))
     return [
-        ("chat template", "begins with a BOS" if num_bos else "writes no BOS"),
+        *rows,
         *((f"  {name}", value) for name, value in reads.describe().items()),
         ("  tool format", format_of(template, special)),
         ("  reasoning", reasoning_of(template, prompt)),

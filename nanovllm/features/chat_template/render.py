@@ -47,8 +47,13 @@ LEAVES_TOOLS_OUT = "the chat template leaves the tools out of the prompt; a temp
 
 
 class ChatPrompt(dict[str, Any]):
-    """A prompt's dict. begun: the part of the prompt that belongs to the answer's message, such as "<think>"."""
+    """A prompt's dict.
 
+    template: what it was made with. begun: the part of the prompt that belongs to the answer's message, such as
+    "<think>".
+    """
+
+    template: str = ""
     begun: str = ""
 
 
@@ -73,17 +78,18 @@ def render_chat(
     """One conversation as a prompt, by a chat template.
 
     continue_final_message: the last message is open, the answer goes on with it; not with add_generation_prompt.
-    chat_template: instead of the checkpoint's. chat_template_kwargs: what the template asks for by name, such as
-    enable_thinking of Qwen3's. chat_template_content_format: "string" hands all contents over as texts, "openai" as
-    lists of parts; "auto": as the template reads them. tools: functions that the model may call, as OpenAI's API
-    describes them. check: of the text before it is tokenized. open_images: makes pictures of what the messages name as
-    images, for a model that sees them; they become the prompt's multi_modal_data. image_token: what the template writes
-    for an image. Where a message or a tool has it as text, it is text in the prompt, too: some tokens that spell it.
+    chat_template: instead of the checkpoint's, or the name of one of its templates. Without it, a template named
+    "tool_use" is taken for tools, and otherwise the one named "default". chat_template_kwargs: what the template asks
+    for by name, such as enable_thinking of Qwen3's. chat_template_content_format: "string" hands all contents over as
+    texts, "openai" as lists of parts; "auto": as the template reads them. tools: functions that the model may call, as
+    OpenAI's API describes them. check: of the text before it is tokenized. open_images: makes pictures of what the
+    messages name as images, for a model that sees them; they become the prompt's multi_modal_data. image_token: what
+    the template writes for an image. Where a message or a tool has it as text, it is text in the prompt, too: some
+    tokens that spell it.
 
     Raises ValueError if the template does not take the messages, or leaves something of them out of the prompt.
     """
-    template = chat_template or tokenizer.chat_template
-    if not template:
+    if not (chat_template or tokenizer.chat_template):
         raise ValueError("this checkpoint has no chat template; give chat_template, or use generate() with a prompt")
     if continue_final_message and add_generation_prompt:
         raise ValueError("continue_final_message goes on with the last message: it needs add_generation_prompt=False")
@@ -122,6 +128,7 @@ def render_chat(
     # The template has written the special tokens already.
     token_ids = [token_id for part in parts for token_id in tokenize(tokenizer, part, add_special_tokens=False)]
     prompt = ChatPrompt(prompt="".join(parts), prompt_token_ids=token_ids)
+    prompt.template = template
     prompt.begun = begun
     if pictures:
         prompt["multi_modal_data"] = {"image": pictures}

@@ -109,11 +109,10 @@ def _chat(
     messages: Any = body.get("messages")
     prompt = llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), is_trusted=False, **options)
     tokenizer = llm.get_tokenizer()
-    template = tokenizer.get_chat_template(body.get("chat_template"), tools.given or None)
     format_name = parsers.tool_call or "hermes"
     if tools.given and not parsers.tool_call:
-        format_name = format_of(template, tokenizer.special_tokens_map)
-    reasoning = Reasoning.of(parsers.reasoning, template, prompt.begun)
+        format_name = format_of(prompt.template, tokenizer.special_tokens_map)
+    reasoning = Reasoning.of(parsers.reasoning, prompt.template, prompt.begun)
     asked = given["structured_outputs"]
     fitting, form = tools.fit(format_name, asked)
     if fitting is not None and reasoning is not None and fitting.reasoning is None:
