@@ -324,7 +324,7 @@ class PretendGPU:
             return
         self.allocated -= num_bytes
         if is_recorded.is_set():  # a graph will read it: by then it holds something else
-            fill_with_garbage(torch.empty(0, dtype=torch.uint8).set_(storage))
+            fill_with_garbage(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
 
     def bytes_of_pools(self) -> int:
         return sum(pool.peak for pool in self.pools)
@@ -419,7 +419,7 @@ def _is_view(func: Any) -> bool:
 
 def fill_with_garbage(x: Tensor) -> None:
     if x.numel():
-        torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).fill_(GARBAGE)
+        torch.empty(0, dtype=torch.uint8, device="cpu").set_(x.untyped_storage()).fill_(GARBAGE)
 
 
 def _made(func: Any) -> Callable[..., PretendTensor]:

@@ -23,7 +23,7 @@ files.token_bytes files.tokenizer llm outputs prompts request sampling_params st
 worker.attention worker.batch worker.cpu.argmax worker.cpu.c_kernels worker.cpu.compiler worker.cpu.memory
 worker.cpu.onednn worker.cpu.platform worker.cpu.pointers worker.cpu.recorded_step worker.cpu.recorder
 worker.cpu.reorder worker.cpu.threads worker.kernels worker.kv_cache worker.layers worker.loader worker.model
-worker.model_runner worker.platform worker.sampler
+worker.model_runner worker.modes worker.platform worker.sampler
 """
 WINGS = """
 features.assembly features.callers.ctrl_c features.callers.fair_lock features.callers.progress

@@ -13,7 +13,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.layers import Linear, RotaryEmbedding, default_dtype
+from nanovllm.worker.layers import Linear, RotaryEmbedding, building
 from nanovllm.worker.model import Attention, Decoder
 
 BLOCK_SIZE = 16
@@ -54,9 +54,10 @@ class PaperModel:
         config = replace(config, hybrid=None, pooling=None, expert_layers=frozenset())
         self.config = config
         self.device = torch.device("meta")
-        with default_dtype(dtype), self.device:
+        with building(dtype, self.device):
             self.decoder = Decoder(config)
-            cache = torch.empty(1, BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
+        kv_shape = 1, BLOCK_SIZE, config.num_key_value_heads, config.head_dim
+        cache = torch.empty(kv_shape, dtype=dtype, device=self.device)
         self.rotary = RotaryEmbedding(config, 1, dtype, self.device)
         self.kv_cache: Any = SimpleNamespace(layers=[(cache, cache)] * config.num_hidden_layers)
         # What these two do to the cache is all that depends on its size; the meter counts attention by the batch.

@@ -56,7 +56,7 @@ class GGUFSlice:
             rows, share = rows.view(tensor.shape[0], -1)[share[0]], share[1:]
         rows = rows.view(tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[0], -1)  # [n, bytes of a row]
         if tensor.num_heads:  # llama.cpp rotates neighbours, so the file has the two halves of each head interleaved
-            order = torch.arange(len(rows)).view(tensor.num_heads, -1, 2).transpose(1, 2).flatten()
+            order = torch.arange(len(rows), device="cpu").view(tensor.num_heads, -1, 2).transpose(1, 2).flatten()
             rows = rows[order[share[0]]]
         else:
             rows = rows[share[0]]

@@ -274,8 +274,8 @@ class DummyTensor:
         return "F32"
 
     def __getitem__(self, share: Any) -> Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(self._name.encode()))
-        return torch.randn(self._shape, generator=generator).mul_(0.02)[share]
+        generator = torch.Generator(device="cpu").manual_seed(zlib.crc32(self._name.encode()))
+        return torch.randn(self._shape, generator=generator, dtype=torch.float32, device="cpu").mul_(0.02)[share]
 
 
 class SafetensorsFile:
@@ -303,7 +303,8 @@ class SafetensorsFile:
             if version_of(self.path) != self._version:
                 raise ValueError(f"{self.path} has changed while it was read; start again")
             self._open()
-        tensor = self._file.get_slice(name)[share]
+        with torch.device("cpu"):  # the library asks PyTorch for its default device
+            tensor = self._file.get_slice(name)[share]
         self._num_read += tensor.nbytes
         return tensor
 

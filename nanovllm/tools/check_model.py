@@ -177,10 +177,11 @@ def weight_rows(directory: Path, model: ModelConfig, config: EngineConfig) -> Ro
     import torch
 
     from nanovllm.files.tensor_files import WeightFiles, as_stored
+    from nanovllm.worker.layers import building
     from nanovllm.worker.model import Decoder
 
     model = as_stored(directory, model)
-    with torch.device("meta"):
+    with building(torch.float32, torch.device("meta")):
         whole = dict(Decoder(model).checkpoint_tensors())
     files = WeightFiles(directory, model, whole, dummy=False)
     numbers = sum(tensor.numel() for tensor in whole.values())

@@ -70,7 +70,8 @@ def _decode_groups(batch: Batch, block_size: int) -> list[Group]:
             groups.append([])
         groups[-1].append(b)
     widths = [cdiv(max(batch.key_lens[b] for b in group), block_size) for group in groups]
-    indices = move_together([torch.tensor(group) for group in groups], batch.block_tables.device)
+    tensors = [torch.tensor(group, dtype=torch.int64, device="cpu") for group in groups]
+    indices = move_together(tensors, batch.block_tables.device)
     return [
         (batch.cu_seqlens_q[index].long(), batch.block_tables[index, :width], batch.seqlens_k[index])
         for index, width in zip(indices, widths, strict=True)

@@ -87,7 +87,7 @@ class Batch:
         query_lens = [chunk.end - chunk.start for chunk in output.chunks]
 
         def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.tensor(values, dtype=dtype)
+            return torch.tensor(values, dtype=dtype, device="cpu")
 
         segments = None
         if output.chunks[0].seq.state is not None:

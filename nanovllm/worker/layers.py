@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +17,24 @@ from nanovllm.worker.kernels import Kernels, Tensors
 FLOAT32_ROWS = 1024  # rows of a weight that are converted to float32 at a time
 
 
+# What parameters get unless they say otherwise. PyTorch's own defaults are the caller's, and other threads see them.
+_dtype_and_device: ContextVar[tuple[torch.dtype | None, torch.device | None]] = ContextVar("building")
+
+
 @contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Within the block, parameters get this dtype unless they name one: some are float32 in every model."""
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def building(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Within the block, parameters get this dtype and this device. Outside of any, they get PyTorch's defaults."""
+    token = _dtype_and_device.set((dtype, device))
     try:
         yield
     finally:
-        torch.set_default_dtype(previous)
+        _dtype_and_device.reset(token)
+
+
+def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """A parameter whose memory is not touched before its numbers come. dtype: one that it has in every model."""
+    default, device = _dtype_and_device.get((None, None))
+    return nn.Parameter(torch.empty(*shape, dtype=dtype or default, device=device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
+        self.weight = parameter(size)
         self.eps = eps
         self.offset = offset
 
@@ -78,8 +88,8 @@ class Linear(nn.Module):
         super().__init__()
         self.out_sizes = (out_sizes,) if isinstance(out_sizes, int) else out_sizes
         self.parts = parts
-        self.weight: Any = nn.Parameter(torch.empty(sum(self.out_sizes), in_size))
-        self.bias = nn.Parameter(torch.empty(sum(self.out_sizes))) if bias else None
+        self.weight: Any = parameter(sum(self.out_sizes), in_size)
+        self.bias = parameter(sum(self.out_sizes)) if bias else None
         # Whoever changes the weight's form (another order, fewer bits) says here how to multiply by it.
         self.product: Callable[..., Tensor] = plain_linear
 
@@ -121,19 +131,20 @@ class RotaryEmbedding:
     """
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
-        exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64) / config.rotary_dim
+        exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64, device="cpu") / config.rotary_dim
         inv_freq = 1.0 / (config.rope_theta**exponents)  # radians a position: [rotary_dim / 2]
         factor = 1.0  # cosines and sines are multiplied by it (YaRN's attention factor)
         if config.rope_scaling["rope_type"] != "default" or "divisors" in config.rope_scaling:
             from nanovllm.features.positions.rope_frequencies import scale_frequencies
 
             inv_freq, factor = scale_frequencies(inv_freq, config)
-        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq.float()  # [max_len, rotary_dim / 2]
+        positions = torch.arange(max_len, dtype=torch.float32, device="cpu")
+        angles = positions[:, None] * inv_freq.float()  # [max_len, rotary_dim / 2]
         cos_sin = torch.stack([angles.double().cos(), angles.double().sin()])
         self.table = (cos_sin * factor).to(dtype).to(device)
         self.axis_of_pair: Tensor | None = None
         if config.images is not None and config.images.mrope_section:
-            self.axis_of_pair = torch.tensor(config.images.axes(len(inv_freq)), device=device)
+            self.axis_of_pair = torch.tensor(config.images.axes(len(inv_freq)), device=device, dtype=torch.int64)
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for positions [T] or [3, T], each [T, rotary_dim / 2]. The layers of a step share them."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files.tensor_files import WeightFiles, as_stored
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.layers import Linear, default_dtype, plain_linear
+from nanovllm.worker.layers import Linear, building, plain_linear
 from nanovllm.worker.model import Decoder
 
 
@@ -85,5 +85,5 @@ def _uninitialised(
     make_decoder: Callable[[ModelConfig], Decoder], config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> Decoder:
     """Parameters of the right shapes. Their memory is reserved, and not touched before the weights come in."""
-    with default_dtype(dtype), torch.device(device):
+    with building(dtype, device):
         return make_decoder(config)

@@ -10,7 +10,6 @@ weight (Linear.parts). The layers of hybrid models, Qwen3-Next and Qwen3.5, are 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.kv_cache import KVCache
-from nanovllm.worker.layers import MLP, ForwardContext, Linear, OutputHead, RMSNorm, RotaryEmbedding
+from nanovllm.worker.layers import MLP, ForwardContext, Linear, OutputHead, RMSNorm, RotaryEmbedding, parameter
 
 
 class Attention(nn.Module):
@@ -102,7 +101,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens: Any = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.embed_tokens: Any = parameter(config.vocab_size, config.hidden_size)
         self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding  # reads embed_tokens; quantization replaces both
         self.layers: Any = nn.ModuleList(self.make_layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)

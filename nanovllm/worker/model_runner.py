@@ -19,6 +19,7 @@ from nanovllm.worker.kv_cache import KVCache, KVPool, max_model_len_of_pool, num
 from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
+from nanovllm.worker.modes import in_own_modes, own_modes
 from nanovllm.worker.platform import ForwardPass, RecordedSteps, platform_of_this_machine
 from nanovllm.worker.sampler import SamplingBatch, sample_rows
 
@@ -159,8 +160,10 @@ class ModelRunner:
         self.tower: Tower | None = None  # of a model that sees images, once one comes or memory is measured
         self._free_bytes = self.platform.free_bytes(config)  # None on a GPU, where prepare() measures them
         if self._free_bytes is not None:
-            self.allocate_kv_cache(self._free_bytes)
+            with own_modes(self.device):
+                self.allocate_kv_cache(self._free_bytes)
 
+    @in_own_modes
     def load(self, directory: Path) -> None:
         """Read the weights."""
         config = self.config
@@ -199,6 +202,7 @@ class ModelRunner:
         """Does the KV pool get what the weights and the largest step leave? (On a GPU.)"""
         return self._free_bytes is None
 
+    @in_own_modes
     def prepare(self, largest_image: "PromptImages | None" = None) -> KVPool:
         """Allocate the KV cache if that had to wait for the weights, and record what can be replayed.
 
@@ -283,6 +287,7 @@ class ModelRunner:
 
         return StatePool(self.config, self.local_config, self.dtype, self.device, free_bytes)
 
+    @in_own_modes
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step. A step without chunks computes nothing."""
         if not output.chunks:
@@ -346,6 +351,7 @@ class ModelRunner:
             rows = replace(rows, prompt_logprobs=sampling.prompt_rows.logprobs(prompt_scores))
         return rows
 
+    @in_own_modes
     def load_tower(self) -> None:
         """Read what looks at pictures, if it is not there yet. Raises ValueError if the checkpoint's does not fit."""
         if self.tower is None:

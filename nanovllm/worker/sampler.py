@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 # The fields of a SamplingBatch that are tensors in every batch.
 TENSORS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")
-EMPTY = torch.empty(0)  # made once, for steps that draw nothing: to make one in every step takes time
+# Made once, for steps that draw nothing: to make one in every step takes time.
+EMPTY = torch.empty(0, dtype=torch.float32, device="cpu")
 QUANTUM = 2.0**-34  # of which all weights are multiples
 TO_QUANTA = 1.5 * 2.0**18
 NUMBERS_IN_CACHE = 1 << 16  # of a CPU's core: what takes many operations is done for so many at once
@@ -108,16 +109,20 @@ class SamplingBatch:
                 noise=EMPTY,
                 has_filters=False,
             )
+
+        def tensor(values: list, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device="cpu")
+
         return cls(
             num_rows=len(seqs),
             logprob_rows=logprob_rows,
             processors=processors,
-            random_rows=torch.tensor(random_rows, dtype=torch.int64),
-            temperature=torch.tensor([params.temperature for params in random_params], dtype=torch.float32),
-            top_k=torch.tensor([max(params.top_k, 0) for params in random_params], dtype=torch.int64),
-            top_p=torch.tensor([params.top_p for params in random_params], dtype=torch.float32),
-            min_p=torch.tensor([params.min_p for params in random_params], dtype=torch.float32),
-            noise=torch.tensor([uniform_noise(seqs[row]) for row in random_rows], dtype=torch.float64),
+            random_rows=tensor(random_rows, torch.int64),
+            temperature=tensor([params.temperature for params in random_params]),
+            top_k=tensor([max(params.top_k, 0) for params in random_params], torch.int64),
+            top_p=tensor([params.top_p for params in random_params]),
+            min_p=tensor([params.min_p for params in random_params]),
+            noise=tensor([uniform_noise(seqs[row]) for row in random_rows], torch.float64),
             has_filters=any(params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 for params in random_params),
         )
 

@@ -43,7 +43,7 @@ def _worker() -> ThreadPoolExecutor:
 def _bits(grammars: list[tuple[Any, list[int]]]) -> Tensor:
     """[rows, vocab_size / 32], of each grammar's next token."""
     for_row = -(-grammars[0][0].vocab_size // 32)
-    bits = torch.zeros(len(grammars), for_row, dtype=torch.int32)
+    bits = torch.zeros(len(grammars), for_row, dtype=torch.int32, device="cpu")
     for row, (grammar, token_ids) in zip(bits, grammars, strict=True):
         grammar.write_mask(token_ids, address(row, torch.int32, (for_row,)), row.nbytes)
     return bits
@@ -52,8 +52,9 @@ def _bits(grammars: list[tuple[Any, list[int]]]) -> Tensor:
 @cache
 def _added_by_byte(device: torch.device) -> Tensor:
     """[256, 8]: 0 for each bit of a byte that is set, -inf for the others."""
-    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
-    return torch.where(bits == 1, 0.0, -torch.inf).to(device)
+    bits = torch.arange(256, device="cpu")[:, None] >> torch.arange(8, device="cpu") & 1
+    added = torch.zeros(256, 8, dtype=torch.float32, device="cpu")
+    return added.masked_fill_(bits == 0, -torch.inf).to(device)
 
 
 def unpack(bits: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def delta_step(batch: Batch) -> DeltaStep:
     if "delta_step" not in batch.attn_metadata:
         table = batch.segments
         if table is None:
-            table = torch.tensor(fresh_segments(batch.query_lens), dtype=torch.int64)
+            table = torch.tensor(fresh_segments(batch.query_lens), dtype=torch.int64, device="cpu")
         step = DeltaStep(address(table, torch.int64, (len(table), 8)), len(table), int(table[:, 4].sum()))
         step.kept = table  # as long as the step
         batch.attn_metadata["delta_step"] = step

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.worker.kernels import Tensors
-from nanovllm.worker.layers import ForwardContext, Linear, RMSNorm
+from nanovllm.worker.layers import ForwardContext, Linear, RMSNorm, parameter
 
 
 def make_attention(config: ModelConfig, index: int) -> nn.Module:
@@ -56,7 +56,7 @@ class Convolution(nn.Module):
     def __init__(self, out_sizes: tuple[int, ...], kernel_size: int) -> None:
         super().__init__()
         self.out_sizes = out_sizes
-        self.weight = nn.Parameter(torch.empty(sum(out_sizes), kernel_size, dtype=torch.float32))
+        self.weight = parameter(sum(out_sizes), kernel_size, dtype=torch.float32)
 
 
 class GatedDeltaNet(nn.Module):
@@ -71,11 +71,10 @@ class GatedDeltaNet(nn.Module):
         parts = tuple(f"in_proj_{name}" for name in "qkvzba")
         self.in_proj = Linear(config.hidden_size, out_sizes, False, parts)
         self.conv = Convolution(conv_sizes, sizes.kernel_size)
-        self.A_log, self.dt_bias = (
-            nn.Parameter(torch.empty(sizes.num_value_heads, dtype=torch.float32)) for _ in range(2)
-        )
+        self.A_log = parameter(sizes.num_value_heads, dtype=torch.float32)
+        self.dt_bias = parameter(sizes.num_value_heads, dtype=torch.float32)
         self.norm = RMSNorm(sizes.value_dim, config.rms_norm_eps)
-        self.norm.weight = nn.Parameter(torch.empty(sizes.value_dim, dtype=torch.float32))
+        self.norm.weight = parameter(sizes.value_dim, dtype=torch.float32)
         self.out_proj = Linear(sizes.value_size, config.hidden_size, False)
         self.kernel_args: Any = None  # what a kernel makes of the small parameters, once
 

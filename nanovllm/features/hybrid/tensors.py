@@ -86,7 +86,7 @@ def take(weight: Tensor | QuantizedRows, axis: int, order: Tensor) -> Tensor | Q
     if axis == 1:
         groups = order.view(-1, min(GROUP_SIZE, len(order)))
         order = groups[:, 0] // GROUP_SIZE
-        if not torch.equal(groups, order[:, None] * GROUP_SIZE + torch.arange(groups.shape[1])):
+        if not torch.equal(groups, order[:, None] * GROUP_SIZE + torch.arange(groups.shape[1], device="cpu")):
             raise ValueError(f"heads of {weight.format.name} weights must have a multiple of {GROUP_SIZE} numbers")
     codes, scales = weight.codes.index_select(axis, order), weight.scales.index_select(axis, order)
     minimums = None if weight.minimums is None else weight.minimums.index_select(axis, order)
@@ -136,12 +136,13 @@ def projection_rows(module: str, sizes: HybridConfig) -> dict[str, Tensor]:
     key_heads, group = sizes.num_key_heads, sizes.num_value_heads // sizes.num_key_heads
     prefix = "conv" if module == "conv1d" else "in_proj"
     if module in ("in_proj_qkv", "conv1d"):
-        widths, ends = {"q": sizes.key_size, "k": sizes.key_size, "v": sizes.value_size}, torch.arange(sizes.conv_size)
-        return {f"{prefix}_{x}": rows for x, rows in zip(widths, ends.split(list(widths.values())), strict=True)}
+        widths = {"q": sizes.key_size, "k": sizes.key_size, "v": sizes.value_size}
+        parts = torch.arange(sizes.conv_size, device="cpu").split(list(widths.values()))
+        return {f"{prefix}_{x}": rows for x, rows in zip(widths, parts, strict=True)}
     by_head = {"b": group, "a": group}
     if module == "in_proj_qkvz":
         by_head = {"q": sizes.key_dim, "k": sizes.key_dim} | dict.fromkeys("vz", group * sizes.value_dim)
-    rows = torch.arange(key_heads * sum(by_head.values())).view(key_heads, -1)
+    rows = torch.arange(key_heads * sum(by_head.values()), device="cpu").view(key_heads, -1)
     parts = rows.split(list(by_head.values()), dim=1)
     return {f"{prefix}_{x}": part.flatten() for x, part in zip(by_head, parts, strict=True)}
 
@@ -151,7 +152,7 @@ def expert_parts(path: str, kind: str, whole: Part, config: ModelConfig) -> dict
     size, parts = config.moe_intermediate_size, dict[str, Part]()
     for expert in range(config.num_experts):
         for half, part in enumerate(("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)):
-            rows = torch.arange(half * size, (half + 1) * size) if kind == "gate_up_proj" else None
+            rows = torch.arange(half * size, (half + 1) * size, device="cpu") if kind == "gate_up_proj" else None
             parts[f"{path}.{expert}.{part}.weight"] = replace(whole, rows=rows, expert=expert)
     return parts
 
@@ -160,16 +161,19 @@ def undo_gguf(whole: Part, module: str, kind: str, config: ModelConfig) -> Part:
     """What llama.cpp's converter has changed. Value heads: head j of each key head comes before head j + 1 of any."""
     sizes: HybridConfig = config.hybrid
     key_heads, value_heads = sizes.num_key_heads, sizes.num_value_heads
-    heads = torch.arange(value_heads).view(-1, key_heads).T.flatten()  # where each value head is in the file
+    # Where each value head is in the file.
+    heads = torch.arange(value_heads, device="cpu").view(-1, key_heads).T.flatten()
     if not config.architecture.startswith("Qwen3_5"):
         heads = heads.sort().values
-    values = (heads[:, None] * sizes.value_dim + torch.arange(sizes.value_dim)).flatten()
+    values = (heads[:, None] * sizes.value_dim + torch.arange(sizes.value_dim, device="cpu")).flatten()
     if kind == "A_log":
         return replace(whole, rows=heads, change=lambda x: (-x.double()).log())
     if kind == "dt_bias" or module in ("in_proj_a", "in_proj_b"):
         return replace(whole, rows=heads)
     if module in ("in_proj_qkv", "conv1d"):
-        return replace(whole, rows=torch.cat((torch.arange(2 * sizes.key_size), 2 * sizes.key_size + values)))
+        return replace(
+            whole, rows=torch.cat((torch.arange(2 * sizes.key_size, device="cpu"), 2 * sizes.key_size + values))
+        )
     if module in ("gate", "shared_expert_gate"):  # never in few bits here: rows would change experts
         return replace(whole, change=lambda x: x if isinstance(x, Tensor) else x.dequantize())
     if module == "in_proj_z":

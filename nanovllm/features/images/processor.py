@@ -20,6 +20,7 @@ from nanovllm.features.images.options import PROCESSOR_FILES
 from nanovllm.features.images.prompt_images import Image, PromptImages
 from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.sources import MAX_PIXELS, Pictures, Sources, pil
+from nanovllm.features.images.tower import transformers_defaults
 from nanovllm.files.config_json import make_config, read_json
 from nanovllm.files.tokenizer import tokenize
 
@@ -203,7 +204,8 @@ class ImageProcessor:
         more = {"return_row_col_info": True} if self._is_idefics3 else {}
         try:
             # Each picture alone, so that what becomes of it does not depend on the others.
-            features = self._processor(images=[picture], return_tensors="pt", **options, **more)
+            with transformers_defaults():
+                features = self._processor(images=[picture], return_tensors="pt", **options, **more)
         except Exception as error:  # whatever transformers or NumPy say of an option or a size
             raise ValueError(f"the image processor does not take this image: {shorten(str(error))}") from None
         inputs: dict[str, Tensor] = {name: features[name] for name in features if torch.is_tensor(features[name])}

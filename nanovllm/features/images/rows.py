@@ -54,9 +54,9 @@ def with_images(batch: Batch, output: SchedulerOutput) -> Batch:
         else:
             positions += images.positions(chunk.start, chunk.end)
             for image, first, places in images.placeholders(chunk.start, chunk.end):
-                rows = torch.tensor([row + at - chunk.start for at in places])
+                rows = torch.tensor([row + at - chunk.start for at in places], dtype=torch.int64, device="cpu")
                 found.append(ImageRows(image, first, rows))
         row += chunk.end - chunk.start
-    columns = torch.tensor(list(zip(*positions, strict=True)))  # [3, T]
+    columns = torch.tensor(list(zip(*positions, strict=True)), dtype=torch.int64, device="cpu")  # [3, T]
     is_text = bool((columns == columns[0]).all())
     return replace(batch, positions=columns[0] if is_text else columns, image_rows=found)

@@ -6,8 +6,8 @@ fill a vector, where one thread's share of the work ends (CPUPlatform.batch_inva
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class Tower:
     def _run(self, image: Image) -> Tensor:
         self.num_runs += 1
         inputs = {name: tensor.to(self.device) for name, tensor in image.make_inputs().items()}
-        with self._context():
+        with self._context(), transformers_defaults():
             output = self._model.get_image_features(**inputs, return_dict=True)
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         features = torch.stack([torch.cat(list(level)) for level in levels]).to(self.dtype)
@@ -94,6 +94,23 @@ class Tower:
             "the processor fits the tower: ImageProcessor has checked it"
         )
         return features
+
+
+@contextmanager
+def transformers_defaults() -> Iterator[None]:
+    """For code of transformers, whose tensors may have PyTorch's default device and dtype: as if nobody had set any.
+
+    Other threads see the default dtype, too, so it is changed only where the caller has changed it.
+    """
+    before = torch.get_default_dtype()
+    if before is not torch.float32:
+        torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        if before is not torch.float32:
+            torch.set_default_dtype(before)
 
 
 def _load(directory: Path, config: ImageConfig, dtype: torch.dtype, dummy: bool) -> Any:
@@ -128,7 +145,7 @@ def build_tower(config: ImageConfig) -> Any:
         text.layer_types = ["full_attention"]
     for each in (whole, text, whole.vision_config):
         each._attn_implementation = "sdpa"
-    with no_init_weights():
+    with transformers_defaults(), no_init_weights():
         model = AutoModel.from_config(whole, dtype=torch.float32)
     for name in ("language_model", "text_model"):
         if hasattr(model, name):

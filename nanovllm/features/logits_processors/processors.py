@@ -84,16 +84,16 @@ class LogitsProcessors:
                 made.grammar_rows.append(row)
                 grammars.append((seq.grammar, seq.generated_token_ids))
             if p.allowed_token_ids is not None:
-                made.allowed.append((row, torch.tensor(p.allowed_token_ids)))
+                made.allowed.append((row, torch.tensor(p.allowed_token_ids, dtype=torch.int64, device="cpu")))
             if seq.bad_words is not None and (banned := seq.bad_words.banned(seq.generated_token_ids)):
-                made.banned.append((row, torch.tensor(banned)))
+                made.banned.append((row, torch.tensor(banned, dtype=torch.int64, device="cpu")))
             if p.logit_bias:
                 bias[row] = p.logit_bias.keys(), p.logit_bias.values()
             if seq.functions is not None:
                 made.functions.append((row, seq))
             if seq.num_generated_tokens < p.min_tokens:  # this token must not end the sequence
                 stop_token_ids = [*p.stop_token_ids, *eos_token_ids]
-                made.banned.append((row, torch.tensor(stop_token_ids, dtype=torch.int64)))
+                made.banned.append((row, torch.tensor(stop_token_ids, dtype=torch.int64, device="cpu")))
             if p.repetition_penalty != 1.0:
                 token_ids = set(seq.tokens)
                 seen[row] = token_ids, [p.repetition_penalty] * len(token_ids)

@@ -19,9 +19,9 @@ class ScoreArgs(ctypes.Structure):
 def of_rows(library: Any, logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """See scores.of_rows(). num_top: at most scores.MOST_TOP."""
     count = len(rows)
-    totals = torch.empty(count, dtype=torch.float64)
-    ranks = torch.empty(count, dtype=torch.int64)
-    top = torch.empty(count, num_top, dtype=torch.int64)
+    totals = torch.empty(count, dtype=torch.float64, device="cpu")
+    ranks = torch.empty(count, dtype=torch.int64, device="cpu")
+    top = torch.empty(count, num_top, dtype=torch.int64, device="cpu")
     args = ScoreArgs(
         num_rows=count, totals=address(totals, torch.float64, (count,)), ranks=address(ranks, torch.int64, (count,)),
         top=address(top, torch.int64, (count, num_top)), logits=address(logits, torch.float32, logits.shape),

@@ -64,11 +64,11 @@ class LogprobRows(NamedTuple):
     def of(cls, all_wanted: Sequence[int | list[int] | None]) -> "LogprobRows | None":
         """all_wanted: of each row; None: nothing. None if that holds for all of them."""
         wanted = {
-            row: torch.tensor(k) if isinstance(k, list) else k for row, k in enumerate(all_wanted) if k is not None
+            row: _int64(k) if isinstance(k, list) else k for row, k in enumerate(all_wanted) if k is not None
         }
         if not wanted:
             return None
-        return cls(None if len(wanted) == len(all_wanted) else torch.tensor(list(wanted)), wanted)
+        return cls(None if len(wanted) == len(all_wanted) else _int64(list(wanted)), wanted)
 
     def score(self, logits: Tensor, token_ids: Tensor, library: Any = None) -> Scores:
         """logits: [R, vocab_size]. token_ids: [R], of all rows. Nothing waits for the device.
@@ -180,7 +180,7 @@ class PromptRows:
             return None
         starts = range(0, len(rows), ROWS_AT_A_TIME)
         parts = [LogprobRows(None, dict(enumerate(wanted[start : start + ROWS_AT_A_TIME]))) for start in starts]
-        return cls(torch.tensor(rows), torch.tensor(token_ids), parts, places)
+        return cls(_int64(rows), _int64(token_ids), parts, places)
 
     def score(self, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, library: Any = None) -> list[Scores]:
         """Of each part; nothing on a rank that gets no logits.
@@ -199,6 +199,10 @@ class PromptRows:
         pairs = zip(self.parts, scores, strict=True)
         found = (each for part, of_part in pairs for each in part.logprobs(of_part).values())
         return [(*place, each) for place, each in zip(self.places, found, strict=True)]
+
+
+def _int64(numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 PromptLogprobs = list[tuple[int, int, TokenLogprobs]]  # (seq_id, position, of the token there)

@@ -39,7 +39,7 @@ class AdapterRows:
         for slot, rows in self.groups:
             for part in rows.split(TILE_ROWS):
                 tiles.append([slot, len(part), *part.tolist(), *[0] * (TILE_ROWS - len(part))])
-        return torch.tensor(tiles)
+        return torch.tensor(tiles, dtype=torch.int64, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class LoRAWeights:
     def empty(
         cls, num_slots: int, max_rank: int, in_size: int, out_sizes: tuple[int, ...], dtype: Any, device: Any
     ) -> "LoRAWeights":
-        like = {"dtype": dtype, "device": device}
         padded, out_size = -(-in_size // PADDING) * PADDING, sum(out_sizes)
-        b = torch.zeros(num_slots * max_rank * out_size + PADDING, **like)[:-PADDING]
-        a = torch.zeros(num_slots, len(out_sizes), max_rank, padded, **like)
-        return cls(a, b.view(num_slots, max_rank, out_size), torch.zeros(num_slots, dtype=torch.int64), out_sizes)
+        b = torch.zeros(num_slots * max_rank * out_size + PADDING, dtype=dtype, device=device)[:-PADDING]
+        a = torch.zeros(num_slots, len(out_sizes), max_rank, padded, dtype=dtype, device=device)
+        ranks = torch.zeros(num_slots, dtype=torch.int64, device="cpu")
+        return cls(a, b.view(num_slots, max_rank, out_size), ranks, out_sizes)
 
 
 def add_adapters(y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) -> None:

@@ -35,8 +35,9 @@ class BatchAdapters:
         if not adapters:
             return None
         numbers: dict[int | None, int] = {lora_id: number for number, lora_id in enumerate(adapters)}
-        of_chunk = torch.tensor([numbers.get(chunk.seq.lora_id, -1) for chunk in output.chunks])
-        lengths = torch.tensor([chunk.end - chunk.start for chunk in output.chunks])
+        slots = [numbers.get(chunk.seq.lora_id, -1) for chunk in output.chunks]
+        of_chunk = torch.tensor(slots, dtype=torch.int64, device="cpu")
+        lengths = torch.tensor([chunk.end - chunk.start for chunk in output.chunks], dtype=torch.int64, device="cpu")
         return cls(list(adapters.values()), of_chunk.repeat_interleave(lengths))
 
     def place(self, slots: dict[int, int], num_slots: int) -> list[int]:
@@ -126,7 +127,7 @@ class AdapterSlots:
                     self._loaded.pop(slot, None)  # what breaks off below is loaded anew
                     self._load(adapter, slot)
                     self._loaded[slot] = adapter.lora_id
-            of_row = torch.tensor([*slots, -1])[step.of_row]
+            of_row = torch.tensor([*slots, -1], dtype=torch.int64, device="cpu")[step.of_row]
             self._rows = AdapterRows.of(of_row, self.device)
             self._head_slots = of_row[batch.logits_rows]
 

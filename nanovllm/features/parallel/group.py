@@ -76,7 +76,7 @@ class RankGroup:
         """The smallest of the ranks' numbers. device: the one whose tensors the ranks exchange."""
         if self.size == 1:
             return number
-        tensor = torch.tensor([-number], device=device)
+        tensor = torch.tensor([-number], device=device, dtype=torch.int64)
         self._together("all_reduce", tensor, dist.ReduceOp.MAX)
         return -int(tensor)
 

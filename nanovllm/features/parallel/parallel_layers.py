@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, building
 from nanovllm.worker.model import Decoder, DecoderLayer
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class RowParallelLinear(Linear):
     def of(cls, linear: Linear, group: "RankGroup") -> "RowParallelLinear":
         """With the weight and the bias of a layer that has the sizes of this rank's share."""
         out_size, in_size = linear.weight.shape
-        with torch.device("meta"):
+        with building(linear.weight.dtype, torch.device("meta")):
             layer = cls(in_size, out_size, bias=linear.bias is not None, group=group)
         layer.weight = linear.weight
         layer.bias = linear.bias

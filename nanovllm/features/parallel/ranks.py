@@ -73,13 +73,12 @@ class ParallelRunner:
 
         # The system chooses a free port.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        env = os.environ | {
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            "OMP_NUM_THREADS": str(max(1, num_threads() // self.size)),
-        }
+        env = os.environ | {"OMP_NUM_THREADS": str(max(1, num_threads() // self.size))}
+        # Set when Python has started: a types.py beside the script harms a rank no more than the script.
+        paths = f"import sys; sys.path = {[path or os.getcwd() for path in sys.path]!r}"
         for rank in range(self.size):
             ours, theirs = Pipe()
-            code = f"from nanovllm.features.parallel.ranks import serve; serve({theirs.fileno()}, {rank})"
+            code = f"{paths}; from nanovllm.features.parallel.ranks import serve; serve({theirs.fileno()}, {rank})"
             command = [sys.executable, "-c", code]
             # In a session of its own, so that the terminal's Ctrl-C reaches the driver only.
             process = subprocess.Popen(

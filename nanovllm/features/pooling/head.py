@@ -6,6 +6,8 @@ No product with the vocabulary is computed, and none of its weights are kept.
 import torch
 from torch import Tensor, nn
 
+from nanovllm.worker.layers import parameter
+
 
 class EmbeddingHead(nn.Module):
     """The hidden states themselves: [R, hidden_size]."""
@@ -19,7 +21,7 @@ class ScoreHead(nn.Module):
 
     def __init__(self, hidden_size: int, num_labels: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_labels, hidden_size, dtype=torch.float32))
+        self.weight = parameter(num_labels, hidden_size, dtype=torch.float32)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """One row at a time: with several, PyTorch sums up in another order, and a row's bits would have company."""

@@ -123,7 +123,9 @@ class PoolingRequest(Request):
         seq = self.samples[0].seq
         error = "the request was aborted" if seq.finish_reason == "abort" else self.samples[0].error or None
         is_there = self.pooled is not None and seq.finish_reason == "stop"
-        data = activated(self.pooled, self.pooling_params, self.pooling) if is_there else torch.empty(0)
+        data = torch.empty(0, dtype=torch.float32, device="cpu")
+        if is_there:
+            data = activated(self.pooled, self.pooling_params, self.pooling)
         cached = self.num_cached_tokens or 0
         return PoolingRequestOutput(
             self.request_id, PoolingOutput(data), self.prompt_token_ids, cached, self.finished, error

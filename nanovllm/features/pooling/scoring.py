@@ -120,7 +120,7 @@ def cosine(query: PoolingRequestOutput, document: PoolingRequestOutput, between:
     import torch
 
     error = query.error or document.error
-    data = torch.zeros(1)
+    data = torch.zeros(1, dtype=torch.float32, device="cpu")
     if error is None:
         data = torch.nn.functional.cosine_similarity(query.outputs.data, document.outputs.data, dim=0)
     pair = PoolingRequestOutput(

@@ -20,7 +20,7 @@ def scale_frequencies(inv_freq: Tensor, config: ModelConfig) -> tuple[Tensor, fl
     Returns them scaled, and attention_factor().
     """
     scaling = config.rope_scaling
-    inv_freq = inv_freq / torch.tensor(scaling.get("divisors", 1.0), dtype=torch.float64)
+    inv_freq = inv_freq / torch.tensor(scaling.get("divisors", 1.0), dtype=torch.float64, device="cpu")
     if scaling["rope_type"] == "linear":
         inv_freq = inv_freq / scaling["factor"]
     elif scaling["rope_type"] != "default":
@@ -63,4 +63,4 @@ def _kept_by_yarn(config: ModelConfig) -> Tensor:
     first, last = max(first, 0), min(last, dim - 1)
     if first == last:
         last += 0.001
-    return 1 - ((torch.arange(dim // 2, dtype=torch.float64) - first) / (last - first)).clamp(0.0, 1.0)
+    return 1 - ((torch.arange(dim // 2, dtype=torch.float64, device="cpu") - first) / (last - first)).clamp(0.0, 1.0)

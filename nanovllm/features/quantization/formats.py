@@ -188,7 +188,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = groups.abs().amax(-1)
     largest = torch.where(largest < SMALLEST, 0, largest)
     # Not 127 / largest, which PyTorch computes as 127 * (1 / largest), rounded twice.
-    inverse = torch.where(largest == 0, 0, torch.tensor(127.0) / largest)
+    inverse = torch.where(largest == 0, 0, torch.tensor(127.0, dtype=torch.float32, device="cpu") / largest)
     return (groups * inverse[..., None]).round(), largest / 127
 
 

@@ -19,7 +19,7 @@ from nanovllm.features.experts.layer import Router
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding, default_dtype, plain_linear
+from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding, building, plain_linear
 from nanovllm.worker.model import Decoder
 
 NUM_SEQS, SEQ_LEN = 2, 128
@@ -43,7 +43,7 @@ def measure_importance(
     if kernels.library is not None:  # the same codes for every processor and every kind of KV cache
         kernels = load_cpu_kernels(config, model.norm.weight.dtype, everywhere=True) or TORCH_KERNELS
     dtype = model.norm.weight.dtype
-    with default_dtype(dtype):
+    with building(dtype, torch.device("cpu")):
         decoder = make_decoder(replace(whole, num_hidden_layers=1))
     del decoder.embed_tokens  # memory that was reserved and not touched, as the output head's
     decoder.embed_tokens = read("model.embed_tokens.weight")
@@ -51,12 +51,13 @@ def measure_importance(
     batch = random_batch(whole.vocab_size)
     rotary = RotaryEmbedding(config, SEQ_LEN, dtype, torch.device("cpu"))
     context = ForwardContext(batch, rotary.lookup(batch.positions), kernels)
-    k_cache, v_cache = torch.zeros(2, NUM_SEQS, SEQ_LEN, config.num_key_value_heads, config.head_dim, dtype=dtype)
+    kv_shape = NUM_SEQS, SEQ_LEN, config.num_key_value_heads, config.head_dim
+    k_cache, v_cache = torch.zeros(2, *kv_shape, dtype=dtype, device="cpu")
     hidden, residual = decoder.embed(batch.input_ids).to(dtype), None
     decoder.embed_tokens = None  # the file's pages that were read leave memory with it
     importance: dict[Linear, Tensor] = {}
     for i in range(config.num_hidden_layers):
-        with default_dtype(dtype):
+        with building(dtype, torch.device("cpu")):
             decoder.layers[0] = layer = decoder.make_layer(config, i)  # layers differ in what they compute
         for name, place in decoder.checkpoint_tensors():
             if name.startswith(FIRST_LAYER):
@@ -65,7 +66,9 @@ def measure_importance(
             linear.product = measuring_product(linear, seen, kernels)
         hidden, residual = layer(hidden, residual, (k_cache, v_cache), context)
         for ours, linear in zip(linears_of(model.layers[i]), linears_of(layer), strict=True):
-            importance[ours] = seen.get(linear, torch.zeros(linear.weight.shape[1]))  # an expert that no token has met
+            if linear not in seen:  # an expert that no token has met
+                seen[linear] = torch.zeros(linear.weight.shape[1], dtype=torch.float32, device="cpu")
+            importance[ours] = seen[linear]
             linear.product = plain_linear  # what measures it holds it: otherwise its memory would wait for Python's gc
         seen.clear()
     norm.weight.copy_(read("model.norm.weight"))
@@ -101,17 +104,19 @@ def sum_in_order(x: Tensor) -> Tensor:
 
 def random_batch(vocab_size: int) -> Batch:
     """Low ids are drawn more often, for vocabularies are nearly in order of frequency; their first are single bytes."""
-    uniform = torch.rand(NUM_SEQS, SEQ_LEN, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    uniform = torch.rand(NUM_SEQS, SEQ_LEN, generator=generator, dtype=torch.float32, device="cpu")
     first = 256 if vocab_size > 1000 else 1
-    positions, ends = torch.arange(SEQ_LEN).repeat(NUM_SEQS), torch.arange(NUM_SEQS + 1, dtype=torch.int32) * SEQ_LEN
+    positions = torch.arange(SEQ_LEN, device="cpu").repeat(NUM_SEQS)
+    ends = torch.arange(NUM_SEQS + 1, dtype=torch.int32, device="cpu") * SEQ_LEN
     return Batch(
         input_ids=(first * (vocab_size / first) ** uniform).long().clamp(max=vocab_size - 1).flatten(),
         positions=positions,
-        slot_mapping=torch.arange(NUM_SEQS * SEQ_LEN),
+        slot_mapping=torch.arange(NUM_SEQS * SEQ_LEN, device="cpu"),
         cu_seqlens_q=ends,
         seqlens_k=ends.diff(),
-        block_tables=torch.arange(NUM_SEQS, dtype=torch.int32)[:, None],  # one block a sequence
-        logits_rows=torch.arange(0),
+        block_tables=torch.arange(NUM_SEQS, dtype=torch.int32, device="cpu")[:, None],  # one block a sequence
+        logits_rows=torch.arange(0, device="cpu"),
         max_query_len=SEQ_LEN,
         max_key_len=SEQ_LEN,
     )

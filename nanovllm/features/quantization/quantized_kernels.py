@@ -67,7 +67,7 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
     lib.x_groups_bytes.restype, lib.x_groups_bytes.argtypes = INT, [INT]
     for function, args in (lib.quantized_linear, QuantizedArgs), (lib.search_q4_1, SearchArgs):
         function.restype, function.argtypes = None, [ctypes.POINTER(args)]
-    scratch = torch.empty(0)
+    scratch = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def products(
         x: Tensor,
@@ -85,7 +85,7 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
         parts, num_blocks, n = alike.kernel_args
         scratch_bytes = lib.x_groups_bytes(x.shape[1])
         if scratch.numel() < scratch_bytes:  # zeros: a tile computes with rows that nobody has written, too
-            scratch = torch.zeros(scratch_bytes, dtype=torch.uint8)
+            scratch = torch.zeros(scratch_bytes, dtype=torch.uint8, device="cpu")
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, k = len(x), alike.parts[0].shape[1]
         out = x.new_empty(rows, n, dtype=out_dtype)
@@ -108,8 +108,8 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
         k, groups = weight.shape[1], in_groups(weight).contiguous()
         n, num_groups, group_size = groups.shape
         importance = F.pad(importance, (0, -k % group_size))
-        codes = torch.empty(n, num_groups, group_size // 2, dtype=torch.uint8)
-        scales, minimums = torch.empty(2, n, num_groups)
+        codes = torch.empty(n, num_groups, group_size // 2, dtype=torch.uint8, device="cpu")
+        scales, minimums = torch.empty(2, n, num_groups, dtype=torch.float32, device="cpu")
         args = SearchArgs(
             codes=address(codes, torch.uint8, (n, num_groups, group_size // 2)),
             scales=address(scales, torch.float32, (n, num_groups)),

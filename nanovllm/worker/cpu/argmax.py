@@ -14,4 +14,4 @@ def argmax(logits: Tensor) -> Tensor:
         return logits.argmax(-1)
     blocks = logits.unflatten(-1, (-1, math.gcd(logits.shape[1], BLOCK)))  # [R, blocks, tokens of a block]
     best = blocks.amax(-1).argmax(-1)
-    return best * blocks.shape[2] + blocks[torch.arange(len(logits)), best].argmax(-1)
+    return best * blocks.shape[2] + blocks[torch.arange(len(logits), device="cpu"), best].argmax(-1)

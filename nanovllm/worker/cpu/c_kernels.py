@@ -401,7 +401,8 @@ def attention_step(lib: ctypes.CDLL, num_kv_heads: int, batch: Batch) -> Attenti
         if num_parts == 1 or num_items >= ITEMS_PER_THREAD * num_pool_threads():
             num_parts = 1
         else:
-            scratch = torch.empty(num_items * num_parts * most_rows * lib.partial_bytes(), dtype=torch.uint8)
+            num_bytes = num_items * num_parts * most_rows * lib.partial_bytes()
+            scratch = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
         step = AttentionStep(
             tables=address(tables, torch.int32, (len(batch.key_lens), tables.shape[1])),
             tasks=address(tasks, torch.int64, (len(tasks), 4)),
@@ -427,5 +428,5 @@ def row_tiles(batch: Batch) -> tuple[Tensor, int]:
                 tiles += row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1
             row += num_rows
             most_rows = max(most_rows, min(size, num_rows))
-        batch.attn_metadata["row_tiles"] = torch.tensor(tiles, dtype=torch.int64).view(-1, 4), most_rows
+        batch.attn_metadata["row_tiles"] = torch.tensor(tiles, dtype=torch.int64, device="cpu").view(-1, 4), most_rows
     return batch.attn_metadata["row_tiles"]

@@ -60,7 +60,7 @@ class WeightRegion:
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.left = torch.empty(0, dtype=torch.uint8)
+        self.left = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def take(self, num_bytes: int) -> Tensor:
         with self.lock:
@@ -74,7 +74,7 @@ class WeightRegion:
     def close(self) -> None:
         """A model has all its weights: its memory goes with them, whatever comes next."""
         with self.lock:
-            self.left = torch.empty(0, dtype=torch.uint8)
+            self.left = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 REGION = WeightRegion()

@@ -88,7 +88,7 @@ class RecordedStep(RecordedSteps):
         self.library = forward_pass.kernels.library
         self.library.replay.argtypes = [PTR, INT, INT]
         self.num_kv_heads = self.model.config.num_key_value_heads
-        self.inputs = torch.zeros(4, self.max_rows, dtype=torch.int64)
+        self.inputs = torch.zeros(4, self.max_rows, dtype=torch.int64, device="cpu")
         self.attention_step = AttentionStep()
         self.delta_step: ctypes.Structure | None = None
         if self.model.config.hybrid is not None:
@@ -123,7 +123,9 @@ class RecordedStep(RecordedSteps):
         elif isinstance(table, Tensor) and table.dtype == dtype and table.is_contiguous():
             hidden = self._gather(table, input_ids)
         else:  # a table of few bits, or in another dtype
-            hidden = self.looked_up = torch.zeros(self.max_rows, self.model.config.hidden_size, dtype=dtype)
+            hidden = self.looked_up = torch.zeros(
+                self.max_rows, self.model.config.hidden_size, dtype=dtype, device="cpu"
+            )
         stream = hidden
         residual: Any = None
         for i, (layer, kv_layer) in enumerate(zip(self.model.layers, self.forward_pass.kv_cache.layers, strict=True)):
@@ -150,7 +152,7 @@ class RecordedStep(RecordedSteps):
 
     def _batch(self) -> Batch:
         """What recorded layers see of a batch: the slots, and the structs of attention and states."""
-        nothing = torch.empty(0)
+        nothing = torch.empty(0, dtype=torch.float32, device="cpu")
         batch = Batch(
             input_ids=nothing,
             positions=nothing,

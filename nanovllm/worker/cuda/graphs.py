@@ -121,9 +121,9 @@ class DecodeGraphs(RecordedSteps):
 
 def padding(num_rows: int) -> tuple[Tensor, Tensor]:
     """Rows that write nothing and see one key: input ids, positions and slots [3, num_rows], and seqlens_k."""
-    wide = torch.zeros(3, num_rows, dtype=torch.int64)
+    wide = torch.zeros(3, num_rows, dtype=torch.int64, device="cpu")
     wide[2] = -1
-    return wide, torch.ones(num_rows, dtype=torch.int32)
+    return wide, torch.ones(num_rows, dtype=torch.int32, device="cpu")
 
 
 def record(forward: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
