@@ -62,7 +62,10 @@ _MODULES = {  # a module -> what `from nanovllm import ...` takes from it
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(module), name)
+            from nanovllm.checks.interruptions import interruptible_imports
+
+            with interruptible_imports():
+                return getattr(import_module(module), name)
     raise AttributeError(f"module 'nanovllm' has no attribute {name!r}")
 
 

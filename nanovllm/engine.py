@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
 from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within, notify
+from nanovllm.checks.interruptions import interruptible_imports
 from nanovllm.checks.names import known_names
 from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
@@ -76,6 +77,7 @@ class LLMEngine:
                 raises is logged.
     """
 
+    @interruptible_imports()
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError or FileNotFoundError for what cannot work, if possible before any weight is read.
 

@@ -66,7 +66,7 @@ class FairLock:
     def run(self, work: Callable[[], Result], *, within: bool = False) -> Result:
         """work(), in a turn of this thread. within: in the turn that it has, if it has one; for what a step allows."""
         check_process()  # the turn may be a thread's that only the parent has
-        mine = next((turn for turn in list(self.queue) if turn.thread == get_ident() and turn.is_valid()), None)
+        mine = next((turn for turn in self.queue.copy() if turn.thread == get_ident() and turn.is_valid()), None)
         if mine is None:
             return Turn(self.queue).run(lambda: self._work(work))
         if within and mine is self.queue[0]:
@@ -87,4 +87,4 @@ class FairLock:
             time.sleep(0.01)
 
     def _is_taken_elsewhere(self) -> bool:
-        return any(turn.thread != self._only and turn.is_valid() for turn in list(self.queue))
+        return any(turn.thread != self._only and turn.is_valid() for turn in self.queue.copy())
