@@ -4,13 +4,14 @@ In the format of the `peft` package a directory has adapter_config.json and adap
 layer y = W x it holds two thin matrices, A [r, in] and B [out, r], and the layer becomes y = W x + scale * B (A x).
 """
 
+import logging
 import math
 import os
 import re
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -22,10 +23,12 @@ from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.files.config_json import read_json
 from nanovllm.files.hub import resolve_checkpoint
 
+logger = logging.getLogger("nanovllm")
+
 Shape = tuple[int, int]
 PREFIX, SUFFIXES = "base_model.model.", {".lora_A.weight": "A", ".lora_B.weight": "B"}
-# Fields of adapter_config.json that change nothing here: who made the adapter, how it was trained, which layers it is
-# for (its tensors say that).
+# Fields of adapter_config.json that are read elsewhere, or that change nothing here: who made the adapter, how it was
+# trained.
 DESCRIPTIONS = (
     "auto_mapping base_model_name_or_path revision task_type inference_mode peft_version peft_type target_modules "
     "exclude_modules layers_to_transform layers_pattern lora_dropout r rank_pattern lora_alpha alpha_pattern "
@@ -37,8 +40,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {"bias": ("none",), "arrow_config": ()}
 # These begin from other weights than the checkpoint's, so that the adapter belongs to those.
 OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 FLOATS = ("bfloat16", "float16", "float32")
-# Matches the patterns that an adapter's file has for its layers: those of real ones take 0.1 s.
-PATTERNS = Sandbox("nanovllm.features.lora.sandboxed_patterns", seconds=2, max_mb=128)
+# A model that sees images has its language model's layers under one of these.
+WRAPPED = re.compile(r"^model\.(language_model|text_model)\.")
+# Fields that say for which modules an adapter is, and what is special about some.
+TARGET_FIELDS = (
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "rank_pattern",
+    "alpha_pattern",
+)
+# Matches the regular expressions among them: those of real adapters take 0.1 s.
+MATCHER = Sandbox("nanovllm.features.lora.sandboxed_patterns", seconds=2, max_mb=128)
 
 
 class MissingAdapter(ValueError):
@@ -97,51 +111,47 @@ class Adapter:
         from safetensors.torch import load
 
         where, folder = f"adapter {request.lora_name!r}", adapter_folder(request)
-        options = read_json(folder / "adapter_config.json")
+        fields = read_json(folder / "adapter_config.json")
+        options = {name: value for name, value in fields.items() if value is not None}
         _check_options(options, folder)
+        is_root = typed(options, "use_rslora", False, folder / "adapter_config.json")  # arXiv:2312.03732
         dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
         try:
             data = (folder / "adapter_model.safetensors").read_bytes()
             tensors = load(data)
         except (SafetensorError, OSError, KeyError) as error:  # KeyError: a dtype that PyTorch does not have
             raise ValueError(f"{where}: adapter_model.safetensors in {folder} cannot be read: {error}") from error
-        shapes, found, problems = stored_linear_shapes(model), dict[str, dict[str, Any]](), []
-        for name, tensor in sorted(tensors.items()):
-            suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
-            path = name.removeprefix(PREFIX).removesuffix(suffix)
-            path = re.sub(r"^model\.(language_model|text_model)\.", "model.", path)
-            kind, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-            if name.endswith(("base_layer.weight", "embed_tokens.weight")):
-                problems.append(f"{name} is the base model's; save_pretrained(..., save_embedding_layers=False)")
-            elif not suffix or path not in shapes or not name.startswith(PREFIX):
-                problems.append(f"{name} is no A or B of a linear layer that this model has and an adapter may change")
-            elif kind not in FLOATS:
-                problems.append(f"{name} is {kind}, only {', '.join(FLOATS)} are read")
-            elif len(shape) != 2:
-                problems.append(f"{name} is {shape}, not a matrix")
-            else:
-                found.setdefault(path, {})[SUFFIXES[suffix]] = tensor
-        ranks = _of_layers(options, "r", "rank_pattern", list(found), folder)
-        alphas = _of_layers(options, "lora_alpha", "alpha_pattern", list(found), folder)
-        matrices, scales = {}, []
-        for path, pair in found.items():
-            out_size, in_size = shapes[path]
-            rank = check_number(f"{folder / 'adapter_config.json'}: r", ranks[path], Integral)
-            given = {which: list(tensor.shape) for which, tensor in pair.items()}
-            if given != {"A": [rank, in_size], "B": [out_size, rank]}:
-                expected = f"A [{rank}, {in_size}] and B [{out_size}, {rank}]"
+        modules, problems = _modules_of(tensors)
+        targets = _targets_of(options, list(modules), folder)
+        if left_out := modules.keys() - targets.keys():
+            text = "tensors of layers that adapter_config.json does not target are left out, as peft does"
+            logger.warning("%s: %s: %s", where, text, shorten(sorted(left_out)))
+        shapes = stored_linear_shapes(model)
+        matrices: dict[str, tuple[Any, Any]] = {}
+        scales: dict[str, float] = {}
+        for module, target in targets.items():
+            path = WRAPPED.sub("model.", module)
+            given = {which: list(tensor.shape) for which, tensor in modules[module].items()}
+            out_size, in_size = shapes.get(path, (0, 0))
+            if path not in shapes:
+                problems.append(f"{module} is no linear layer that this model has and an adapter may change")
+            elif path in scales:
+                problems.append(f"{path} has two names in it, one of them {module}")
+            elif given != {"A": [target.rank, in_size], "B": [out_size, target.rank]}:
+                expected = f"A [{target.rank}, {in_size}] and B [{out_size}, {target.rank}]"
                 problems.append(f"{path} has {', '.join(f'{n} {shape}' for n, shape in given.items())}, not {expected}")
-            elif not 0 < rank <= config.max_lora_rank:
-                problems.append(f"{path} has rank {rank}, and max_lora_rank is {config.max_lora_rank}")
+            elif not 0 < target.rank <= config.max_lora_rank:
+                problems.append(f"{path} has rank {target.rank}, and max_lora_rank is {config.max_lora_rank}")
             else:
-                scales.append(_scale(options, alphas[path], rank, folder))
-                a, b = pair["A"].to(dtype, copy=True), (pair["B"].float() * scales[-1]).to(dtype)
+                scales[path] = target.alpha / (math.sqrt(target.rank) if is_root else target.rank)
+                a = modules[module]["A"].to(dtype, copy=True)
+                b = (modules[module]["B"].float() * scales[path]).to(dtype)
                 matrices[path] = a, b
                 if not a.isfinite().all() or not b.isfinite().all():
                     problems.append(f"{path} has numbers that are NaN, or infinite in {dtype}")
-        if problems or not found:
+        if problems or not matrices:
             shown = problems[:10] + [f"and {len(problems) - 10} more"] * (len(problems) > 10)
-            lines = "\n  ".join(shown or ["it has no tensors"])
+            lines = "\n  ".join(shown or ["it has no tensors of the layers that it targets"])
             base = options.get("base_model_name_or_path")
             raise ValueError(f"{where} in {folder} (made for {shorten(base)}) does not fit this model:\n  {lines}")
         digest = xxhash.xxh3_128(data + repr(scales).encode()).hexdigest()
@@ -180,27 +190,52 @@ def _check_options(options: dict[str, Any], folder: Path) -> None:
         raise ValueError(f"{path}: init_lora_weights={begin!r} changed the base model's weights, too; {hint}")
 
 
-def _of_layers(options: dict[str, Any], name: str, patterns: str, paths: list[str], folder: Path) -> dict[str, Any]:
-    """An option for each layer: what the first of the patterns that fits says of it."""
+def _modules_of(tensors: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """({module, as the trained model has it: {"A": [r, in], "B": [out, r]}}, what is wrong with other tensors)."""
+    modules: dict[str, dict[str, Any]] = {}
+    problems = []
+    for name, tensor in sorted(tensors.items()):
+        suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+        kind, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+        if name.endswith(("base_layer.weight", "embed_tokens.weight")):
+            problems.append(f"{name} is the base model's; save_pretrained(..., save_embedding_layers=False)")
+        elif not suffix or not name.startswith(PREFIX):
+            problems.append(f"{name} is no A or B of a linear layer")
+        elif kind not in FLOATS:
+            problems.append(f"{name} is {kind}, only {', '.join(FLOATS)} are read")
+        elif len(shape) != 2:
+            problems.append(f"{name} is {shape}, not a matrix")
+        else:
+            module = name.removeprefix(PREFIX).removesuffix(suffix)
+            modules.setdefault(module, {})[SUFFIXES[suffix]] = tensor
+    return modules, problems
+
+
+class Target(NamedTuple):
+    """What adapter_config.json says of a module that the adapter is for."""
+
+    rank: int
+    alpha: float
+
+
+def _targets_of(options: dict[str, Any], modules: list[str], folder: Path) -> dict[str, Target]:
+    """Those of the modules that the adapter is for. Raises ValueError."""
     where = folder / "adapter_config.json"
-    special = typed(options, patterns, {}, where)
-    values = dict.fromkeys(paths, options.get(name, 8))
-    if not special:
-        return values
+    rank_pattern, alpha_pattern = (typed(options, name, {}, where) for name in ("rank_pattern", "alpha_pattern"))
+    fields = {name: options[name] for name in TARGET_FIELDS if name in options}
     try:
-        fits = PATTERNS.answer(list(special), paths)
+        keys = MATCHER.answer(fields, modules)
     except TooMuch as error:
         remedy = "name the layers without repetitions"
-        raise ValueError(f"{where}: {patterns}: to match its regular expressions {error}: {remedy}") from None
-    except ValueError as error:
-        raise ValueError(f"{where}: {patterns}: {error}") from None
-    for pattern, fitting in reversed(list(zip(special, fits, strict=True))):
-        values |= dict.fromkeys(fitting, special[pattern])
-    return values
-
-
-def _scale(options: dict[str, Any], alpha: Any, rank: int, folder: Path) -> float:
-    """By the rank, or by its square root (arXiv:2312.03732)."""
-    where = folder / "adapter_config.json"
-    is_root = typed(options, "use_rslora", False, where)
-    return check_number(f"{where}: lora_alpha", alpha, Real) / (math.sqrt(rank) if is_root else rank)
+        raise ValueError(f"{where}: to match its regular expressions {error}: {remedy}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where}: {error}") from None
+    targets = {}
+    for module, found in zip(modules, keys, strict=True):
+        if found is not None:
+            rank_key, alpha_key = found
+            rank = options.get("r", 8) if rank_key is None else rank_pattern[rank_key]
+            alpha = options.get("lora_alpha", 8) if alpha_key is None else alpha_pattern[alpha_key]
+            rank = check_number(f"{where}: r", rank, Integral)
+            targets[module] = Target(rank, check_number(f"{where}: lora_alpha", alpha, Real))
+    return targets

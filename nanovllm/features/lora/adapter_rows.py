@@ -39,7 +39,8 @@ class AdapterRows:
         for slot, rows in self.groups:
             for part in rows.split(TILE_ROWS):
                 tiles.append([slot, len(part), *part.tolist(), *[0] * (TILE_ROWS - len(part))])
-        return torch.tensor(tiles, dtype=torch.int64, device="cpu")
+        table = torch.tensor(tiles, dtype=torch.int64, device="cpu")
+        return table.view(-1, 2 + TILE_ROWS)  # also if no row meets an adapter
 
 
 @dataclass(frozen=True)

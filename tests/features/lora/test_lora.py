@@ -336,11 +336,8 @@ MISTAKES = {
     "base weights": (lambda t: t.update({HEAD: torch.ones(321, 96)}), "save_embedding_layers=False"),
     "no prefix": (lambda t: t.update({A.removeprefix("base_model.model."): t.pop(A)}), "is no A or B of a"),
     "a number": (lambda t: t.update({A: torch.tensor(1.0)}), "q_proj.lora_A.weight is [], not a matrix"),
-    "a pattern": (dict(alpha_pattern={"q_proj(": 4}), "alpha_pattern: 'q_proj(' is no regular expression"),
-    "a slow pattern": (
-        dict(rank_pattern={"([a-z_.0-9]+)*x": 4}),
-        "rank_pattern: to match its regular expressions takes",
-    ),
+    "a pattern": (dict(alpha_pattern={"q_proj(": 4}), "'q_proj(' is no regular expression"),
+    "a slow pattern": (dict(rank_pattern={"([a-z_.0-9]+)*x": 4}), "to match its regular expressions takes"),
     "no B": (lambda t: t.pop(A.replace("_A.", "_B.")), "q_proj has A [4, 96], not A [4, 96] and B [96, 4]"),
     "a lower rank": (dict(r=8), "q_proj has A [4, 96], B [96, 4], not A [8, 96] and B [96, 8]"),
     "a rank": (lambda t: t.update({A: t[A].repeat(2, 1)}), "q_proj has A [8, 96], B [96, 4], not"),
