@@ -162,14 +162,18 @@ class LLM:
         return prompt
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: "LoRARequest | None" = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        lora_request: "LoRARequest | None" = None,
+        priority: int | None = None,
     ) -> Iterator[RequestOutput]:
         """Yield growing outputs of one prompt, the last with finished=True. Text only ever grows.
 
         The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
         """
         params = self._params_list(sampling_params, 1)[0]
-        outputs = self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
+        outputs = self._stream(self.engine.make_request(prompt, params, lora_request, priority, stream=True))
         if params.output_kind is RequestOutputKind.CUMULATIVE:
             return outputs
         from nanovllm.features.callers.output_kind import OutputFilter
@@ -181,7 +185,8 @@ class LLM:
     ) -> "list[BeamSearchOutput]":
         """Find the most probable continuations of prompts, with vLLM's names and scores (features/beam_search).
 
-        options: lora_request, use_tqdm, and concurrency_limit, the number of prompts in progress at the same time.
+        options: lora_request and priority, as in generate(); use_tqdm; and concurrency_limit, the number of prompts in
+        progress at the same time.
         Raises ValueError.
         """
         from nanovllm.features.beam_search.search import beam_search

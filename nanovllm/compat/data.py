@@ -192,7 +192,7 @@ stat_loggers=[] -- statistics of yours (ours: stats(), do_log_stats())
 # Fields of a body in OpenAI's API, beside those of SamplingParams.
 BODY = """
 user metadata service_tier safety_identifier prompt_cache_key parallel_tool_calls store verbosity prompt_cache_retention
-    prompt_cache_options request_id session_id truncation_side mm_payload return_mm_kwargs include_reasoning
+    prompt_cache_options request_id session_id truncation_side return_mm_kwargs include_reasoning
     guided_decoding_backend -- any value
 logits_processors=[] -- code of yours on the logits
 stream=False stream_options={}|None -- streaming
@@ -201,6 +201,7 @@ reasoning_effort=none -- a limit on reasoning
 modalities=["text"] audio=None prediction=None prompt_embeds=[]|None media_io_kwargs={} -- input or output that is
     neither text nor images
 mm_processor_kwargs={} -- options of images (in a chat)
+multi_modal_data={} mm_payload=None -- images (in a chat, as parts of a message)
 guided_json=None guided_regex=None guided_choice=None guided_grammar=None guided_whitespace_pattern=None -- an answer
     that fits a form, in vLLM's old words (`structured_outputs` and `response_format` are the new ones)
 documents=[] -- documents for the template (ours: `chat_template_kwargs`)
@@ -225,8 +226,8 @@ context_management=[] previous_input_messages=[] previous_response=None access_p
 """
 # Fields of a body of /v1/embeddings, /rerank, /score and /pooling.
 POOLING_BODY = """
-user mm_processor_kwargs media_io_kwargs -- any value
-priority=0 -- another order than first come, first served
+user -- any value
+multi_modal_data={} mm_processor_kwargs={} media_io_kwargs={} -- images (a chat of a model that generates takes them)
 normalize=None softmax=None activation=None -- normalization by its old name (`use_activation`)
 messages=[] -- a chat (write it as a text: POST /tokenize shows how its template would)
 padding=do_not_pad embed_dtype=float32 endianness=native|little -- something that is not here

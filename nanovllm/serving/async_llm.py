@@ -115,6 +115,7 @@ class AsyncLLM:
         request_id: str | None = None,
         lora_request: LoRARequest | None = None,
         *,
+        priority: int | None = None,
         timeout_s: float | None = None,
         **tokenization: Any,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
@@ -129,7 +130,11 @@ class AsyncLLM:
         adapter = self._adapter_now(lora_request)
 
         def make() -> list[Request]:
-            return [make_request(self.engine, prompt, pooling_params, adapter, truncation, request_id)]
+            return [
+                make_request(
+                    self.engine, prompt, pooling_params, adapter, truncation, request_id=request_id, priority=priority
+                )
+            ]
 
         async with aclosing(self.run(make, timeout_s)) as steps:
             async for outputs in steps:

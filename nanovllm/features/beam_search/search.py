@@ -22,14 +22,20 @@ if TYPE_CHECKING:
 class Search:
     """Of one prompt. beams have the same number of tokens and go on; completed ones do not.
 
-    adapter: what its lora_request stood for when it began, or None
+    adapter: what its lora_request stood for when it began, or None. priority: of its requests
     """
 
     def __init__(
-        self, first: BeamSearchSequence, params: BeamSearchParams, eos_token_ids: frozenset[int], adapter: Any = None
+        self,
+        first: BeamSearchSequence,
+        params: BeamSearchParams,
+        eos_token_ids: frozenset[int],
+        adapter: Any = None,
+        priority: int = 0,
     ) -> None:
         self.beams, self.completed = [first], list[BeamSearchSequence]()
-        self.params, self.eos_token_ids, self.adapter = params, eos_token_ids, adapter
+        self.params, self.eos_token_ids = params, eos_token_ids
+        self.adapter, self.priority = adapter, priority
 
     def score(self, beam: BeamSearchSequence) -> float:
         """EOS does not count as a token of the text."""
@@ -68,6 +74,7 @@ def beam_search(
     prompts: Any,
     params: BeamSearchParams,
     lora_request: Any = None,
+    priority: Any = None,
     use_tqdm: bool = False,
     concurrency_limit: int | None = None,
 ) -> list[BeamSearchOutput]:
@@ -79,16 +86,21 @@ def beam_search(
     how: dict[str, Any] = dict(max_tokens=1, temperature=params.temperature, logprobs=num_logprobs, detokenize=False)
     one_token = SamplingParams(**how)
     adapters = one_per_prompt("lora_request", lora_request, len(given))
+    priorities = one_per_prompt("priority", priority, len(given))
 
-    def begin(each: tuple[Any, Any]) -> Search:
-        request = engine.make_request(each[0], one_token, each[1])
-        salt, tokens = request.samples[0].seq.cache_salt, request.prompt_token_ids
-        prompt = {"prompt": request.prompt, "prompt_token_ids": tokens, "cache_salt": salt}
-        first = BeamSearchSequence(prompt, tokens, [], each[1])
+    def begin(each: tuple[Any, Any, Any]) -> Search:
+        prompt, adapter, priority = each
+        request = engine.make_request(prompt, one_token, adapter, priority)
+        seq, tokens = request.samples[0].seq, request.prompt_token_ids
+        # All that its beams' requests need.
+        prompt = {"prompt": request.prompt, "prompt_token_ids": tokens, "cache_salt": seq.cache_salt}
+        if seq.images is not None:
+            prompt["multi_modal_data"] = {"image": seq.images}
+        first = BeamSearchSequence(prompt, tokens, [], adapter)
         eos_token_ids = engine.model_config.eos_token_ids | {tokenizer.eos_token_id}
-        return Search(first, params, eos_token_ids, request.samples[0].seq.adapter)
+        return Search(first, params, eos_token_ids, seq.adapter, seq.priority)
 
-    searches = make_all("prompts", list(zip(given, adapters, strict=True)), begin)
+    searches = make_all("prompts", list(zip(given, adapters, priorities, strict=True)), begin)
     if concurrency_limit is not None:
         check_number("concurrency_limit", concurrency_limit, Integral, 1)
     num_at_a_time = concurrency_limit or max(len(searches), 1)
@@ -102,7 +114,8 @@ def beam_search(
                 beams = [beam for search in active for beam in search.beams]
                 asked = [beam.orig_prompt | {"prompt_token_ids": beam.tokens} for beam in beams]
                 adapters = [search.adapter for search in active for _ in search.beams]
-                outputs = llm.generate(asked, one_token, False, adapters)
+                priorities = [search.priority for search in active for _ in search.beams]
+                outputs = llm.generate(asked, one_token, False, adapters, priorities)
                 for search in active:
                     search.take_in([outputs.pop(0) for _ in search.beams])
             advance(num_done)

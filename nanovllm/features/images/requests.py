@@ -34,7 +34,24 @@ class RequestImages:
         return self.processor.expand(token_ids, self.pictures, self.options)
 
 
-def split_prompt(engine: "LLMEngine", prompt: dict[str, Any]) -> tuple[dict[str, Any], RequestImages | None]:
+@dataclass(frozen=True)
+class ExpandedImages:
+    """Of a request that was made before, whose token ids go on here: the placeholders are among them."""
+
+    images: PromptImages
+    image_token_id: int
+
+    def expand(self, token_ids: list[int]) -> ImagePrompt:
+        """Raises ValueError for token ids of another prompt."""
+        places = [place for of_image in self.images.places for place in of_image]
+        if any(token_ids[place : place + 1] != [self.image_token_id] for place in places):
+            raise ValueError("these images belong to another prompt: its token ids do not have their placeholders")
+        return ImagePrompt(token_ids, self.images)
+
+
+def split_prompt(
+    engine: "LLMEngine", prompt: dict[str, Any]
+) -> tuple[dict[str, Any], RequestImages | ExpandedImages | None]:
     """A prompt's dict as if it were of a text alone, and its images. Raises ValueError."""
     text = {name: value for name, value in prompt.items() if name not in IMAGE_KEYS}
     data = prompt.get("multi_modal_data")
@@ -48,6 +65,8 @@ def split_prompt(engine: "LLMEngine", prompt: dict[str, Any]) -> tuple[dict[str,
     if data.get("image") is None:
         return text, None
     processor = engine.image_processor
+    if isinstance(data["image"], PromptImages):
+        return text, ExpandedImages(data["image"], processor.config.image_token_id)
     pictures = processor.open_all(data["image"], is_trusted=True)
     return text, RequestImages(processor, pictures, options)
 

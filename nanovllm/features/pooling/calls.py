@@ -4,6 +4,7 @@ Each raises one ValueError that lists every bad prompt by its index, before any 
 
     truncate_prompt_tokens   how many tokens of a text are kept, -1: as many as fit; with more, it is refused otherwise
     tokenization_kwargs      the same, and truncation_side, add_special_tokens
+    lora_request, priority   as in LLM.generate
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     Params = PoolingParams | Sequence[PoolingParams] | None
     Adapters = list[LoRARequest | None] | LoRARequest | None
+    Priorities = list[int] | int | None
 
 
 def encode(
@@ -35,6 +37,7 @@ def encode(
     *,
     use_tqdm: bool = True,
     lora_request: "Adapters" = None,
+    priority: "Priorities" = None,
     pooling_task: str | None = None,
     truncate_prompt_tokens: int | None = None,
     tokenization_kwargs: dict[str, Any] | None = None,
@@ -51,12 +54,16 @@ def encode(
         raise ValueError("there must be a prompt, found an empty list")
     params = one_per_prompt("pooling_params", pooling_params, len(given))
     adapters = one_per_prompt("lora_request", lora_request, len(given))
+    priorities = one_per_prompt("priority", priority, len(given))
     truncation = _truncation(truncate_prompt_tokens, tokenization_kwargs)
 
-    def make(each: tuple[Any, Any, Any]) -> "PoolingRequest":
-        return make_request(llm.engine, *each, truncation=truncation, task=pooling_task)
+    def make(each: tuple[Any, Any, Any, Any]) -> "PoolingRequest":
+        prompt, params, adapter, priority = each
+        return make_request(
+            llm.engine, prompt, params, adapter, truncation=truncation, task=pooling_task, priority=priority
+        )
 
-    requests = make_all("prompts", list(zip(given, params, adapters, strict=True)), make)
+    requests = make_all("prompts", list(zip(given, params, adapters, priorities, strict=True)), make)
     return llm._complete(requests, use_tqdm)
 
 
@@ -85,6 +92,7 @@ def score(
     use_tqdm: bool = True,
     pooling_params: PoolingParams | None = None,
     lora_request: "Adapters" = None,
+    priority: "Priorities" = None,
     truncate_prompt_tokens: int | None = None,
     tokenization_kwargs: dict[str, Any] | None = None,
     chat_template: str | None = None,
@@ -102,8 +110,11 @@ def score(
         raise ValueError(f"chat_template must be a template's text, found {shorten(chat_template)}")
     num = len(pairs.documents) + (len(pairs.queries) if pooling.task == "embed" else 0)
     adapters = one_per_prompt("lora_request", lora_request, num)
+    priorities = one_per_prompt("priority", priority, num)
     truncation = _truncation(truncate_prompt_tokens, tokenization_kwargs)
-    requests = pairs.make_requests(llm.engine, pooling_params, adapters, truncation, chat_template)
+    requests = pairs.make_requests(
+        llm.engine, pooling_params, adapters, truncation, chat_template, priorities=priorities
+    )
     return pairs.scores(llm.engine, llm._complete(requests, use_tqdm))
 
 

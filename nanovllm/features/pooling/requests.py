@@ -11,6 +11,7 @@ from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from nanovllm.checks.requests import check_priority
 from nanovllm.checks.values import check_choice, check_number, check_range, shorten
 from nanovllm.compat.names import accepted
 from nanovllm.core.scheduler import ScheduledChunk
@@ -140,6 +141,7 @@ def make_request(
     truncation: Truncation = Truncation(),
     request_id: str | None = None,
     task: str | None = None,
+    priority: int | None = None,
 ) -> PoolingRequest:
     """Check and tokenize one prompt; LLMEngine.enqueue() takes it from there. Raises ValueError."""
     pooling = pooling_of(engine, "a request for an embedding or a score")
@@ -152,11 +154,12 @@ def make_request(
         cut = "; truncate_prompt_tokens=-1 cuts it" if token_ids else ""
         raise ValueError(f"a prompt must have 1 to {limit} tokens (max_model_len), found {len(token_ids)}{cut}")
     check_range("a token id of the prompt", token_ids, 0, vocab_size - 1)
+    priority = check_priority(priority, engine.config.scheduling_policy)
     adapter = None if lora_request is None else engine.known_adapters.check(lora_request)
     nothing = SamplingParams(**SAMPLES_NOTHING)  # type: ignore[arg-type]
     lora_id = None if adapter is None else adapter.lora_id
     seq = Sequence(token_ids, nothing, cache_salt=salt, lora_id=lora_id)
-    seq.adapter, seq.pools = adapter, True
+    seq.adapter, seq.priority, seq.pools = adapter, priority, True
     samples, metrics = [PoolingSample(seq, Detokenizer(engine.tokenizer, nothing))], RequestMetrics(time.perf_counter())
     of_request = dict(pooling_params=params, pooling=pooling)
     return PoolingRequest(request_id or "", None, token_ids, nothing, samples, False, metrics, **of_request)  # type: ignore[arg-type]

@@ -65,11 +65,13 @@ class Pairs:
         request_id: str | None = None,
         max_tokens_per_query: int = 0,
         max_tokens_per_doc: int = 0,
+        priorities: Sequence[int | None] | None = None,
     ) -> list[PoolingRequest]:
         """Of a bi-encoder, for the queries and then for the documents; else for each pair. Raises ValueError.
 
-        lora_requests: one for each of them. chat_template: of a pair, messages of the roles query and document.
-        instruction: what the template may say of the task. max_tokens_...: each text is cut to so many; 0: none is.
+        lora_requests, priorities: one for each of them. chat_template: of a pair, messages of the roles query and
+        document. instruction: what the template may say of the task. max_tokens_...: each text is cut to so many; 0:
+        none is.
         """
         pooling = pooling_of(engine, "a score")
         if pooling.task == "classify" and pooling.num_labels != 1:
@@ -86,18 +88,16 @@ class Pairs:
                 "a template joins the texts of a pair, and this LLM embeds each alone; write it into the texts"
             )
         adapters = lora_requests or [None] * len(prompts)
+        each_priority = priorities or [None] * len(prompts)
         salted = {} if salt is None else {"cache_salt": salt}
-        items = [
-            (prompt if isinstance(prompt, dict) else {"prompt": prompt}, adapter)
-            for prompt, adapter in zip(prompts, adapters, strict=True)
-        ]
 
-        def make(numbered: tuple[int, tuple[dict[str, Any], Any]]) -> PoolingRequest:
-            number, (prompt, adapter) = numbered
-            given = None if request_id is None else f"{request_id}-{number}"
-            return make_request(engine, prompt | salted, params, adapter, truncation, given)
+        def make(numbered: tuple[int, tuple[Any, Any, Any]]) -> PoolingRequest:
+            number, (given, adapter, priority) = numbered
+            prompt = given if isinstance(given, dict) else {"prompt": given}
+            made_id = None if request_id is None else f"{request_id}-{number}"
+            return make_request(engine, prompt | salted, params, adapter, truncation, made_id, priority=priority)
 
-        return make_all("texts", list(enumerate(items)), make)
+        return make_all("texts", list(enumerate(zip(prompts, adapters, each_priority, strict=True))), make)
 
     def scores(self, engine: "LLMEngine", outputs: list[PoolingRequestOutput]) -> list[ScoringRequestOutput]:
         """One a pair, in order. outputs: of the requests, in their order."""

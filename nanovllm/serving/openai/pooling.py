@@ -23,7 +23,8 @@ from nanovllm.serving.openai.openai_request import check_model
 EMBEDDINGS, POOLING = "/v1/embeddings", "/pooling"
 RERANK, SCORE = ("/rerank", "/v1/rerank", "/v2/rerank"), ("/score", "/v1/score")
 URLS = (EMBEDDINGS, *RERANK, *SCORE, POOLING)
-COMMON = {"model", "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "use_activation", "cache_salt"}
+COMMON = {"model", "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "use_activation"}
+COMMON |= {"cache_salt", "priority"}
 OF_TEXTS = COMMON | {"input", "dimensions", "encoding_format"}
 LENGTHS = ("max_tokens_per_query", "max_tokens_per_doc")
 OF_PAIRS = COMMON - {"add_special_tokens"} | {"instruction", "chat_template_kwargs", *LENGTHS}
@@ -59,7 +60,8 @@ def translate(
         raise ValueError(f"cache_salt must be a string that is not empty, found {shorten(own)}")
     params = PoolingParams(body.get("use_activation"), body.get("dimensions"), body.get("task"))
     given = {name: body[name] for name in Truncation.__dataclass_fields__ if name in body}
-    made = _Asked(llm, model, adapter, params, Truncation.of(**given), salt + (own or ""), request_id)
+    truncation, priority = Truncation.of(**given), body.get("priority")
+    made = _Asked(llm, model, adapter, params, truncation, salt + (own or ""), request_id, priority)
     if url in (EMBEDDINGS, POOLING):
         return made.texts(url, body)
     return made.ranked(body) if url in RERANK else made.scored(body)
@@ -74,6 +76,7 @@ class _Asked:
     truncation: Truncation
     salt: str
     request_id: str
+    priority: int | None
 
     def texts(self, url: str, body: dict[str, Any]) -> PoolingJob:
         form = body.get("encoding_format", "float")
@@ -85,7 +88,16 @@ class _Asked:
             number, prompt = numbered
             given = f"{self.request_id}-{number}" if self.request_id else None
             task = "embed" if url == EMBEDDINGS else None
-            return make_request(engine, prompt | salted, self.params, self.adapter, self.truncation, given, task)
+            return make_request(
+                engine,
+                prompt | salted,
+                self.params,
+                self.adapter,
+                self.truncation,
+                request_id=given,
+                task=task,
+                priority=self.priority,
+            )
 
         return PoolingJob(make_all("input", list(enumerate(prompts)), make), partial(self._vectors, url, form))
 
@@ -115,9 +127,17 @@ class _Asked:
         assert pooling is not None
         is_pair = pooling.task == "classify"
         num = len(pairs.documents) + (0 if is_pair else len(pairs.queries))
-        given = None, said, self.salt or None, self.request_id or None
-        adapters = [self.adapter] * num
-        requests = pairs.make_requests(self.llm.engine, self.params, adapters, self.truncation, *given, **lengths)
+        requests = pairs.make_requests(
+            self.llm.engine,
+            self.params,
+            lora_requests=[self.adapter] * num,
+            truncation=self.truncation,
+            instruction=said,
+            salt=self.salt or None,
+            request_id=self.request_id or None,
+            priorities=[self.priority] * num,
+            **lengths,
+        )
         return pairs, requests
 
     def scored(self, body: dict[str, Any]) -> PoolingJob:

@@ -13,6 +13,7 @@ from nanovllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import BeamSearchParams, SamplingParams
 from tests.checkpoints import SIZES, SMALL, reference_logits, reference_model
 from tests.errors import expect
+from tests.image_checkpoints import KINDS, make_image_checkpoint, picture, reference
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [40, 41, 42], list(range(60, 80))]
 
@@ -128,6 +129,36 @@ def test_a_text_as_a_prompt(llm):
     assert output.sequences[0].tokens == greedy.prompt_token_ids + greedy.outputs[0].token_ids
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_pictures(kind, tmp_path):
+    """Of several prompts, each with its own: scores are transformers', and a beam's prompt can be gone on with."""
+    folder = make_image_checkpoint(tmp_path, kind)
+    llm = LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks_override=300, max_model_len=300)
+    mark = "<image>" if kind in ("smolvlm", "idefics3") else "<|vision_start|><|image_pad|><|vision_end|>"
+    pictures = [picture(60, 40), picture(40, 60, 1)]
+    prompts = [{"prompt": f"a {mark} boat", "multi_modal_data": {"image": [image]}} for image in pictures]
+    params = BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True)
+    outputs = llm.beam_search(prompts, params)
+    for prompt, output, image in zip(prompts, outputs, pictures, strict=True):
+        best, num_prompt_tokens = output.sequences[0], len(output.sequences[0].tokens) - params.max_tokens
+        inputs = llm.engine.image_processor.prepare(image, {}).make_inputs()
+        ids = torch.tensor([best.tokens])
+        if "image_grid_thw" in inputs:
+            inputs = inputs | {"mm_token_type_ids": (ids == llm.engine.model_config.images.image_token_id).int()}
+        with torch.inference_mode():
+            rows = reference(folder)(input_ids=ids, **inputs).logits[0].log_softmax(-1)
+        chosen = range(num_prompt_tokens, len(best.tokens))
+        assert best.cum_logprob == pytest.approx(sum(float(rows[i - 1, ids[0, i]]) for i in chosen), abs=1e-2)
+        one_more = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        [again] = llm.generate(best.orig_prompt | {"prompt_token_ids": best.tokens}, one_more, use_tqdm=False)
+        assert again.outputs[0].token_ids == [int(rows[-1].argmax())]
+        [greedy] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
+        [one] = llm.beam_search([prompt], BeamSearchParams(1, 4, ignore_eos=True))
+        assert one.sequences[0].tokens == greedy.prompt_token_ids + greedy.outputs[0].token_ids
+    other = {"prompt": "two gulls", "multi_modal_data": outputs[0].sequences[0].orig_prompt["multi_modal_data"]}
+    expect("these images belong to another prompt", llm.generate, other)
+
+
 def test_a_beam_that_fails_goes_no_further():
     def output(reason: str, logprobs: list) -> RequestOutput:
         return RequestOutput(
@@ -146,6 +177,7 @@ def test_what_is_refused(llm):
     expect("params must be BeamSearchParams, found SamplingParams", llm.beam_search, PROMPTS, SamplingParams())
     expect("prompts[1]: token id 5000", llm.beam_search, [[5], [5000]], params)
     expect("3 prompts need 3 lora_request", llm.beam_search, PROMPTS, params, lora_request=[None])
+    expect("priority=1 asks for another order", llm.beam_search, PROMPTS, params, priority=1)
     expect("concurrency_limit must be a whole number from 1", llm.beam_search, PROMPTS, params, concurrency_limit=0)
     expect("beam_width must be a whole number between 1", BeamSearchParams, 0, 3)
     expect("max_tokens must be a whole number", BeamSearchParams, beam_width=2)
