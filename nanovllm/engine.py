@@ -297,6 +297,12 @@ class LLMEngine:
         return aborted
 
     @change
+    def isolate(self, requests: list[Request] | None) -> None:
+        """Let nobody but these requests run until isolate(None). All others wait, also those that run now."""
+        samples = None if requests is None else [sample for request in requests for sample in request.samples]
+        self.scheduler.isolate(None if samples is None else [sample.seq.seq_id for sample in samples])
+
+    @change
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes. Returns False, and forgets nothing, while any request holds blocks.
 
@@ -339,12 +345,12 @@ class LLMEngine:
         """
         if self.tiers is not None:
             self.tiers.poll(self.scheduler.waiting)
-            if self.scheduler.waiting and not self.scheduler.running and self._all_await_blocks():
+            if self.scheduler.waiting and not self.scheduler.running and self._none_may_start():
                 self.tiers.wait(TIER_WAIT_S)
 
-    def _all_await_blocks(self) -> bool:
+    def _none_may_start(self) -> bool:
         """Does every waiting sequence await blocks? True as well if none is waiting."""
-        return all(seq.awaits_blocks for seq in self.scheduler.waiting)
+        return not any(map(self.scheduler.may_start, self.scheduler.waiting))
 
     def propose_drafts(self) -> dict[int, list[int]]:
         """{seq_id: draft tokens}, which the step checks beside the tokens that it has to compute."""
@@ -353,7 +359,7 @@ class LLMEngine:
     def schedule(self, drafts: dict[int, list[int]], started: float) -> SchedulerOutput:
         """Choose the step's work. started: the step's time, for the metrics of requests that are first worked on."""
         scheduled = self.scheduler.schedule(drafts)
-        assert scheduled.chunks or self._all_await_blocks(), "no chunk, although a waiting sequence awaits no blocks"
+        assert scheduled.chunks or self._none_may_start(), "no chunk, although a waiting sequence awaits no blocks"
         if self.tiers is not None:
             self.tiers.save_evicted()  # before the step overwrites the evicted blocks
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]

@@ -157,6 +157,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.only: frozenset[int] | None = None  # seq_ids of those that may be admitted; None: all (see isolate)
 
     # -- the queue ------------------------------------------------------------------------------------------------
 
@@ -194,14 +195,24 @@ class Scheduler:
         self.running = []
         self.waiting = deque(sorted(self.seqs.values(), key=by_priority))
 
+    def isolate(self, seq_ids: Iterable[int] | None) -> None:
+        """Preempt everybody, and admit only these sequences from now on; the others wait. None: admit all again."""
+        self.only = None if seq_ids is None else frozenset(seq_ids)
+        while self.running and self.only is not None:
+            self.preempt_last()
+
+    def may_start(self, seq: Sequence) -> bool:
+        """False for a waiting sequence that lets others pass: its blocks are on their way, or others are isolated."""
+        return not seq.awaits_blocks and (self.only is None or seq.seq_id in self.only)
+
     def can_admit(self) -> bool:
-        """Could the first sequence that awaits no blocks be admitted now, if the token budget allowed it?
+        """Could the first sequence that may start be admitted now, if the token budget allowed it?
 
         Speculation asks this: beside a prompt, draft tokens gain little.
         """
         if len(self.running) == self.max_num_seqs:
             return False
-        seq = next((seq for seq in self.waiting if not seq.awaits_blocks), None)
+        seq = next(filter(self.may_start, self.waiting), None)
         return seq is not None and self.may_run(seq, self.running) and self.block_manager.can_allocate(seq)
 
     def has_unfinished(self) -> bool:
@@ -234,7 +245,7 @@ class Scheduler:
         for seq in candidates:
             if budget == 0 or len(self.running) == self.max_num_seqs:
                 break
-            if seq.awaits_blocks:
+            if not self.may_start(seq):
                 continue
             if not self.admit(seq):  # nobody passes a sequence that lacks blocks or an adapter
                 break

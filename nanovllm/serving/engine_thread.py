@@ -19,12 +19,13 @@ from nanovllm.checks.forks import check_process
 from nanovllm.engine import LLMEngine
 from nanovllm.outputs import RequestOutput
 from nanovllm.request import Request
+from nanovllm.serving.suspects import Suspects
 
 logger = logging.getLogger("nanovllm")
 
 
 class StepFailed(RuntimeError):
-    """The step that worked on this request failed. The engine goes on without the request."""
+    """A step fails with this request in it, also if that is alone. The engine goes on without the request."""
 
 
 class EngineDied(RuntimeError):
@@ -68,6 +69,7 @@ class EngineThread:
         self.on_death: Callable[[], None] = lambda: None
         self.on_end: Callable[[list[Request], str], None] = lambda requests, reason: None
         self.error: EngineDied | None = None
+        self.suspects = Suspects()
         self.loop: asyncio.AbstractEventLoop | None = None
         self._next_step = 0.0  # time.monotonic()
         self._asked: list[Callable[[], None]] = []
@@ -171,6 +173,7 @@ class EngineThread:
                     self._fail_step(error)
                 else:
                     self.hand_out(outputs)
+                    self._clear_suspects()
                 self.steps_left -= 1
                 self._next_step = time.monotonic() + self.delay_s
         except BaseException as error:
@@ -204,21 +207,33 @@ class EngineThread:
         return self._next_step - time.monotonic()
 
     def _fail_step(self, error: Exception) -> None:
-        """End the requests that the step worked on; all, if it failed before it had chosen."""
+        """Find out whose doing it was (suspects.py). Those that are given up end; the others are computed again."""
         logger.error("a step has failed", exc_info=error)
-        scheduled = self.engine.scheduled
-        worked_on = {chunk.seq.seq_id for chunk in scheduled.chunks} if scheduled is not None else set()
-        requests = [
-            request
-            for request in self.engine.requests.values()
-            if scheduled is None or any(sample.seq.seq_id in worked_on for sample in request.samples)
-        ]
-        readers = {self.readers[request.request_id] for request in requests if request.request_id in self.readers}
-        self.forget(requests, "error")
-        for reader in readers:
-            self.tell(reader.fail, StepFailed(f"{type(error).__name__}: {error}"))
         if getattr(self.engine.model_runner, "has_ended", False):  # of ranks; one alone ends with its process
             raise error
+        given_up = self.suspects.step_failed(self._worked_on(), self.engine.requests)
+        readers = {self.readers[request.request_id] for request in given_up if request.request_id in self.readers}
+        self.forget(given_up, "error")
+        for reader in readers:
+            self.tell(reader.fail, StepFailed(f"{type(error).__name__}: {error}"))
+        self._try_next_group()
+
+    def _worked_on(self) -> list[Request]:
+        """The requests of the step that failed; all that may have been, if it failed before it had chosen."""
+        scheduled, unfinished = self.engine.scheduled, self.engine.requests
+        if scheduled is not None and scheduled.chunks:
+            ids = dict.fromkeys(chunk.seq.request_id for chunk in scheduled.chunks)
+        else:
+            ids = dict.fromkeys(request.request_id for request in (self.suspects.groups or [unfinished.values()])[0])
+        return [unfinished[request_id] for request_id in ids if request_id in unfinished]
+
+    def _clear_suspects(self) -> None:
+        if self.suspects.groups and self.suspects.has_passed():
+            self.suspects.groups.popleft()
+            self._try_next_group()
+
+    def _try_next_group(self) -> None:
+        self.engine.isolate(self.suspects.next_group() or None)
 
 
 def _deliver(read: list[tuple[Reader, RequestOutput]]) -> None:

@@ -297,26 +297,29 @@ def test_priorities(make):
     assert list(dict.fromkeys(order)) == [13, 12, 11]
 
 
-@pytest.mark.parametrize("where", ["model_runner.run", "scheduler.schedule"])
-def test_a_failing_step_ends_its_requests_and_no_others(make, monkeypatch, where):
+@pytest.mark.parametrize("where", ["model_runner.run", "scheduler.schedule", "update"])
+@pytest.mark.parametrize("max_num_seqs", [1, 8])
+def test_a_step_that_fails_once(make, monkeypatch, where, max_num_seqs):
+    """It is the doing of the request that was alone in it; if there were several, all are computed again."""
     llm = make()
-    owner, name = where.split(".")
+    *owner, name = where.split(".")
 
     async def run():
         llm.thread.set_pace(0)
-        llm.engine.scheduler.max_num_seqs = 1  # so that the second one waits
+        llm.engine.scheduler.max_num_seqs = max_num_seqs
         tasks = []
         for prompt in ("two gulls", "a red boat"):
             tasks.append(asyncio.create_task(last_of(llm.generate(prompt, LONG))))
             await until(llm, "num_waiting", len(tasks))  # prompts are tokenized beside each other
-        plant(monkeypatch, getattr(llm.engine, owner), name, [1], ArithmeticError("planted"))
+        broken = getattr(llm.engine, owner[0]) if owner else llm.engine
+        plant(monkeypatch, broken, name, [1], ArithmeticError("planted"))
         llm.thread.set_pace()
         first, second = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(first, StepFailed) and "planted" in str(first)
-        if owner == "model_runner":
-            assert len(second.outputs[0].token_ids) == 200
-        else:  # nobody knows whose doing it was
-            assert isinstance(second, StepFailed)
+        if max_num_seqs == 1 and name != "schedule":
+            assert isinstance(first, StepFailed) and "planted" in str(first)
+        else:
+            assert len(first.outputs[0].token_ids) == 200
+        assert len(second.outputs[0].token_ids) == 200
         assert (await last_of(llm.generate("two gulls", LONG))).finished
         assert await held(llm) == 0
 
