@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.chat_template.render import ChatPrompt
     from nanovllm.features.images.processor import ImageProcessor
-    from nanovllm.features.images.sources import Pictures
     from nanovllm.features.lora.lora_request import LoRARequest
     from nanovllm.features.pooling.outputs import (
         ClassificationRequestOutput,
@@ -141,15 +140,18 @@ class LLM:
 
         options = known_names(options, CHAT_OPTIONS, "chat")
         images = self.engine.model_config.images
-        image_token = None
+        image_token = keep_images = None
         if images is not None:
+            from nanovllm.features.images.sources import ClientImages
+
             image_token = self.get_tokenizer().convert_ids_to_tokens(images.image_token_id)
+            keep_images = list if is_trusted else ClientImages
         prompt = render_chat(
             self.get_tokenizer(),
             messages,
             add_generation_prompt,
             check=self.engine.check_length,
-            open_images=None if images is None else partial(self._open_images, is_trusted=is_trusted),
+            keep_images=keep_images,
             image_token=image_token,
             **options,
         )
@@ -419,9 +421,6 @@ class LLM:
         if not has_news():
             self.engine.step()
         return request.output() if has_news() else None
-
-    def _open_images(self, sources: list[Any], is_trusted: bool) -> "Pictures":
-        return self._image_processor(is_trusted).open_all(sources, is_trusted)
 
     def _image_processor(self, is_trusted: bool) -> "ImageProcessor":
         from nanovllm.features.images.requests import processor_for

@@ -13,8 +13,9 @@ import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nanovllm.checks.exits import Worker, finish_at_exit
 from nanovllm.checks.values import check_choice
@@ -39,10 +40,21 @@ PAUSE_MODES = ("abort", "wait", "keep")
 GENERATE_ARGUMENTS = ("prompt", "sampling_params", "request_id", "lora_request", "priority", "timeout_s")
 MAX_IMAGE_BYTES = 2 << 30  # of the pictures of all requests; a request that comes to these is refused
 NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others
+NUM_OPENING_THREADS = 2  # of requests with pictures, each of which may take seconds
 
 
 class Overloaded(RuntimeError):
     """Too many sequences wait, or too many pictures; this request was not taken."""
+
+
+@dataclass(frozen=True)
+class OpensPictures(Generic[Result]):
+    """What a function returns that prepare() calls: the rest of its work, for which pictures have to be opened.
+
+    That takes long, and is done where no text waits for it.
+    """
+
+    rest: Callable[[], Result]
 
 
 class AsyncLLM:
@@ -62,6 +74,7 @@ class AsyncLLM:
         self._with_images: weakref.WeakValueDictionary[int, Request] = weakref.WeakValueDictionary()  # by their id()
         self._counting = Lock()  # while a sequence goes from that number to the queue: it counts once at every moment
         self._preparing = asyncio.Semaphore(NUM_PREPARING_THREADS)
+        self._opening = asyncio.Semaphore(NUM_OPENING_THREADS)
         self._compiling = asyncio.Semaphore(1)  # grammars wait for each other, and nobody else for them
 
     @classmethod
@@ -100,8 +113,9 @@ class AsyncLLM:
             options: dict[str, Any] = dict(request_id=request_id, stream=stream, compile_grammar=False)
             return [self.engine.make_request(prompt, params, adapter, priority, **options)]
 
+        has_pictures = isinstance(prompt, dict) and "multi_modal_data" in prompt
         shown: OutputFilter | None = None
-        async with aclosing(self.run(make, timeout_s)) as steps:
+        async with aclosing(self.run(lambda: OpensPictures(make) if has_pictures else make(), timeout_s)) as steps:
             async for outputs in steps:
                 shown = shown or OutputFilter(params.output_kind)
                 for output in outputs:
@@ -142,11 +156,11 @@ class AsyncLLM:
                     yield output  # type: ignore[misc]
 
     async def run(
-        self, make: Callable[[], list[Request]], timeout_s: float | None = None
+        self, make: Callable[[], list[Request] | OpensPictures[list[Request]]], timeout_s: float | None = None
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """Several requests that belong together: what is new of any of them, until all have finished.
 
-        make: makes the requests, in a thread beside the event loop; their grammars are compiled here. See generate().
+        make: makes the requests, as prepare() calls functions; their grammars are compiled here. See generate().
         """
         loop = asyncio.get_running_loop()
         began, too_late = loop.time(), TimeoutError(f"the request was not done after {timeout_s or 0:g} s")
@@ -197,18 +211,34 @@ class AsyncLLM:
 
     # -- the engine, from the event loop --------------------------------------------------------------------------
 
-    async def _made(self, make: Callable[[], list[Request]]) -> list[Request]:
-        requests = await self.prepare(lambda: self._make_if_there_is_room(make))
+    async def _made(self, make: Callable[[], list[Request] | OpensPictures[list[Request]]]) -> list[Request]:
+        requests = await self.prepare(make)
+        with self._counting:
+            self._with_images.update((id(request), request) for request in requests if request.num_image_bytes)
         if any(request.params.structured_outputs is not None for request in requests):
             await self.prepare(lambda: self.engine.compile_grammars(requests), self._compiling)
         return requests
 
-    async def prepare(self, function: Callable[[], Result], places: asyncio.Semaphore | None = None) -> Result:
+    async def prepare(
+        self, function: Callable[[], Result | OpensPictures[Result]], places: asyncio.Semaphore | None = None
+    ) -> Result:
         """function() in a thread beside the event loop: for tokenizing and whatever else does not touch the engine.
 
-        A few at a time.
+        A few at a time, and those that open pictures apart from the others. Raises Overloaded while the pictures of
+        other requests take as much memory as they may.
         """
-        places = places or self._preparing
+        result = await self._in_thread(function, places or self._preparing)
+        if not isinstance(result, OpensPictures):
+            return result
+        rest = result.rest
+
+        def open_pictures() -> Result:
+            self._check_picture_bytes()
+            return rest()
+
+        return await self._in_thread(open_pictures, self._opening)
+
+    async def _in_thread(self, function: Callable[[], Result], places: asyncio.Semaphore) -> Result:
         await places.acquire()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
@@ -283,20 +313,13 @@ class AsyncLLM:
                 raise Overloaded(f"{num_waiting} sequences wait already (the limit is {limit}); try again later")
             self._num_entering += num_samples
 
-    def _make_if_there_is_room(self, make: Callable[[], list[Request]]) -> list[Request]:
-        """make(). Raises Overloaded while the pictures of other requests take as much memory as they may.
-
-        A few threads call it at a time, so the pictures of so many requests may come on top.
-        """
+    def _check_picture_bytes(self) -> None:
+        """Raises Overloaded. A few threads open pictures at a time, so those of as many requests may come on top."""
         with self._counting:
             unfinished = [request for request in self._with_images.values() if not request.finished]
         num_bytes = sum(request.num_image_bytes for request in unfinished)
         if num_bytes > MAX_IMAGE_BYTES:
             raise Overloaded(f"the pictures of other requests take {num_bytes:,} bytes already; try again later")
-        requests = make()
-        with self._counting:
-            self._with_images.update((id(request), request) for request in requests if request.num_image_bytes)
-        return requests
 
     # -- its state ------------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ def render_chat(
     chat_template_content_format: str = "auto",
     tools: list[dict[str, Any]] | None = None,
     check: Callable[[str], None] = lambda text: None,
-    open_images: Callable[[list[Any]], Sequence[Any]] | None = None,
+    keep_images: Callable[[list[Any]], Sequence[Any]] | None = None,
     image_token: str | None = None,
 ) -> ChatPrompt:
     """One conversation as a prompt, by a chat template.
@@ -82,10 +82,10 @@ def render_chat(
     "tool_use" is taken for tools, and otherwise the one named "default". chat_template_kwargs: what the template asks
     for by name, such as enable_thinking of Qwen3's. chat_template_content_format: "string" hands all contents over as
     texts, "openai" as lists of parts; "auto": as the template reads them. tools: functions that the model may call, as
-    OpenAI's API describes them. check: of the text before it is tokenized. open_images: makes pictures of what the
-    messages name as images, for a model that sees them; they become the prompt's multi_modal_data. image_token: what
-    the template writes for an image. Where a message or a tool has it as text, it is text in the prompt, too: some
-    tokens that spell it.
+    OpenAI's API describes them. check: of the text before it is tokenized. keep_images: makes the prompt's
+    multi_modal_data of what the messages name as images; None: the model sees none. image_token: what the template
+    writes for an image. Where a message or a tool has it as text, it is text in the prompt, too: some tokens that
+    spell it.
 
     Raises ValueError if the template does not take the messages, or leaves something of them out of the prompt.
     """
@@ -103,9 +103,9 @@ def render_chat(
     checked = checked_messages(messages)
     pictures: Sequence[Any] = ()
     if sources := take_images(checked):
-        if open_images is None:
+        if keep_images is None:
             raise ValueError("this model sees no images, and the messages have some")
-        pictures = open_images(sources)
+        pictures = keep_images(sources)
     if continue_final_message and checked[-1]["content"] is None:
         checked[-1]["content"] = ""  # transformers goes on with no other
     template = tokenizer.get_chat_template(chat_template, tools)

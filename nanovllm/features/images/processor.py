@@ -19,7 +19,7 @@ from nanovllm.features.images.image_config import IDEFICS3, ImageConfig
 from nanovllm.features.images.options import PROCESSOR_FILES
 from nanovllm.features.images.prompt_images import Image, PromptImages
 from nanovllm.features.images.recent import Recent
-from nanovllm.features.images.sources import MAX_PIXELS, Pictures, Sources, pil
+from nanovllm.features.images.sources import MAX_PIXELS, ClientImages, Sources, pil
 from nanovllm.features.images.tower import transformers_defaults
 from nanovllm.files.config_json import make_config, read_json
 from nanovllm.files.tokenizer import tokenize
@@ -87,15 +87,14 @@ class ImageProcessor:
         self._known_options = _fields_of(self._processor.valid_kwargs)
         self._process_options({})
 
-    def open_all(self, sources: Any, is_trusted: bool) -> Pictures:
-        """RGB pictures of one source or a list of them. is_trusted: the caller may name any file of this machine."""
-        if isinstance(sources, Pictures):
-            return sources
+    def open_all(self, sources: Any) -> list[Any]:
+        """RGB pictures of one source or a list of them. Raises ValueError."""
         several = list(sources) if isinstance(sources, list | tuple) else [sources]
         if len(several) > self.max_images:
             raise ValueError(
                 f"a prompt may have {self.max_images} images, found {len(several)}; see limit_mm_per_prompt"
             )
+        is_trusted = not isinstance(sources, ClientImages)
         opener = Sources(any_file=True, domains=self.sources.domains) if is_trusted else self.sources
         pictures: list[Any] = []
         pixels_left = MAX_PIXELS
@@ -103,7 +102,7 @@ class ImageProcessor:
             picture = opener.open(source, pixels_left)
             pixels_left -= picture.width * picture.height
             pictures.append(picture)
-        return Pictures(pictures)
+        return pictures
 
     def client_options(self, options: Any) -> dict[str, Any]:
         """A client's mm_processor_kwargs. Raises ValueError for those that could ask for any amount of work."""
@@ -124,7 +123,7 @@ class ImageProcessor:
             check_number(f"{name} of mm_processor_kwargs", value, Integral, 1, int(most[name]))
         return options | {"size": most | sizes}
 
-    def expand(self, token_ids: list[int], pictures: Pictures, options: dict[str, Any] | None) -> ImagePrompt:
+    def expand(self, token_ids: list[int], pictures: list[Any], options: dict[str, Any] | None) -> ImagePrompt:
         """Put what stands for each picture in the place of each image token. Raises ValueError.
 
         token_ids: with one image token for each picture. options: mm_processor_kwargs of this request.
@@ -161,9 +160,12 @@ class ImageProcessor:
 
     def prepare(self, picture: Any, options: dict[str, Any]) -> Image:
         """An RGB picture as part of a prompt. Raises ValueError for one that the tower could not take."""
+        from nanovllm.features.images.sandboxed_pictures import strips
+
         given = json.dumps(options, sort_keys=True, default=str)
         content = hashlib.sha256(f"{picture.width}x{picture.height} {given} ".encode())
-        content.update(picture.tobytes())
+        for top, bottom in strips(picture.size):
+            content.update(picture.crop((0, top, picture.width, bottom)).tobytes())
         key = content.hexdigest()
 
         def make() -> Prepared:

@@ -11,7 +11,7 @@ from nanovllm.checks.values import shorten
 from nanovllm.features.images.options import MOST_IMAGES
 from nanovllm.features.images.processor import ImageProcessor, ImagePrompt
 from nanovllm.features.images.prompt_images import PromptImages
-from nanovllm.features.images.sources import Pictures, Sources
+from nanovllm.features.images.sources import ClientImages, Sources
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
@@ -26,7 +26,7 @@ class RequestImages:
     """Of one prompt. options: its mm_processor_kwargs."""
 
     processor: ImageProcessor
-    pictures: Pictures
+    pictures: list[Any]
     options: dict[str, Any] | None
 
     def expand(self, token_ids: list[int]) -> ImagePrompt:
@@ -64,11 +64,10 @@ def split_prompt(
         raise ValueError(f"multi_modal_data must be {{'image': an image or a list of them}}, found {shorten(data)}")
     if data.get("image") is None:
         return text, None
-    processor = engine.image_processor
+    processor = processor_for(engine, is_trusted=not isinstance(data["image"], ClientImages))
     if isinstance(data["image"], PromptImages):
         return text, ExpandedImages(data["image"], processor.config.image_token_id)
-    pictures = processor.open_all(data["image"], is_trusted=True)
-    return text, RequestImages(processor, pictures, options)
+    return text, RequestImages(processor, processor.open_all(data["image"]), options)
 
 
 def with_placeholders(engine: "LLMEngine", prompt: dict[str, Any], token_ids: list[int]) -> list[int]:

@@ -1,16 +1,18 @@
 """From what a caller names to a picture: PIL images, files, data: URLs and, where that is allowed, http(s) URLs.
 
-Everything that can be checked is checked before anything is decoded: bytes, format, pixels, frames.
+What can be refused is refused before anything is read or decoded.
 """
 
 import base64
 import binascii
-import io
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from nanovllm.checks.sandbox import Sandbox, TooMuch
 from nanovllm.checks.values import shorten
 
 if TYPE_CHECKING:
@@ -18,22 +20,25 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 32 << 20  # of a file
 MAX_PIXELS = 64_000_000  # of a prompt's pictures together
-MAX_SIDES = 200  # how much longer one side may be than the other, as Qwen's processors have it
-# Formats that PIL reads without calling another program.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-# Pictures of which convert("RGB") would make others without a word: their numbers go beyond 8 bits.
-DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+MAX_NAME = 1 << 14  # characters of a path or of a URL other than data:
+# Decodes what strangers send, one picture at a time. Honest ones with as many pixels as they may have take 3 s.
+DECODING = Sandbox(Path(__file__).with_name("sandboxed_pictures.py"), seconds=5, max_mb=768, niceness=5)
+BAD_NAME = "is no file that can be read; an image in base64 begins with data:image/png;base64,"
+# What base64 may have in a URL, in the place of its own letters and between them.
+ESCAPES = {b"%2B": b"+", b"%2F": b"/", b"%3D": b"=", b"%2b": b"+", b"%2f": b"/", b"%3d": b"="}
+URL_SAFE, SPACES = bytes.maketrans(b"-_", b"+/"), b" \t\r\n\v\f"
 
 
-class Pictures(tuple["Image", ...]):
-    """Those of one prompt, which Sources has opened: upright, in RGB, within all bounds."""
+class ClientImages(list[Any]):
+    """What a client names as the images of a prompt. They are not opened yet, and will be with a client's rights."""
 
 
 @dataclass(frozen=True)
 class Sources:
     """Where pictures may come from. A client may name less than the person whose machine this is.
 
-    any_file      every local file, if there is no folder; otherwise only those below `folder` (None: none)
+    any_file      every local file: the person's own pictures, which are decoded in this process
+    folder        for a client, files below it (None: none)
     domains       hosts from which http(s) URLs are fetched; () for none
     """
 
@@ -43,19 +48,39 @@ class Sources:
 
     def open(self, source: Any, max_pixels: int = MAX_PIXELS) -> "Image":
         """An RGB picture of a PIL image, a path, bytes or a URL. Raises ValueError."""
-        image_class = pil().Image
-        if isinstance(source, image_class):
-            return checked(source, "the image", max_pixels)
+        if isinstance(source, pil().Image):
+            from nanovllm.features.images.sandboxed_pictures import as_rgb
+
+            return _named("the image", lambda: as_rgb(source, max_pixels))
+        data, name = self._read(source)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"{name} has {len(data):,} bytes, an image may have {MAX_BYTES:,}")
+        return _named(name, lambda: self._decoded(data, max_pixels))
+
+    def _decoded(self, data: bytes, max_pixels: int) -> "Image":
+        from nanovllm.features.images import sandboxed_pictures
+
+        if self.any_file:
+            return sandboxed_pictures.decoded(data, max_pixels)
+        with tempfile.TemporaryDirectory() as folder:  # a pipe would have to carry megabytes as JSON
+            source, target = Path(folder, "picture"), Path(folder, "numbers")
+            source.write_bytes(data)
+            width, height = DECODING.ask(str(source), str(target), max_pixels)
+            return sandboxed_pictures.read_numbers(str(target), (width, height))
+
+    def _read(self, source: Any) -> tuple[bytes, str]:
+        """(the file's bytes, what to call it in an error)."""
         if isinstance(source, bytes | bytearray):
-            return decoded(bytes(source), "the image", max_pixels)
+            return bytes(source), "the image"
         if isinstance(source, Path):
-            return self._read(source, max_pixels)
+            return self._read_file(source)
         if not isinstance(source, str) or not source:
             kinds = "a PIL image, bytes, a path, or a data:, file: or http(s): URL"
             raise ValueError(f"an image is {kinds}, found {type(source).__name__}")
-        source = source.strip() if source[:32].lstrip()[:5].lower() == "data:" else source
-        if source[:5].lower() == "data:":
-            return decoded(_data_of(source), "the data: URL", max_pixels)
+        if source[:32].lstrip()[:5].lower() == "data:":
+            return _data_of(source.strip()), "the data: URL"
+        if len(source) > MAX_NAME:
+            raise ValueError(f"{shorten(source)} {BAD_NAME}")
         try:
             url = urlsplit(source if "://" in source[:16] else "")
         except ValueError as error:
@@ -64,32 +89,31 @@ class Sources:
         if scheme in ("http", "https"):
             from nanovllm.features.images.fetching import fetch
 
-            return decoded(fetch(source, self.domains), shorten(source), max_pixels)
+            return fetch(source, self.domains), shorten(source)
         if scheme == "file":
             if url.netloc.lower() not in ("", "localhost"):
                 raise ValueError(f"a file: URL names a file of this machine, file:///a.png; found {shorten(source)}")
-            return self._read(Path(unquote(url.path)), max_pixels)
+            return self._read_file(Path(unquote(url.path)))
         if scheme:
             raise ValueError(f"an image's URL must be data:, file:, http: or https:, found {shorten(source)}")
-        return self._read(Path(source), max_pixels)
+        return self._read_file(Path(source))
 
-    def _read(self, path: Path, max_pixels: int) -> "Image":
+    def _read_file(self, path: Path) -> tuple[bytes, str]:
         if not self.any_file and self.folder is None:
             raise ValueError("files of this machine are not read for a client; send the image as a data: URL")
-        hint = "an image in base64 begins with data:image/png;base64,"
         if "\0" in str(path):
-            raise ValueError(f"{shorten(str(path))} is no file that can be read; {hint}")
+            raise ValueError(f"{shorten(str(path))} {BAD_NAME}")
         try:
-            if self.folder is not None and not path.resolve().is_relative_to(self.folder.resolve()):
+            folder = None if self.any_file else self.folder
+            if folder is not None and not path.resolve().is_relative_to(folder.resolve()):
                 raise ValueError("this file is outside the folder whose images a client may name")
             if not path.is_file():
                 raise ValueError(f"there is no image file {shorten(str(path))}")
             if (size := path.stat().st_size) > MAX_BYTES:
                 raise ValueError(f"{path} has {size:,} bytes, an image may have {MAX_BYTES:,}")
-            data = path.read_bytes()
+            return path.read_bytes(), str(path)
         except (OSError, RuntimeError):  # a name that is too long, a loop of links
-            raise ValueError(f"{shorten(str(path))} is no file that can be read; {hint}") from None
-        return decoded(data, str(path), max_pixels)
+            raise ValueError(f"{shorten(str(path))} {BAD_NAME}") from None
 
 
 def pil() -> Any:
@@ -101,78 +125,27 @@ def pil() -> Any:
     return PIL.Image
 
 
-def decoded(data: bytes, name: str, max_pixels: int) -> "Image":
-    """The RGB picture that these bytes are a file of. name: for errors."""
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"{name} has {len(data):,} bytes, an image may have {MAX_BYTES:,}")
+def _named(name: str, decode: Callable[[], "Image"]) -> "Image":
+    """decode(); the name comes before what is wrong."""
     try:
-        image = pil().open(io.BytesIO(data), formats=FORMATS)
-    except pil().DecompressionBombError:
-        raise ValueError(f"{name} has too many pixels; a prompt's images may have {MAX_PIXELS:,} together") from None
-    except Exception as error:
-        known = ", ".join(FORMATS)
-        raise ValueError(f"{name} is no image of a known kind ({known}): {type(error).__name__}") from None
-    return checked(image, name, max_pixels)
-
-
-def checked(image: "Image", name: str, max_pixels: int) -> "Image":
-    """Upright and in RGB, decoded. Raises ValueError for what is too large, moves, or is damaged."""
-    width, height = image.size
-    if width * height > max_pixels:
-        found = f"{name} has {width} x {height} pixels"
-        raise ValueError(f"{found}; a prompt's images may have {MAX_PIXELS:,} together; make it smaller")
-    if min(width, height) < 1 or max(width, height) > MAX_SIDES * min(width, height):
-        raise ValueError(f"{name} has {width} x {height} pixels; no side may be {MAX_SIDES} times the other")
-    if image.mode in DEEP_MODES:
-        raise ValueError(f"{name} has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits first")
-    try:
-        moves = _has_frames(image)
-        image.load()
-        rgb = _on_white(image)
-    except Exception as error:  # whatever a decoder says of a damaged file
-        raise ValueError(f"{name} is damaged: {type(error).__name__}: {shorten(str(error))}") from None
-    if moves:
-        raise ValueError(f"{name} has several frames; send one of them as an image of its own")
-    return rgb
-
-
-def _has_frames(image: "Image") -> bool:
-    """Is there a second one? They are not counted: a file may hold millions. A phone's MPO hides a thumbnail there."""
-    if image.format == "MPO":
-        return False
-    try:
-        image.seek(1)
-    except EOFError:
-        image.seek(0)
-        return False
-    return True
-
-
-def _on_white(image: "Image") -> "Image":
-    """Upright, in RGB; what is transparent shows white, as transformers' processors have it."""
-    from PIL import ExifTags, ImageOps
-
-    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # otherwise it would be copied
-        image = ImageOps.exif_transpose(image)
-    if image.mode == "La":  # Pillow converts it to nothing else
-        image = image.convert("LA")
-    if image.mode.lower().endswith("a") or image.info.get("transparency") is not None:
-        rgba = image.convert("RGBA")
-        white = pil().new("RGBA", rgba.size, (255, 255, 255, 255))
-        image = pil().alpha_composite(white, rgba)
-    return image.convert("RGB")
+        return decode()
+    except TooMuch as error:
+        raise ValueError(f"{name} {error} to decode; make it smaller, or save it in another format") from None
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
 
 
 def _data_of(url: str) -> bytes:
+    """Of base64 as it may be written: in lines, with escapes, with URL-safe letters."""
     head, comma, body = url.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
+    if not comma or not head[-20:].lower().endswith(";base64"):
         raise ValueError("a data: URL of an image looks like data:image/png;base64,...")
     if len(body) > 2 * MAX_BYTES:
         raise ValueError(f"the data: URL has more than {MAX_BYTES:,} bytes, which is what an image may have")
-    for escape, letter in (("%2B", "+"), ("%2F", "/"), ("%3D", "="), ("%2b", "+"), ("%2f", "/"), ("%3d", "=")):
-        body = body.replace(escape, letter)
     try:
-        plain = "".join(body.split()).replace("-", "+").replace("_", "/")
-        return base64.b64decode(plain, validate=True)
+        plain = body.encode("ascii")
+        for escape, letter in ESCAPES.items():
+            plain = plain.replace(escape, letter)
+        return base64.b64decode(plain.translate(URL_SAFE, SPACES), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"the data: URL is no base64: {error}") from None
+        raise ValueError(f"the data: URL is no base64: {shorten(str(error))}") from None

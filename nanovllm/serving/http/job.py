@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from nanovllm.checks.values import shorten
 from nanovllm.outputs import RequestOutput
 from nanovllm.request import Request as EngineRequest
-from nanovllm.serving.async_llm import AsyncLLM
+from nanovllm.serving.async_llm import AsyncLLM, OpensPictures
 from nanovllm.serving.http.access import check_request_id
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import event
@@ -95,20 +95,34 @@ class Job:
             body["cache_salt"] = tenant + (salt or "")  # a tenant's part has a fixed length: no two pairs look alike
         most = min(MAX_SAMPLES, llm.max_waiting or MAX_SAMPLES), options.max_logprobs
         translated = translate(llm.llm, url, body, names, *most, options.parsers)
-        prompts, params, self.model, adapter, reading = translated
+        self._prompts, params, self.model, adapter, reading = translated
         self.headers = warning_headers(warning_of([*unknown, *reading.left_out]))
         how: dict[str, Any] = dict(
             ids_as_tokens=options.return_tokens_as_token_ids, has_nulls=True, reading=reading, by_text=form.by_text
         )
         self.form, self.shown = form, Shown.of(llm.llm.get_tokenizer(), url, body, params, **how)
-        self.requests = []
-        for place, prompt in enumerate(prompts):  # the page knows its card by the id
+        self.requests: list[EngineRequest] = []
+
+        def make_request(place: int, prompt: Any) -> EngineRequest:
             if not is_wanted():
                 raise ClientDisconnect
+            # The page knows its card by the id.
             made: dict[str, Any] = dict(request_id=f"{unique_id}-{place}", stream=self.stream, compile_grammar=False)
-            self.requests.append(llm.engine.make_request(prompt, params, adapter, body.get("priority"), **made))
+            return llm.engine.make_request(prompt, params, adapter, body.get("priority"), **made)
+
+        self._make_request = make_request
+
+    @property
+    def has_pictures(self) -> bool:
+        """make_requests() will open them."""
+        return any("multi_modal_data" in prompt for prompt in self._prompts)
+
+    def make_requests(self) -> list[EngineRequest]:
+        """Check and tokenize the prompts. As the constructor."""
+        self.requests = [self._make_request(place, prompt) for place, prompt in enumerate(self._prompts)]
         self.shown.check_size(self.requests)
-        form.made(self)
+        self.form.made(self)
+        return self.requests
 
 
 class Call:
@@ -128,10 +142,14 @@ class Call:
         loop, tenant = asyncio.get_running_loop(), getattr(request.state, "tenant", "")
         ids = request.state.request_id, request.headers.get("x-request-id", "")
 
-        def make() -> list[EngineRequest]:
-            self.job = job = Job(llm, make_form(), names, tenant, lambda: self.is_wanted, options, *ids)
-            request.state.request_id, request.state.requests = job.answer_id, job.requests
+        def make() -> list[EngineRequest] | OpensPictures[list[EngineRequest]]:
+            self.job = Job(llm, make_form(), names, tenant, lambda: self.is_wanted, options, *ids)
+            return OpensPictures(finish) if self.job.has_pictures else finish()
+
+        def finish() -> list[EngineRequest]:
+            requests = self.job.make_requests()
+            request.state.request_id, request.state.requests = self.job.answer_id, requests
             loop.call_soon_threadsafe(self.is_made.set)
-            return job.requests
+            return requests
 
         self.steps = llm.run(make, options.request_timeout)

@@ -13,7 +13,7 @@ from nanovllm import __version__
 from nanovllm.checks.values import check_range, list_of, shorten
 from nanovllm.files.tokenizer import tokenize
 from nanovllm.llm import CHAT_OPTIONS
-from nanovllm.serving.async_llm import AsyncLLM
+from nanovllm.serving.async_llm import AsyncLLM, OpensPictures
 from nanovllm.serving.http.metrics import Metrics
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import Refused, json_response, read_body
@@ -76,7 +76,7 @@ class Operation:
         raw = await read_body(request, self.options.max_body_bytes)
         return await self.llm.prepare(lambda: answer(parse_json(raw)), self._places)
 
-    def _tokens(self, given: dict[str, Any]) -> Response:
+    def _tokens(self, given: dict[str, Any]) -> Response | OpensPictures[Response]:
         body, left_out = self._read(given, OF_CHATS if given.get("messages") is not None else OF_TEXTS)
         for name in SWITCHES:
             if not isinstance(body.get(name, False), bool):
@@ -98,13 +98,17 @@ class Operation:
             tokens = tokenize(tokenizer, text, add_special_tokens=is_special)
         else:
             tokens = prompt["prompt_token_ids"]
-        if prompt is not None and "multi_modal_data" in prompt:
-            from nanovllm.features.images.requests import with_placeholders
 
-            tokens = with_placeholders(self.llm.engine, prompt, tokens)
-        answer = {"count": len(tokens), "max_model_len": self.llm.engine.scheduler.max_model_len, "tokens": tokens}
-        strings = tokenizer.convert_ids_to_tokens(tokens) if body.get("return_token_strs") else None
-        return json_response(answer | {"token_strs": strings}, headers=warning_headers(warning_of(left_out)))
+        def respond(tokens: list[int]) -> Response:
+            answer = {"count": len(tokens), "max_model_len": self.llm.engine.scheduler.max_model_len, "tokens": tokens}
+            strings = tokenizer.convert_ids_to_tokens(tokens) if body.get("return_token_strs") else None
+            return json_response(answer | {"token_strs": strings}, headers=warning_headers(warning_of(left_out)))
+
+        if prompt is None or "multi_modal_data" not in prompt:
+            return respond(tokens)
+        from nanovllm.features.images.requests import with_placeholders
+
+        return OpensPictures(lambda: respond(with_placeholders(self.llm.engine, prompt, tokens)))
 
     def _text(self, given: dict[str, Any]) -> Response:
         body, left_out = self._read(given, OF_TOKENS)

@@ -141,8 +141,8 @@ def test_a_batch_job_opens_few_pictures_at_a_time(folder_of, monkeypatch):
 def test_a_picture_is_opened_once(folder_of, monkeypatch):
     """By a chat here, and by one over HTTP."""
     opened = []
-    checked = sources.checked
-    monkeypatch.setattr(sources, "checked", lambda image, *more: (opened.append(image), checked(image, *more))[1])
+    read = sources.Sources._read
+    monkeypatch.setattr(sources.Sources, "_read", lambda self, source: (opened.append(source), read(self, source))[1])
     llm = LLM(str(folder_of("smolvlm")), **OPTIONS)
     llm.chat(question(url_of(picture(40, 40))), GREEDY, use_tqdm=False)
     assert len(opened) == 1

@@ -1,0 +1,187 @@
+"""Small files and long names that would take much: refused before the work, or bounded, and texts do not wait."""
+
+import base64
+import json
+import struct
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from PIL import Image
+
+from nanovllm import LLM
+from nanovllm.checks.sandbox import Sandbox
+from nanovllm.features.images import sources
+from nanovllm.features.images.sources import MAX_BYTES, Sources
+from nanovllm.serving.http.options import ServeOptions
+from tests.features.images.test_hostile import ORIENTED, png
+from tests.features.images.test_sources import encoded
+from tests.image_checkpoints import make_image_checkpoint, picture
+from tests.servers import PATIENCE_S, Running, serving
+from tests.serving.http.test_images import question, url_of
+
+CHAT = "/v1/chat/completions"
+TEXT = {"messages": [{"role": "user", "content": "two gulls"}], "max_tokens": 2}
+SIDE = 5000  # of pictures that are large
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_image_checkpoint(tmp_path_factory.mktemp("model"), "smolvlm")
+
+
+@pytest.fixture
+def server(folder):
+    with serving(folder, ServeOptions(), dtype="float32", max_model_len=400) as running:
+        yield running
+
+
+def send(server: Running, url: str, path: str = CHAT) -> tuple[int, dict]:
+    status, raw = server.send(path, json.dumps({"messages": question(url), "max_tokens": 2}).encode())
+    return status, json.loads(raw)
+
+
+def large(kind: str, mode: str, **options: object) -> bytes:
+    return encoded(Image.new(mode, (SIDE, SIDE)), kind, **options)
+
+
+PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+
+
+def interlaced() -> bytes:
+    """With all pixels transparent."""
+    head = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 6, 0, 0, 1)
+    rows = b""
+    for x, y, dx, dy in PASSES:
+        width, height = -(-(SIDE - x) // dx), -(-(SIDE - y) // dy)
+        rows += bytes((1 + 4 * width) * height)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b"")]
+    sealed = (struct.pack(">I", len(x)) + k + x + struct.pack(">I", zlib.crc32(k + x)) for k, x in parts)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(sealed)
+
+
+LARGE = {
+    "PNG": lambda: large("PNG", "RGBA"),
+    "PNG with a transparent colour": lambda: large("PNG", "RGB", transparency=(1, 2, 3)),
+    "PNG in two colours": lambda: png(SIDE, SIDE, 1, 0, bytes((SIDE // 8 + 1) * SIDE)),
+    "interlaced PNG": interlaced,
+    "GIF": lambda: large("GIF", "P", transparency=0),
+    "WEBP": lambda: large("WEBP", "RGBA", lossless=True),
+    "lossy WEBP": lambda: large("WEBP", "RGB"),
+    "JPEG": lambda: large("JPEG", "RGB"),
+    "progressive JPEG": lambda: large("JPEG", "RGB", progressive=True),
+    "JPEG in four colours": lambda: large("JPEG", "CMYK"),
+    "turned": lambda: large("JPEG", "RGB", exif=ORIENTED),
+}
+# Prints by how many bytes a pixel memory has grown at its peak.
+PEAK = """
+import io, resource, sys
+from nanovllm.features.images.sandboxed_pictures import decoded
+from PIL import Image
+data = sys.stdin.buffer.read()
+kib = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+decoded(open(sys.argv[1], "rb").read(), 64_000_000)
+before = kib()
+size = decoded(data, 64_000_000).size
+print((kib() - before) * 1024 / size[0] / size[1])
+"""
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads ru_maxrss in KiB")
+def test_memory_of_a_large_picture(name, tmp_path):
+    small = tmp_path / "small"
+    small.write_bytes(encoded(picture(20, 20), "WEBP"))
+    command = [sys.executable, "-c", PEAK, str(small)]
+    found = subprocess.run(command, input=LARGE[name](), capture_output=True, check=True).stdout
+    assert float(found) < (17 if "WEBP" in name else 12.5)
+
+
+def test_pictures_of_strangers_are_decoded_in_another_process(folder, monkeypatch):
+    """Whatever they bring, chats, responses and /tokenize, HTTP and batch jobs; the person's own in this one."""
+    asked = []
+    ask = Sandbox.ask
+    monkeypatch.setattr(Sandbox, "ask", lambda self, *question: (asked.append(self), ask(self, *question))[1])
+    LLM(str(folder), dtype="float32", max_model_len=400).chat(question(url_of(picture(40, 40))), use_tqdm=False)
+    assert sources.DECODING not in asked
+    with serving(folder, ServeOptions(), dtype="float32", max_model_len=400) as server:
+        for number, path in enumerate((CHAT, "/tokenize"), start=1):
+            assert send(server, url_of(picture(40, 40)), path)[0] == 200
+            assert asked.count(sources.DECODING) == number
+        part = {"type": "input_image", "image_url": url_of(picture(40, 40))}
+        body = {"input": [{"role": "user", "content": [part]}], "max_output_tokens": 16}
+        assert server.send("/v1/responses", json.dumps(body).encode())[0] == 200
+        assert asked.count(sources.DECODING) == 3
+
+
+@pytest.mark.parametrize("limits", [dict(seconds=0.05, max_mb=768), dict(seconds=5, max_mb=50)], ids=str)
+def test_a_picture_that_takes_too_much(limits, server, monkeypatch):
+    """It is an error of its request. The next picture is decoded."""
+    monkeypatch.setattr(sources, "DECODING", Sandbox(sources.DECODING.script, **limits))
+    hard = "data:image/png;base64," + base64.b64encode(LARGE["PNG"]()).decode()
+    for _ in range(2):
+        status, answer = send(server, hard)
+        assert status == 400 and "the data: URL takes more than" in answer["error"]["message"]
+        assert send(server, url_of(picture(40, 40)))[0] == 200
+
+
+def test_texts_do_not_wait_for_pictures(server, monkeypatch):
+    """While more pictures are being decoded than there are threads for, chats and counts of tokens are answered."""
+    assert send(server, url_of(picture(40, 40)))[0] == 200
+    goes_on, entered, ask = threading.Event(), [], sources.DECODING.ask
+
+    def slow(*question: object) -> object:
+        entered.append(question)
+        assert goes_on.wait(PATIENCE_S)
+        return ask(*question)
+
+    monkeypatch.setattr(sources.DECODING, "ask", slow)
+    with ThreadPoolExecutor(16) as pool:
+        pictures = [pool.submit(send, server, url_of(picture(40, 40, seed)), CHAT) for seed in range(8)]
+        counts = [pool.submit(send, server, url_of(picture(40, 40, seed)), "/tokenize") for seed in range(2)]
+        server.until(lambda: len(entered) >= 2)
+        time.sleep(0.1)
+        for path in (CHAT, "/v1/completions", "/tokenize", "/v1/responses"):
+            body = {"prompt": "two gulls"} if path == "/v1/completions" else TEXT
+            body = {"input": "two gulls"} if path == "/v1/responses" else body
+            assert server.send(path, json.dumps(body).encode())[0] == 200
+        assert not any(each.done() for each in (*pictures, *counts))
+        goes_on.set()
+        assert {each.result(PATIENCE_S)[0] for each in (*pictures, *counts)} == {200}
+
+
+# -- what is refused before the work -----------------------------------------------------------------------------------
+
+NAMES = {
+    "escapes in a file: URL": "file:///" + "%41" * 8_000_000,
+    "a long path": "/" + "a/" * 10_000_000,
+    "a long address": "http://localhost/" + "%41" * 8_000_000,
+    "an unknown scheme": "ftp://a/" + "x" * 20_000_000,
+    "base64 without its beginning": "A" * 20_000_000,
+    "a data: URL without a comma": "data:image/png;base64" + "A" * 20_000_000,
+    "no base64": "data:image/png;base64," + "aé" * 10_000_000,
+    "base64 in words": "data:image/png;base64," + "QUFB ab " * 5_000_000,
+    "escapes in base64": "data:image/png;base64," + "%2B" * 10_000_000,
+    "a file that is too large": "data:image/png;base64," + "A" * (2 * MAX_BYTES),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_names(name):
+    """A few copies are made of them, and no object for each word or letter."""
+    started = time.thread_time()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError) as error:
+            Sources(domains=("localhost",)).open(NAMES[name])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(str(error.value)) < 400
+    assert peak < 6 * len(NAMES[name])
+    assert time.thread_time() - started < 5
