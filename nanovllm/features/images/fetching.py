@@ -14,8 +14,12 @@ from nanovllm.features.images.sources import MAX_BYTES
 MAX_SECONDS = 10.0  # for all of it
 READ_BYTES = 1 << 16
 SAFE = "%/:=&?~#+!$,;'@()*[]"  # what a URL's path and query may have as it is
-# Ranges of IPv6 that lead to an IPv4 address, which may be a private one.
-DETOURS = [ipaddress.ip_network(network) for network in ("64:ff9b::/96", "2002::/16", "2001::/32", "::/96")]
+# All of IPv6 that anybody's hosts have is in here (iana.org/assignments/ipv6-address-space). The forms of an IPv4
+# address in IPv6, which may be a private one, are outside, except for 6to4 and Teredo.
+HOSTS_V6 = ipaddress.ip_network("2000::/3")
+# Of protocols (Teredo is one), of documentation, of 6to4, of documentation; of protocols and 6to4's routers.
+NO_HOSTS_V6 = [ipaddress.ip_network(network) for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
+NO_HOSTS_V4 = [ipaddress.ip_network(network) for network in ("192.0.0.0/24", "192.88.99.0/24")]
 
 
 def fetch(url: str, domains: tuple[str, ...]) -> bytes:
@@ -77,9 +81,14 @@ def _connected(host: str, port: int, is_tls: bool) -> http.client.HTTPConnection
 def _public_address(host: str, port: int) -> str:
     for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         address = ipaddress.ip_address(str(place[0]).partition("%")[0])
-        inner = getattr(address, "ipv4_mapped", None) or address
-        is_detour = any(inner in network for network in DETOURS if network.version == inner.version)
-        if not inner.is_global or inner.is_multicast or is_detour:
+        if not is_public(address):
             raise ValueError("its address belongs to a private network")
         return str(place[0])
     raise ValueError("it has no address")
+
+
+def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Does it belong to a host of the internet, whatever this version of Python knows of it?"""
+    if isinstance(address, ipaddress.IPv6Address):
+        return address in HOSTS_V6 and not any(address in network for network in NO_HOSTS_V6)
+    return address.is_global and not address.is_multicast and not any(address in network for network in NO_HOSTS_V4)

@@ -213,6 +213,34 @@ def host():
     server.shutdown()
 
 
+PRIVATE = (
+    *("127.0.0.1", "10.0.0.1", "192.168.1.1", "172.16.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "192.0.2.1"),
+    *("192.0.0.9", "192.88.99.1", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255"),
+    *("[::1]", "[::]", "[fe80::1]", "[fd00::1]", "[ff02::1]"),
+    # IPv4 addresses in IPv6: mapped, translated, compatible, NAT64, 6to4, Teredo, ISATAP
+    *("[::ffff:10.0.0.1]", "[::ffff:8.8.8.8]", "[::ffff:0:10.0.0.1]", "[::127.0.0.1]", "[64:ff9b::7f00:1]"),
+    *("[64:ff9b:1::a00:1]", "[64:ff9b:1:fff::1]", "[2002:7f00:1::]", "[2001:0:7f00:1::]", "[fe80::5efe:10.0.0.1]"),
+    # site-local, documentation, segment routing, discarding, ORCHID, not given to anybody
+    *("[fec0::1]", "[3fff::1]", "[3fff:fff::1]", "[2001:db8::1]", "[5f00::1]", "[100::1]", "[2001:20::1]", "[4000::1]"),
+)
+PUBLIC = ("8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "2a00:1450:4001::1", "2001:4860:4860::8888", "2400:cb00::1")
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_public_addresses(address, monkeypatch):
+    asked = []
+
+    def connect(place, timeout):
+        asked.append(place)
+        raise OSError("planted")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    url = f"http://[{address}]/a.png" if ":" in address else f"http://{address}/a.png"
+    with pytest.raises(ValueError, match="planted"):
+        Sources(domains=(address,)).open(url)
+    assert asked == [(address, 80)]
+
+
 def test_nothing_is_fetched_unless_it_is_allowed(host, monkeypatch):
     with pytest.raises(ValueError, match="not fetched from the network"):
         TRUSTED.open(f"{host}/red.png")
@@ -220,18 +248,7 @@ def test_nothing_is_fetched_unless_it_is_allowed(host, monkeypatch):
         Sources(domains=("example.com",)).open(f"{host}/red.png")
     asked = []
     monkeypatch.setattr(socket, "create_connection", lambda *args, **more: asked.append(args))
-    for address in (
-        "[64:ff9b::7f00:1]",
-        "[2002:7f00:1::]",
-        "[::127.0.0.1]",
-        "127.0.0.1",
-        "10.0.0.1",
-        "192.168.1.1",
-        "169.254.169.254",
-        "[::1]",
-        "[::ffff:10.0.0.1]",
-        "localhost",
-    ):
+    for address in (*PRIVATE, "localhost"):
         name = address.strip("[]")
         with pytest.raises(ValueError, match="private network"):
             Sources(domains=(name,)).open(f"http://{address}:80/red.png")
