@@ -39,6 +39,8 @@ LAYER_NAMES |= {f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"}
 LAYER_NAMES |= {f"attn_{x}": f"self_attn.{x[0]}_proj" for x in ("q", "k", "v", "output")}
 LAYER_NAMES |= {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+MAX_HEADER_BYTES = 1 << 26  # the largest that are known have a third of it: a vocabulary of 262,144 words, its merges
+LEAST_BYTES = {"strings": 8, "keys": 13, "tensors": 24}  # that one of them takes in a header
 STRING, ARRAY = 8, 9
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # as in struct
 
@@ -157,6 +159,8 @@ class GGUFFile:
             found = "is big-endian" if version in (2 << 24, 3 << 24) else f"is of version {version}"
             raise ValueError(f"{self.path} {found}; GGUF files of versions 2 and 3, little-endian, are read")
         num_tensors, num_keys = self._take("QQ")
+        self._check_count(num_keys, LEAST_BYTES["keys"], "keys")
+        self._check_count(num_tensors, LEAST_BYTES["tensors"], "tensors")
         for _ in range(num_keys):
             key = self._string()
             if key in self.metadata:
@@ -167,13 +171,17 @@ class GGUFFile:
             raise ValueError(f"{self.path} is one of {shorten(num_files)} parts of a model; {hint}")
         alignment = self.metadata.get("general.alignment", 32)
         check_number(f"{self.path}: general.alignment", alignment, Integral, 8, 2**20)
-        table = []
+        table: dict[str, tuple[Any, ...]] = {}
         for _ in range(num_tensors):
             name, (num_dims,) = self._string(), self._take("I")
-            table.append((name, self._take("Q" * min(num_dims, 5))[::-1], *self._take("IQ")))
+            entry = name, self._take("Q" * min(num_dims, 5))[::-1], *self._take("IQ")
+            stored = _checkpoint_name(name, self.metadata.get("general.architecture"))
+            if stored in table:
+                raise ValueError(f"{self.path} has the tensor {shorten(stored)} twice")
+            table[stored] = entry
         begin = -(-self.position // alignment) * alignment
         end, before = begin, ""
-        for name, shape, kind, offset in sorted(table, key=lambda entry: entry[3]):
+        for stored, (name, shape, kind, offset) in sorted(table.items(), key=lambda item: item[1][3]):
             tensor = self._tensor(name, shape, kind, begin + offset)
             if tensor.start % alignment:
                 raise ValueError(f"{self.path}: tensor {shorten(name)} does not begin at a multiple of {alignment}")
@@ -181,9 +189,7 @@ class GGUFFile:
                 both = f"{shorten(before)} and {shorten(name)} have bytes in common"
                 raise ValueError(f"{self.path}: the tensors {both}: the file is damaged, download it again")
             end, before = tensor.start + tensor.num_bytes, name
-            if (name := _checkpoint_name(name, self.metadata.get("general.architecture"))) in self.tensors:
-                raise ValueError(f"{self.path} has the tensor {shorten(name)} twice")
-            self.tensors[name] = tensor
+            self.tensors[stored] = tensor
 
     def _tensor(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GGUFTensor:
         """Raises ValueError unless all of it is in the file, in a type that can be read."""
@@ -210,10 +216,15 @@ class GGUFFile:
         self.position += struct.calcsize(f"<{kinds}")
         return values
 
+    def _check_count(self, count: int, num_bytes: int, what: str) -> None:
+        """Raises struct.error unless as many fit into the header, each of which takes at least so many bytes."""
+        if count * num_bytes > min(len(self.data), MAX_HEADER_BYTES) - self.position:
+            raise struct.error(f"{count:,} {what}, for which there is no room,")
+
     def _string(self) -> str:
         start = self.position + 8
         self.position = start + self._take("Q")[0]
-        if self.position > len(self.data):
+        if self.position > min(len(self.data), MAX_HEADER_BYTES):
             raise struct.error("a text without end")
         return self.data[start : self.position].decode()
 
@@ -221,9 +232,13 @@ class GGUFFile:
         if kind == ARRAY:
             (kind, count) = self._take("IQ")
             if kind == STRING:
+                self._check_count(count, LEAST_BYTES["strings"], "strings")
                 return [self._string() for _ in range(count)]
             if kind in NUMBERS:
-                return list(self._take(f"{count}{NUMBERS[kind]}"))
+                dtype, start = np.dtype(f"<{NUMBERS[kind]}"), self.position
+                self._check_count(count, dtype.itemsize, "numbers")
+                self.position += count * dtype.itemsize
+                return np.frombuffer(self.data, dtype, count, start).tolist()
         if kind == STRING:
             return self._string()
         if kind in NUMBERS:

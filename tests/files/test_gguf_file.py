@@ -3,6 +3,8 @@
 import os
 import struct
 import sys
+import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,6 +197,43 @@ def test_damaged_files(checkpoint, tmp_path, damage, text):
     path = tmp_path / "model.gguf"
     path.write_bytes(damage(data))
     expect(text, LLM, str(path))
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+MANY = 2**30
+HEADERS = {  # after the version: numbers of tensors and keys, then what there is of them
+    "keys": struct.pack("<QQ", 0, MANY) + text("a") + struct.pack("<IB", 0, 1),
+    "tensors": struct.pack("<QQ", MANY, 0),
+    "tensors without names": struct.pack("<QQ", 1000, 0),
+    "an array of texts": struct.pack("<QQ", 0, 1) + text("a") + struct.pack("<IIQ", 9, 8, MANY),
+    "an array of bytes": struct.pack("<QQ", 0, 1) + text("a") + struct.pack("<IIQ", 9, 0, MANY),
+    "an array of numbers": struct.pack("<QQ", 0, 1) + text("a") + struct.pack("<IIQ", 9, 12, MANY),
+    "arrays": struct.pack("<QQ", 0, 2) + (text("a") + struct.pack("<IIQ", 9, 0, 2**25) + bytes(2**25)) * 2,
+    "a text": struct.pack("<QQ", 0, 1) + text("a") + struct.pack("<IQ", 8, MANY),
+    "an array of arrays": struct.pack("<QQ", 0, 1) + text("a") + struct.pack("<IIQ", 9, 9, MANY),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+@pytest.mark.parametrize("size", [0, 2**33])
+def test_counts_for_which_there_is_no_room(name, size, tmp_path):
+    """Refused at once, also where the file system holds gigabytes of zeros for nothing."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<I", 3) + HEADERS[name])
+    if size:
+        os.truncate(path, size)
+    started = time.thread_time()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"is damaged, or not whole|twice|of type 9 is not known"):
+            LLM(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 2**30
+    finally:
+        tracemalloc.stop()
+    assert time.thread_time() - started < 5
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_1", "F16"])
