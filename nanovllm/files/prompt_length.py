@@ -1,13 +1,19 @@
-"""How many tokens a text has at least, known from its characters: a prompt that cannot fit is refused untokenized.
+"""How long a text may be: a prompt that cannot fit is refused untokenized, a tokenizer that makes it endless unused.
 
-Tokenizing two million characters takes seconds, and looking at their number takes none.
+Tokenizing two million characters takes seconds, and looking at their number takes none. Forty rules that write "aa" for
+"a" take a terabyte for one letter.
 """
 
+import base64
 import json
+import re
 from collections.abc import Callable
+from math import prod
+from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
+MAX_GROWTH = 1000  # that of real tokenizers is below 20
 SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace())  # beyond U+3000 there is none
 
 
@@ -75,3 +81,59 @@ def _signs() -> list[tuple[str, str]]:
 
     split = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
     return [(char, split(char)[0][0][-1]) for char in map(chr, range(0xC0))]
+
+
+# -- tokenizer.json ---------------------------------------------------------------------------------------------------
+
+# What works on texts: small values, in a file whose vocabulary takes json.loads() half a second.
+WORKS_ON_TEXTS = ("normalizer", "pre_tokenizer", "decoder")
+VALUE_FOLLOWS = re.compile(rb"\s*:\s*(?=[{\[])")
+ESCAPED_LETTER = re.compile(rb"\\u00(?:[456][0-9a-fA-F]|7[0-9a-eA-E])")  # nobody writes them, but they can be written
+
+
+def check_growth(path: Path) -> None:
+    """Raises ValueError for a tokenizer.json whose rules may make a text more than MAX_GROWTH times as long.
+
+    It must come before the file is loaded: the rules are applied to added tokens then.
+    """
+    raw = path.read_bytes()
+    if ESCAPED_LETTER.search(raw):
+        raw = json.dumps(json.loads(raw)).encode()
+    for name in WORKS_ON_TEXTS:
+        place = raw.find(key := f'"{name}"'.encode())
+        while place >= 0:
+            value = VALUE_FOLLOWS.match(raw, place + len(key))
+            growth = 1 if value is None else _growth(_first_value(raw, value.end()))
+            if growth > MAX_GROWTH:
+                raise ValueError(f"the {name} in {path.name} may make a text {growth:.0e} times as long")
+            place = raw.find(key, place + 1)
+
+
+def _first_value(raw: bytes, start: int) -> Any:
+    """Of JSON that begins here. Raises ValueError."""
+    decode = json.JSONDecoder().raw_decode
+    try:
+        return decode(raw[start : start + (1 << 16)].decode("utf-8", "ignore"))[0]
+    except ValueError:  # a longer one, with a table of SentencePiece's
+        return decode(raw[start:].decode())[0]
+
+
+def _growth(part: Any) -> float:
+    """The most characters that a normalizer, a pre-tokenizer or a decoder makes of one, bounded from above.
+
+    Only parts count whose effects multiply where there are many. They are known by their fields: older files name no
+    types.
+    """
+    if not isinstance(part, dict):
+        return 1
+    for name in ("normalizers", "pretokenizers", "decoders"):
+        if isinstance(part.get(name), list):
+            return prod(map(_growth, part[name]))
+    if "pattern" in part and isinstance(content := part.get("content"), str):
+        pattern = part["pattern"].get("String") if isinstance(part["pattern"], dict) else part["pattern"]
+        return max(1, len(content) / len(pattern)) if pattern else 1 + len(content)  # a regex may match between letters
+    if isinstance(prefix := part.get("prepend"), str):
+        return 1 + len(prefix)
+    if isinstance(charsmap := part.get("precompiled_charsmap"), str):  # SentencePiece's: a trie, then texts
+        return max(1, *map(len, base64.b64decode(charsmap).split(b"\0")))
+    return 4 if "add_prefix_space" in part else 1  # a byte-level one makes letters of bytes

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nanovllm.checks.values import shorten
 from nanovllm.files.config_json import read_json
 from nanovllm.files.end_tokens import described, with_tokenizer
+from nanovllm.files.prompt_length import check_growth
 
 if TYPE_CHECKING:
     from nanovllm.checkpoint import ModelConfig
@@ -64,6 +65,8 @@ def _make_repeatable(tokenizer: Any, directory: Path) -> None:
 def _from_directory(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
+    for path in directory.glob("tokenizer*.json"):  # transformers takes other versions of it, too
+        check_growth(path)
     if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt")):
         _check_packages(directory / "tokenizer.model")
     return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
