@@ -40,7 +40,7 @@ PAUSE_MODES = ("abort", "wait", "keep")
 GENERATE_ARGUMENTS = ("prompt", "sampling_params", "request_id", "lora_request", "priority", "timeout_s")
 MAX_IMAGE_BYTES = 2 << 30  # of the pictures of all requests; a request that comes to these is refused
 NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others
-NUM_OPENING_THREADS = 2  # of requests with pictures, each of which may take seconds
+NUM_OPENING_THREADS = 2  # of requests with pictures; one more for those with large ones, which may take many seconds
 
 
 class Overloaded(RuntimeError):
@@ -51,10 +51,20 @@ class Overloaded(RuntimeError):
 class OpensPictures(Generic[Result]):
     """What a function returns that prepare() calls: the rest of its work, for which pictures have to be opened.
 
-    That takes long, and is done where no text waits for it.
+    That takes long, and is done where no text waits for it. are_large: nor requests with smaller pictures
     """
 
     rest: Callable[[], Result]
+    are_large: bool
+
+    @classmethod
+    def if_any(cls, prompts: list[Any], rest: Callable[[], Result]) -> "Result | OpensPictures[Result]":
+        """What rest() returns, if none of the prompts has pictures."""
+        data = [prompt.get("multi_modal_data") for prompt in prompts if isinstance(prompt, dict)]
+        images = [each.get("image") for each in data if isinstance(each, dict)]
+        if not images:
+            return rest()
+        return cls(rest, any(getattr(each, "are_large", False) for each in images))
 
 
 class AsyncLLM:
@@ -74,7 +84,7 @@ class AsyncLLM:
         self._with_images: weakref.WeakValueDictionary[int, Request] = weakref.WeakValueDictionary()  # by their id()
         self._counting = Lock()  # while a sequence goes from that number to the queue: it counts once at every moment
         self._preparing = asyncio.Semaphore(NUM_PREPARING_THREADS)
-        self._opening = asyncio.Semaphore(NUM_OPENING_THREADS)
+        self._opening = {False: asyncio.Semaphore(NUM_OPENING_THREADS), True: asyncio.Semaphore(1)}  # by are_large
         self._compiling = asyncio.Semaphore(1)  # grammars wait for each other, and nobody else for them
 
     @classmethod
@@ -113,9 +123,8 @@ class AsyncLLM:
             options: dict[str, Any] = dict(request_id=request_id, stream=stream, compile_grammar=False)
             return [self.engine.make_request(prompt, params, adapter, priority, **options)]
 
-        has_pictures = isinstance(prompt, dict) and "multi_modal_data" in prompt
         shown: OutputFilter | None = None
-        async with aclosing(self.run(lambda: OpensPictures(make) if has_pictures else make(), timeout_s)) as steps:
+        async with aclosing(self.run(lambda: OpensPictures.if_any([prompt], make), timeout_s)) as steps:
             async for outputs in steps:
                 shown = shown or OutputFilter(params.output_kind)
                 for output in outputs:
@@ -230,13 +239,13 @@ class AsyncLLM:
         result = await self._in_thread(function, places or self._preparing)
         if not isinstance(result, OpensPictures):
             return result
-        rest = result.rest
+        opens = result
 
         def open_pictures() -> Result:
             self._check_picture_bytes()
-            return rest()
+            return opens.rest()
 
-        return await self._in_thread(open_pictures, self._opening)
+        return await self._in_thread(open_pictures, self._opening[result.are_large])
 
     async def _in_thread(self, function: Callable[[], Result], places: asyncio.Semaphore) -> Result:
         await places.acquire()

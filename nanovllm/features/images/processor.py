@@ -6,6 +6,7 @@ The processors are transformers' own, those that need Pillow and no torchvision.
 import hashlib
 import json
 import math
+from dataclasses import replace
 from importlib import import_module
 from numbers import Integral
 from pathlib import Path
@@ -19,7 +20,7 @@ from nanovllm.features.images.image_config import IDEFICS3, ImageConfig
 from nanovllm.features.images.options import PROCESSOR_FILES
 from nanovllm.features.images.prompt_images import Image, PromptImages
 from nanovllm.features.images.recent import Recent
-from nanovllm.features.images.sources import MAX_PIXELS, ClientImages, Sources, pil
+from nanovllm.features.images.sources import DECODING_LARGE, MAX_PIXELS, ClientImages, Sources, pil
 from nanovllm.features.images.tower import transformers_defaults
 from nanovllm.files.config_json import make_config, read_json
 from nanovllm.files.tokenizer import tokenize
@@ -94,8 +95,9 @@ class ImageProcessor:
             raise ValueError(
                 f"a prompt may have {self.max_images} images, found {len(several)}; see limit_mm_per_prompt"
             )
-        is_trusted = not isinstance(sources, ClientImages)
-        opener = Sources(any_file=True, domains=self.sources.domains) if is_trusted else self.sources
+        opener = Sources(any_file=True, domains=self.sources.domains)
+        if isinstance(sources, ClientImages):
+            opener = replace(self.sources, sandbox=DECODING_LARGE) if sources.are_large else self.sources
         pictures: list[Any] = []
         pixels_left = MAX_PIXELS
         for source in several:

@@ -5,9 +5,12 @@ What can be refused is refused before anything is read or decoded.
 
 import base64
 import binascii
+import io
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
 MAX_BYTES = 32 << 20  # of a file
 MAX_PIXELS = 64_000_000  # of a prompt's pictures together
 MAX_NAME = 1 << 14  # characters of a path or of a URL other than data:
-# Decodes what strangers send, one picture at a time. Honest ones with as many pixels as they may have take 3 s.
-DECODING = Sandbox(Path(__file__).with_name("sandboxed_pictures.py"), seconds=5, max_mb=768, niceness=5)
+LARGE_PIXELS = 8_000_000  # of a prompt's pictures together, which take a second of a processor and more
+# They decode what strangers send, one picture at a time. Honest ones with all pixels that they may have take 3 s.
+SCRIPT = Path(__file__).with_name("sandboxed_pictures.py")
+DECODING, DECODING_LARGE = (Sandbox(SCRIPT, seconds=5, max_mb=768, niceness=5) for _ in range(2))
 BAD_NAME = "is no file that can be read; an image in base64 begins with data:image/png;base64,"
 # What base64 may have in a URL, in the place of its own letters and between them.
 ESCAPES = {b"%2B": b"+", b"%2F": b"/", b"%3D": b"=", b"%2b": b"+", b"%2f": b"/", b"%3d": b"="}
@@ -32,6 +37,11 @@ URL_SAFE, SPACES = bytes.maketrans(b"-_", b"+/"), b" \t\r\n\v\f"
 class ClientImages(list[Any]):
     """What a client names as the images of a prompt. They are not opened yet, and will be with a client's rights."""
 
+    @cached_property
+    def are_large(self) -> bool:
+        """By the headers of those that came with the request. What has to be fetched is not looked at."""
+        return sum(map(_num_pixels, self)) > LARGE_PIXELS
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -40,11 +50,13 @@ class Sources:
     any_file      every local file: the person's own pictures, which are decoded in this process
     folder        for a client, files below it (None: none)
     domains       hosts from which http(s) URLs are fetched; () for none
+    sandbox       where a client's pictures are decoded
     """
 
     any_file: bool = False
     folder: Path | None = None
     domains: tuple[str, ...] = ()
+    sandbox: Sandbox = DECODING
 
     def open(self, source: Any, max_pixels: int = MAX_PIXELS) -> "Image":
         """An RGB picture of a PIL image, a path, bytes or a URL. Raises ValueError."""
@@ -65,7 +77,7 @@ class Sources:
         with tempfile.TemporaryDirectory() as folder:  # a pipe would have to carry megabytes as JSON
             source, target = Path(folder, "picture"), Path(folder, "numbers")
             source.write_bytes(data)
-            width, height = DECODING.ask(str(source), str(target), max_pixels)
+            width, height = self.sandbox.ask(str(source), str(target), max_pixels)
             return sandboxed_pictures.read_numbers(str(target), (width, height))
 
     def _read(self, source: Any) -> tuple[bytes, str]:
@@ -133,6 +145,18 @@ def _named(name: str, decode: Callable[[], "Image"]) -> "Image":
         raise ValueError(f"{name} {error} to decode; make it smaller, or save it in another format") from None
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
+
+
+def _num_pixels(source: Any) -> int:
+    """0 where that is not known; what is wrong with it is found out when it is opened."""
+    if not isinstance(source, str) or source[:32].lstrip()[:5].lower() != "data:":
+        return 0
+    from nanovllm.features.images.sandboxed_pictures import FORMATS
+
+    with suppress(Exception):
+        width, height = pil().open(io.BytesIO(_data_of(source.strip())), formats=FORMATS).size
+        return int(width * height)
+    return 0
 
 
 def _data_of(url: str) -> bytes:

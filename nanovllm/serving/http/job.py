@@ -95,7 +95,7 @@ class Job:
             body["cache_salt"] = tenant + (salt or "")  # a tenant's part has a fixed length: no two pairs look alike
         most = min(MAX_SAMPLES, llm.max_waiting or MAX_SAMPLES), options.max_logprobs
         translated = translate(llm.llm, url, body, names, *most, options.parsers)
-        self._prompts, params, self.model, adapter, reading = translated
+        self.prompts, params, self.model, adapter, reading = translated
         self.headers = warning_headers(warning_of([*unknown, *reading.left_out]))
         how: dict[str, Any] = dict(
             ids_as_tokens=options.return_tokens_as_token_ids, has_nulls=True, reading=reading, by_text=form.by_text
@@ -112,14 +112,9 @@ class Job:
 
         self._make_request = make_request
 
-    @property
-    def has_pictures(self) -> bool:
-        """make_requests() will open them."""
-        return any("multi_modal_data" in prompt for prompt in self._prompts)
-
     def make_requests(self) -> list[EngineRequest]:
-        """Check and tokenize the prompts. As the constructor."""
-        self.requests = [self._make_request(place, prompt) for place, prompt in enumerate(self._prompts)]
+        """Open their pictures, check and tokenize the prompts. As the constructor."""
+        self.requests = [self._make_request(place, prompt) for place, prompt in enumerate(self.prompts)]
         self.shown.check_size(self.requests)
         self.form.made(self)
         return self.requests
@@ -144,7 +139,7 @@ class Call:
 
         def make() -> list[EngineRequest] | OpensPictures[list[EngineRequest]]:
             self.job = Job(llm, make_form(), names, tenant, lambda: self.is_wanted, options, *ids)
-            return OpensPictures(finish) if self.job.has_pictures else finish()
+            return OpensPictures.if_any(self.job.prompts, finish)
 
         def finish() -> list[EngineRequest]:
             requests = self.job.make_requests()

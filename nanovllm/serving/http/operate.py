@@ -104,11 +104,14 @@ class Operation:
             strings = tokenizer.convert_ids_to_tokens(tokens) if body.get("return_token_strs") else None
             return json_response(answer | {"token_strs": strings}, headers=warning_headers(warning_of(left_out)))
 
-        if prompt is None or "multi_modal_data" not in prompt:
-            return respond(tokens)
-        from nanovllm.features.images.requests import with_placeholders
+        def finish() -> Response:
+            if prompt is None or "multi_modal_data" not in prompt:
+                return respond(tokens)
+            from nanovllm.features.images.requests import with_placeholders
 
-        return OpensPictures(lambda: respond(with_placeholders(self.llm.engine, prompt, tokens)))
+            return respond(with_placeholders(self.llm.engine, prompt, tokens))
+
+        return OpensPictures.if_any([prompt], finish)
 
     def _text(self, given: dict[str, Any]) -> Response:
         body, left_out = self._read(given, OF_TOKENS)

@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,7 +17,7 @@ from PIL import Image
 
 from nanovllm import LLM
 from nanovllm.checks.sandbox import Sandbox
-from nanovllm.features.images import sources
+from nanovllm.features.images import processor, sources
 from nanovllm.features.images.sources import MAX_BYTES, Sources
 from nanovllm.serving.http.options import ServeOptions
 from tests.features.images.test_hostile import ORIENTED, png
@@ -122,7 +123,7 @@ def test_pictures_of_strangers_are_decoded_in_another_process(folder, monkeypatc
 @pytest.mark.parametrize("limits", [dict(seconds=0.05, max_mb=768), dict(seconds=5, max_mb=50)], ids=str)
 def test_a_picture_that_takes_too_much(limits, server, monkeypatch):
     """It is an error of its request. The next picture is decoded."""
-    monkeypatch.setattr(sources, "DECODING", Sandbox(sources.DECODING.script, **limits))
+    monkeypatch.setattr(processor, "DECODING_LARGE", Sandbox(sources.SCRIPT, **limits))
     hard = "data:image/png;base64," + base64.b64encode(LARGE["PNG"]()).decode()
     for _ in range(2):
         status, answer = send(server, hard)
@@ -130,22 +131,34 @@ def test_a_picture_that_takes_too_much(limits, server, monkeypatch):
         assert send(server, url_of(picture(40, 40)))[0] == 200
 
 
-def test_texts_do_not_wait_for_pictures(server, monkeypatch):
-    """While more pictures are being decoded than there are threads for, chats and counts of tokens are answered."""
+@pytest.mark.parametrize("are_large", [True, False])
+def test_texts_do_not_wait_for_pictures(are_large, server, monkeypatch):
+    """While more pictures are being decoded than there are threads for, chats and counts of tokens are answered.
+
+    Nor do pictures of an ordinary size wait for large ones.
+    """
     assert send(server, url_of(picture(40, 40)))[0] == 200
-    goes_on, entered, ask = threading.Event(), [], sources.DECODING.ask
+    goes_on, entered = threading.Event(), []
+    kinds = {"small": (sources.DECODING, picture(40, 40)), "large": (sources.DECODING_LARGE, picture(3000, 3000))}
+    if are_large:
+        del kinds["small"]
+    for sandbox, _ in kinds.values():
+        ask = sandbox.ask
 
-    def slow(*question: object) -> object:
-        entered.append(question)
-        assert goes_on.wait(PATIENCE_S)
-        return ask(*question)
+        def slow(*question: object, ask: Callable[..., object] = ask) -> object:
+            entered.append(question)
+            assert goes_on.wait(PATIENCE_S)
+            return ask(*question)
 
-    monkeypatch.setattr(sources.DECODING, "ask", slow)
+        monkeypatch.setattr(sandbox, "ask", slow)
     with ThreadPoolExecutor(16) as pool:
-        pictures = [pool.submit(send, server, url_of(picture(40, 40, seed)), CHAT) for seed in range(8)]
-        counts = [pool.submit(send, server, url_of(picture(40, 40, seed)), "/tokenize") for seed in range(2)]
-        server.until(lambda: len(entered) >= 2)
+        urls = [url_of(image) for _, image in kinds.values()]
+        pictures = [pool.submit(send, server, url, CHAT) for url in urls * 5]
+        counts = [pool.submit(send, server, url, "/tokenize") for url in urls * 2]
+        server.until(lambda: len(entered) == (1 if are_large else 3))
         time.sleep(0.1)
+        if are_large:
+            assert [send(server, url_of(picture(40, 40)), path)[0] for path in (CHAT, "/tokenize")] == [200, 200]
         for path in (CHAT, "/v1/completions", "/tokenize", "/v1/responses"):
             body = {"prompt": "two gulls"} if path == "/v1/completions" else TEXT
             body = {"input": "two gulls"} if path == "/v1/responses" else body
