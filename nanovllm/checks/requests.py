@@ -56,9 +56,6 @@ def check_request(
 
         prompt, pictures = split_prompt(engine, prompt)
     text, token_ids, cache_salt = parse_prompt(engine.tokenizer, prompt, engine.check_length)
-    images = None
-    if pictures is not None:
-        token_ids, images = pictures.expand(token_ids)
     check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
     params = check_params(params, engine.model_config)
     if (params.logits_processors or engine.config.logits_processors) and engine.config.tensor_parallel_size > 1:
@@ -75,6 +72,10 @@ def check_request(
         from nanovllm.features.logits_processors.classes import check_classes
 
         processors = check_classes(engine, params)
+    images = None
+    if pictures is not None:  # the most work comes last
+        token_ids, images = pictures.expand(token_ids, engine.scheduler.max_model_len - 1)
+        check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
     return CheckedRequest(text, token_ids, images, params, cache_salt, adapter, priority, bad_words, processors)
 
 

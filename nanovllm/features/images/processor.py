@@ -6,6 +6,7 @@ The processors are transformers' own, those that need Pillow and no torchvision.
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from numbers import Integral
@@ -88,24 +89,6 @@ class ImageProcessor:
         self._known_options = _fields_of(self._processor.valid_kwargs)
         self._process_options({})
 
-    def open_all(self, sources: Any) -> list[Any]:
-        """RGB pictures of one source or a list of them. Raises ValueError."""
-        several = list(sources) if isinstance(sources, list | tuple) else [sources]
-        if len(several) > self.max_images:
-            raise ValueError(
-                f"a prompt may have {self.max_images} images, found {len(several)}; see limit_mm_per_prompt"
-            )
-        opener = Sources(any_file=True, domains=self.sources.domains)
-        if isinstance(sources, ClientImages):
-            opener = replace(self.sources, sandbox=DECODING_LARGE) if sources.are_large else self.sources
-        pictures: list[Any] = []
-        pixels_left = MAX_PIXELS
-        for source in several:
-            picture = opener.open(source, pixels_left)
-            pixels_left -= picture.width * picture.height
-            pictures.append(picture)
-        return pictures
-
     def client_options(self, options: Any) -> dict[str, Any]:
         """A client's mm_processor_kwargs. Raises ValueError for those that could ask for any amount of work."""
         if not isinstance(options, dict) or options.keys() - {"do_image_splitting", "size"}:
@@ -125,18 +108,32 @@ class ImageProcessor:
             check_number(f"{name} of mm_processor_kwargs", value, Integral, 1, int(most[name]))
         return options | {"size": most | sizes}
 
-    def expand(self, token_ids: list[int], pictures: list[Any], options: dict[str, Any] | None) -> ImagePrompt:
+    def expand(
+        self, token_ids: list[int], sources: Any, options: dict[str, Any] | None, max_tokens: int | None = None
+    ) -> ImagePrompt:
         """Put what stands for each picture in the place of each image token. Raises ValueError.
 
-        token_ids: with one image token for each picture. options: mm_processor_kwargs of this request.
+        token_ids: with one image token for each picture. sources: of one picture, or a list of them. options:
+        mm_processor_kwargs of this request. max_tokens: that the prompt may have; pictures for which it has no room may
+        be refused before they are processed.
         """
+        several = sources if isinstance(sources, list | tuple) else [sources]
+        if len(several) > self.max_images:
+            raise ValueError(
+                f"a prompt may have {self.max_images} images, found {len(several)}; see limit_mm_per_prompt"
+            )
         found = token_ids.count(self.config.image_token_id)
-        if found != len(pictures):
+        if found != len(several):
             token = self.tokenizer.convert_ids_to_tokens(self.config.image_token_id)
             raise ValueError(
-                f"a prompt needs one image token ({token}) for each image: found {found} for {len(pictures)} images"
+                f"a prompt needs one image token ({token}) for each image: found {found} for {len(several)} images"
             )
         given = self._process_options(options or {})
+        pictures = self._open(several)
+        num_tokens = len(token_ids) + sum(self._least_placeholders(picture, given) - 1 for picture in pictures)
+        if max_tokens is not None and num_tokens > max_tokens:
+            fit = f"at most {max_tokens} fit (max_model_len); make the images smaller"
+            raise ValueError(f"the prompt has {num_tokens} tokens with its images, and {fit}")
         images = [self.prepare(picture, given) for picture in pictures]
         coming = iter(images)
         expanded: list[int] = []
@@ -150,6 +147,28 @@ class ImageProcessor:
             places.append([first + i for i, t in enumerate(stands_for) if t == self.config.image_token_id])
             expanded += stands_for
         return ImagePrompt(expanded, PromptImages(tuple(images), tuple(map(tuple, places))))
+
+    def _open(self, sources: Sequence[Any]) -> list[Any]:
+        """RGB pictures. Raises ValueError."""
+        opener = Sources(any_file=True, domains=self.sources.domains)
+        if isinstance(sources, ClientImages):
+            opener = replace(self.sources, sandbox=DECODING_LARGE) if sources.are_large else self.sources
+        pictures: list[Any] = []
+        pixels_left = MAX_PIXELS
+        for source in sources:
+            picture = opener.open(source, pixels_left)
+            pixels_left -= picture.width * picture.height
+            pictures.append(picture)
+        return pictures
+
+    def _least_placeholders(self, picture: Any, options: dict[str, Any]) -> int:
+        """How many a picture has at least, known from its size: of Qwen's, which may be many, mostly all."""
+        if self._is_idefics3 or options.keys() - {"size"}:
+            return 1
+        size = dict(self._processor.size) | options.get("size", {})
+        limits = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+        num_patches = self._processor.get_number_of_image_patches(picture.height, picture.width, limits)
+        return int(num_patches) // int(self._processor.merge_size) ** 2
 
     def _process_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Raises ValueError for an option that this processor does not have."""

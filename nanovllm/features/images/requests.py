@@ -23,15 +23,15 @@ READING = Lock()  # the first pictures may come at once, and a tower is read onc
 
 @dataclass(frozen=True)
 class RequestImages:
-    """Of one prompt. options: its mm_processor_kwargs."""
+    """Of one prompt, not opened yet. options: its mm_processor_kwargs."""
 
     processor: ImageProcessor
-    pictures: list[Any]
+    sources: Any
     options: dict[str, Any] | None
 
-    def expand(self, token_ids: list[int]) -> ImagePrompt:
+    def expand(self, token_ids: list[int], max_tokens: int | None = None) -> ImagePrompt:
         """See ImageProcessor.expand."""
-        return self.processor.expand(token_ids, self.pictures, self.options)
+        return self.processor.expand(token_ids, self.sources, self.options, max_tokens)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ExpandedImages:
     images: PromptImages
     image_token_id: int
 
-    def expand(self, token_ids: list[int]) -> ImagePrompt:
+    def expand(self, token_ids: list[int], max_tokens: int | None = None) -> ImagePrompt:
         """Raises ValueError for token ids of another prompt."""
         places = [place for of_image in self.images.places for place in of_image]
         if any(token_ids[place : place + 1] != [self.image_token_id] for place in places):
@@ -67,7 +67,7 @@ def split_prompt(
     processor = processor_for(engine, is_trusted=not isinstance(data["image"], ClientImages))
     if isinstance(data["image"], PromptImages):
         return text, ExpandedImages(data["image"], processor.config.image_token_id)
-    return text, RequestImages(processor, processor.open_all(data["image"]), options)
+    return text, RequestImages(processor, data["image"], options)
 
 
 def with_placeholders(engine: "LLMEngine", prompt: dict[str, Any], token_ids: list[int]) -> list[int]:

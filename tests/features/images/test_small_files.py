@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import Image
 
-from nanovllm import LLM
+from nanovllm import LLM, SamplingParams
 from nanovllm.checks.sandbox import Sandbox
 from nanovllm.features.images import processor, sources
 from nanovllm.features.images.sources import MAX_BYTES, Sources
 from nanovllm.serving.http.options import ServeOptions
+from tests.faults import plant
 from tests.features.images.test_hostile import ORIENTED, png
 from tests.features.images.test_sources import encoded
 from tests.image_checkpoints import make_image_checkpoint, picture
@@ -166,6 +167,38 @@ def test_texts_do_not_wait_for_pictures(are_large, server, monkeypatch):
         assert not any(each.done() for each in (*pictures, *counts))
         goes_on.set()
         assert {each.result(PATIENCE_S)[0] for each in (*pictures, *counts)} == {200}
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen3_5"])
+def test_a_picture_for_which_a_prompt_has_no_room(kind, tmp_path, monkeypatch):
+    """It is not processed: its placeholders are known from its size. Where they fit, they are as many."""
+    folder = make_image_checkpoint(tmp_path, kind)
+    llm = LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks_override=100, max_model_len=40)
+    processor = llm.engine.image_processor
+    sizes = [(8, 8), (17, 90), (90, 17), (100, 100), (333, 40), (1, 150), (500, 700)]
+    for size in sizes:
+        for options in ({}, {"size": {"shortest_edge": 256, "longest_edge": 2000}}):
+            made = processor.prepare(picture(*size), options)
+            assert processor._least_placeholders(picture(*size), options) == made.num_placeholders
+    plant(monkeypatch, type(processor), "_process", lambda number: True, AssertionError("it is processed"))
+    prompt = {"prompt": "<|vision_start|><|image_pad|><|vision_end|>", "multi_modal_data": {"image": picture(500, 701)}}
+    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens with its images, and at most 39 fit"):
+        llm.generate(prompt, use_tqdm=False)
+
+
+def test_mistakes_beside_a_picture_are_found_first(folder, monkeypatch):
+    llm = LLM(str(folder), dtype="float32", max_model_len=400)
+    plant(monkeypatch, Sources, "open", lambda number: True, AssertionError("it is opened"))
+    for text, params, more in (
+        ("<image>", SamplingParams(stop_token_ids=[5000]), {}),
+        ("<image>", SamplingParams(), {"priority": 3}),
+        ("<image>", SamplingParams(), {"lora_request": "x"}),
+        ("<image> <image>", SamplingParams(), {}),
+        ("<image>" + " two" * 500, SamplingParams(), {}),
+    ):
+        prompt = {"prompt": text, "multi_modal_data": {"image": picture(9, 9)}}
+        with pytest.raises(ValueError):
+            llm.generate(prompt, params, use_tqdm=False, **more)
 
 
 # -- what is refused before the work -----------------------------------------------------------------------------------
