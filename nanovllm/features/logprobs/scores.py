@@ -63,9 +63,7 @@ class LogprobRows(NamedTuple):
     @classmethod
     def of(cls, all_wanted: Sequence[int | list[int] | None]) -> "LogprobRows | None":
         """all_wanted: of each row; None: nothing. None if that holds for all of them."""
-        wanted = {
-            row: _int64(k) if isinstance(k, list) else k for row, k in enumerate(all_wanted) if k is not None
-        }
+        wanted = {row: _int64(k) if isinstance(k, list) else k for row, k in enumerate(all_wanted) if k is not None}
         if not wanted:
             return None
         return cls(None if len(wanted) == len(all_wanted) else _int64(list(wanted)), wanted)
