@@ -349,7 +349,7 @@ class LLMEngine:
                 self.tiers.wait(TIER_WAIT_S)
 
     def _none_may_start(self) -> bool:
-        """Does every waiting sequence await blocks? True as well if none is waiting."""
+        """Does every waiting sequence let others pass? True as well if none is waiting."""
         return not any(map(self.scheduler.may_start, self.scheduler.waiting))
 
     def propose_drafts(self) -> dict[int, list[int]]:

@@ -162,11 +162,14 @@ class ImageProcessor:
         return pictures
 
     def _least_placeholders(self, picture: Any, options: dict[str, Any]) -> int:
-        """How many a picture has at least, known from its size: of Qwen's, which may be many, mostly all."""
-        if self._is_idefics3 or options.keys() - {"size"}:
+        """How many a picture has at least. Qwen's may have thousands; where only its size was asked for, that says it."""
+        asked = options.get("size", {})
+        if self._is_idefics3 or options.keys() - {"size"} or not isinstance(asked, dict):
             return 1
-        size = dict(self._processor.size) | options.get("size", {})
-        limits = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+        size = dict(self._processor.size) | asked
+        limits = {"min_pixels": size.get("shortest_edge"), "max_pixels": size.get("longest_edge")}
+        if not all(isinstance(limit, Integral) for limit in limits.values()):
+            return 1
         num_patches = self._processor.get_number_of_image_patches(picture.height, picture.width, limits)
         return int(num_patches) // int(self._processor.merge_size) ** 2
 
