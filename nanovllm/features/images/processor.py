@@ -162,7 +162,7 @@ class ImageProcessor:
         return pictures
 
     def _least_placeholders(self, picture: Any, options: dict[str, Any]) -> int:
-        """How many a picture has at least. Qwen's may have thousands; where only its size was asked for, that says it."""
+        """How many a picture has at least. Qwen's may have thousands; if only its size was asked for, that says it."""
         asked = options.get("size", {})
         if self._is_idefics3 or options.keys() - {"size"} or not isinstance(asked, dict):
             return 1

@@ -124,7 +124,7 @@ def test_pictures_of_strangers_are_decoded_in_another_process(folder, monkeypatc
 @pytest.mark.parametrize("limits", [dict(seconds=0.05, max_mb=768), dict(seconds=5, max_mb=50)], ids=str)
 def test_a_picture_that_takes_too_much(limits, server, monkeypatch):
     """It is an error of its request. The next picture is decoded."""
-    monkeypatch.setattr(processor, "DECODING_LARGE", Sandbox(sources.SCRIPT, **limits))
+    monkeypatch.setattr(processor, "DECODING_LARGE", Sandbox(sources.DECODER, **limits))
     hard = "data:image/png;base64," + base64.b64encode(LARGE["PNG"]()).decode()
     for _ in range(2):
         status, answer = send(server, hard)
