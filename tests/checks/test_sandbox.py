@@ -11,7 +11,7 @@ from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.checks import sandbox
 from nanovllm.checks.sandbox import Sandbox
 from nanovllm.features.grammar.trial import LIMITS, SCRIPT, TRIAL
-from nanovllm.features.lora.adapter import PATTERNS
+from nanovllm.features.lora.adapter import MATCHER
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.http.options import ServeOptions
 from tests.checkpoints import SMALL
@@ -75,7 +75,7 @@ def test_a_server_tries_all_that_it_is_sent(checkpoint, adapter, monkeypatch):
             assert status == 400 and b"a request may not bring one" in answer
     kinds = [kind for box, kind in asked if box is TRIAL]
     assert kinds.count("compile") == len(ASKED) + 1 and {"names", "convert"} < set(kinds)
-    assert [box for box, _ in asked if box is not TRIAL] == [PATTERNS]
+    assert [box for box, _ in asked if box is not TRIAL] == [MATCHER]
 
 
 def test_a_script_beside_a_file_with_a_name_of_the_standard_librarys(checkpoint, tmp_path, processes):

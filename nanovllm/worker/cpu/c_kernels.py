@@ -290,7 +290,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
     def choose_tokens(logits: Tensor, batch: SamplingBatch) -> Tensor:
         num_rows, vocab_size = logits.shape
         num_drawn = len(batch.random_rows)
-        token_ids = torch.empty(num_rows, dtype=torch.int64)
+        token_ids = torch.empty(num_rows, dtype=torch.int64, device="cpu")
         into = address(token_ids, torch.int64, (num_rows,))
         read = address(logits, torch.float32, (num_rows, vocab_size))
         if num_drawn < num_rows:
