@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nanovllm import LLM
+from nanovllm.files import demo_model
+from nanovllm.files.hub import cache_folder
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 from nanovllm.worker.cpu import memory
 from tests.checkpoints import SMALL, VARIANTS, edit, make_checkpoint
@@ -87,6 +89,20 @@ def demo_checkpoint() -> Path:
         return demo_model_path()
     except DemoModelError as error:
         pytest.skip(f"no demo checkpoint: {error}")
+
+
+@pytest.fixture
+def demo_stand_in(copy_of, tmp_path, monkeypatch) -> Path:
+    """A small checkpoint that lies where the demo model does, in a cache folder of this test. It asks to be sampled."""
+    kernels = cache_folder() / "kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = cache_folder()
+    folder.mkdir(parents=True)
+    (folder / "kernels").symlink_to(kernels)
+    path = copy_of("llama").rename(folder / demo_model.CHECKPOINT)
+    edit(path / demo_model.TOKENIZER_CONFIG, **demo_model.MADE_BY)
+    edit(path / demo_model.GENERATION_CONFIG, do_sample=True, temperature=2.0)
+    return path
 
 
 @pytest.fixture(scope="session")

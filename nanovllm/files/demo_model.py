@@ -7,6 +7,7 @@ a lock: it is whole or it is not there. Each has a generation_config.json with t
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nanovllm.files.hub import DEMO, cache_folder
+from nanovllm.files.hub import DEMO, cache_folder, is_demo_name
 from nanovllm.files.system import lock_file
 from nanovllm.files.tokenizer import load_tokenizer
 
@@ -71,6 +72,20 @@ def demo_model_path(name: str | None = None) -> Path:
         hint = "XDG_CACHE_HOME can name another folder"
         raise DemoModelError(f"cannot write the demo model to {target}: {error}; {hint}") from error
     return target
+
+
+def is_demo_model(model: str) -> bool:
+    """Whether this is the demo model, by its name or by where it lies. It answers well only without noise: to "What is
+    the capital of France?", half of its answers with its authors' sampling are nonsense."""
+    if is_demo_name(model):
+        return True
+    try:
+        folder = cache_folder()
+    except OSError:
+        return False
+    return os.path.realpath(os.path.expanduser(model)) in {
+        os.path.realpath(folder / name) for name in (CHECKPOINT, GGUF_FILE)
+    }
 
 
 def _make(target: Path) -> None:

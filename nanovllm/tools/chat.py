@@ -7,9 +7,10 @@ from rich.text import Text
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.prompts import Prompt
 from nanovllm.tools.screen import Screen
+from nanovllm.tools.terminal import Questions, WordWrap
 
 HELP = Text("/reset starts over, /quit or Ctrl-D leaves, Ctrl-C cuts an answer short", "dim")
-ASK = Text.assemble("\n", ("you", "bold green"), " > ")
+YOU = Text.assemble(("you", "bold green"), " > ")
 
 
 def run_generate(llm: LLM, params: SamplingParams, prompt: str) -> int:
@@ -22,44 +23,48 @@ def run_chat(llm: LLM, params: SamplingParams, system: str | None, images: list[
     console.print("Say something.", HELP)
     beginning: list[Any] = [{"role": "system", "content": system}] if system else []
     messages = list(beginning)
-    while True:
-        try:
-            question = console.input(ASK).strip()
-        except (EOFError, KeyboardInterrupt):
-            console.print("\nbye")
-            return 0
-        if question == "/quit":
-            return 0
-        if question == "/reset":
-            messages = list(beginning)
-        elif question.startswith("/"):
-            console.print(HELP)
-        elif question:
-            content: Any = question
-            if images and len(messages) == len(beginning):
-                shown = [{"type": "image_url", "image_url": {"url": path}} for path in images]
-                content = [*shown, {"type": "text", "text": question}]
-            messages.append({"role": "user", "content": content})
+    with Questions(console, YOU) as you:
+        while True:
+            console.print()
             try:
-                output = _stream(llm, llm.chat_prompt(messages), params)
-            except ValueError as error:  # there is no room for it, most likely
-                messages.pop()
-                console.print(f"{error}", style="red")
-                console.print("/reset starts a new conversation", style="dim")
-                continue
-            messages.append({"role": "assistant", "content": output.outputs[0].text if output else ""})
+                question = you.ask().strip()
+            except (EOFError, KeyboardInterrupt):
+                console.print("\nbye")
+                return 0
+            if question == "/quit":
+                return 0
+            if question == "/reset":
+                messages = list(beginning)
+            elif question.startswith("/"):
+                console.print(HELP)
+            elif question:
+                content: Any = question
+                if images and len(messages) == len(beginning):
+                    shown = [{"type": "image_url", "image_url": {"url": path}} for path in images]
+                    content = [*shown, {"type": "text", "text": question}]
+                messages.append({"role": "user", "content": content})
+                try:
+                    output = _stream(llm, llm.chat_prompt(messages), params)
+                except ValueError as error:  # there is no room for it, most likely
+                    messages.pop()
+                    console.print(f"{error}", style="red")
+                    console.print("/reset starts a new conversation", style="dim")
+                    continue
+                messages.append({"role": "assistant", "content": output.outputs[0].text if output else ""})
 
 
 def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput | None:
     """Print the text as it grows. Returns the last output, None if there was none before Ctrl-C."""
-    shown, output = "", None
+    shown, output = WordWrap(), None
+    num_shown, end = 0, "\n"
     try:
         for output in llm.stream(prompt, params):
-            print(output.outputs[0].text[len(shown) :], end="", flush=True)
-            shown = output.outputs[0].text
+            text = output.outputs[0].text
+            shown.write(text[num_shown:])
+            num_shown = len(text)
     except KeyboardInterrupt:
-        print(" (cut short)", end="")
-    print(flush=True)
+        end = " (cut short)\n"
+    shown.write(end)
     if output is not None:
         num_prompt, metrics = len(output.prompt_token_ids), output.metrics
         rate = f", then {1 / metrics.tpot_s:.0f} tokens/s" if metrics.tpot_s else ""

@@ -14,6 +14,7 @@ from nanovllm.checks.values import check_number
 from nanovllm.compat.command_line import FlexibleArgumentParser
 from nanovllm.compat.names import TABLES, accepted
 from nanovllm.config import EngineConfig
+from nanovllm.files.demo_model import is_demo_model
 from nanovllm.serving.http.options import GROUPS, ServeOptions
 from nanovllm.tools.demo_model import demo_model_path
 from nanovllm.tools.flags import ENGINE_GROUPS, add_flags, add_grouped_flags, add_vllm_flags, flag_of
@@ -196,11 +197,13 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def _load_and_sample(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
-    """What was given on top of the checkpoint's defaults; greedy where it has none, for small models ramble."""
+    """What was given on top of the checkpoint's defaults; greedy where it has none and for the demo model, for small
+    models ramble."""
     given = {name: getattr(args, name) for name in SAMPLING_FLAGS if hasattr(args, name)}
     SamplingParams(**given)  # complains before the model is loaded
     llm = _load(args)
-    greedy = {} if "temperature" in llm.engine.model_config.generation else {"temperature": 0.0}
+    is_greedy = "temperature" not in llm.engine.model_config.generation or is_demo_model(llm.engine.config.model)
+    greedy = {"temperature": 0.0} if is_greedy else {}
     return llm, replace(llm.get_default_sampling_params(), **{"max_tokens": MAX_TOKENS} | greedy | given)
 
 
@@ -260,7 +263,9 @@ def _parser() -> argparse.ArgumentParser:
     for command in (chat, generate, batch, analyze, bench):
         command.add_argument("--model", help=MODEL_HELP)
     for command in (chat, generate):
-        group = command.add_argument_group("sampling (default: what the checkpoint says, or greedy)")
+        group = command.add_argument_group(
+            "sampling (default: what the checkpoint says, or greedy; the demo model: greedy)"
+        )
         chosen = (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS)
         add_flags(group, chosen, show_defaults=False)
     for command in (serve, chat, generate, batch, bench):

@@ -2,12 +2,9 @@
 
 import json
 import os
-import pty
-import re
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from typing import TextIO
 
 import pytest
@@ -49,29 +46,6 @@ def test_generate(checkpoint, llm, capsys, monkeypatch):
         assert text in capsys.readouterr().err
 
 
-def test_chat_in_a_terminal(checkpoint, processes):
-    """A real terminal: an answer, a command that is not known, a new conversation, and out."""
-    ours, theirs = pty.openpty()
-    command = ["-m", "nanovllm.tools.cli", "chat", "--system", "Be brief.", "--model", str(checkpoint())]
-    chat = processes.start(*command, "--temperature", "0", stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    screen = b""
-    for text in (b"two gulls\n", b"/what\n", b"/reset\n", b"a red boat\n", b"/quit\n"):
-        num_asked = screen.count(b"you")
-        while screen.count(b"you") == num_asked:
-            screen += os.read(ours, 4096)
-        os.write(ours, text)
-    with suppress(OSError):  # the other end is gone
-        while chunk := os.read(ours, 4096):
-            screen += chunk
-    assert chat.wait(LIMIT_S) == 0
-    shown = screen.decode(errors="replace")
-    assert shown.count("/reset starts over") == 2
-    found = re.findall(r"(\d+) prompt tokens, (\d+) of them cached", shown)
-    assert len(found) == 2 and int(found[0][1]) == 0
-    assert 0 < int(found[1][1]) < 32, "of the second conversation the system message alone was known"
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -107,7 +81,7 @@ def test_text_is_shown_as_it_is(checkpoint, tmp_path, capsys, monkeypatch):
     assert cli.main(["generate", "x", "--model", f"/{MARKUP}"]) == 2
     assert f"'/{MARKUP}' does not exist" in capsys.readouterr().err
     said = [MARKUP * 20, MARKUP]
-    monkeypatch.setattr("builtins.input", lambda: said.pop() if said else "/quit")
+    monkeypatch.setattr("builtins.input", lambda prompt: said.pop() if said else "/quit")
     assert cli.main(["chat", "--system", MARKUP, "--model", model, "--max-model-len", "200", "--max-tokens", "2"]) == 0
     assert "max_model_len is 200" in capsys.readouterr().out.replace("\n", " ")
 

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -26,6 +26,7 @@ from nanovllm.checks import sandbox
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.features.lora.cli_modules import read_modules
+from nanovllm.files.demo_model import is_demo_model
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.access import Access
@@ -117,10 +118,12 @@ def make_app(
     async def show_metrics(request: Request) -> Response:
         return Response(metrics.text(await llm.stats()), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    html = (PAGE / "index.html").read_text("utf-8")
+    if is_demo_model(llm.engine.config.model):  # the field is on the page, and can be emptied
+        html = html.replace('<input id="temperature"', '<input id="temperature" value="0"')
+
     async def page(request: Request) -> Response:
-        return FileResponse(
-            PAGE / "index.html", headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
-        )
+        return HTMLResponse(html, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})
 
     pages = [
         Route("/health", health),

@@ -266,6 +266,14 @@ def test_other_paths_and_methods(server):
 # -- what clients do --------------------------------------------------------------------------------------------------
 
 
+def test_the_page_asks_the_demo_model_greedily(demo_stand_in, server):
+    """Its field holds the temperature: chat.js sends what stands there."""
+    field = re.compile(r'<input id="temperature"([^>]*)>')
+    with serving(demo_stand_in) as demo:
+        of_demo, of_other = (field.search(each.send("/")[1].decode())[1] for each in (demo, server))
+    assert 'value="0"' in of_demo and "value" not in of_other
+
+
 def test_who_leaves_frees_blocks_before_the_next_step(server, client):
     """In mid-stream, while it waits in the queue, and without a stream: the client closes its connection."""
     server.llm.thread.set_pace(2)
