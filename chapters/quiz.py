@@ -8,7 +8,7 @@ or a number that the engine gives:
 
     answer = 12
     rounded = true        # only if it is: what rounds to it is right
-    unit = "blocks"
+    unit = "blocks"  # what may follow the number; left out where the number is an id, say
     wrong = { 8 = "the misunderstanding behind this number" }
     engine = '''Python that sets `answer`, run by a test'''
 """
@@ -113,7 +113,8 @@ def _ask(question: dict, number: int, console: Console, read: Callable[[str], st
         console.print(Markdown(f"{letter}) {option['text']}"))
     comment = ""
     for _ in range(MOST_LINES):
-        prompt = words("quiz.ask_number", unit=question["unit"]) if is_number else f"a-{letters[-1]}: "
+        unit = f" ({question['unit']})" if "unit" in question else ""
+        prompt = words("quiz.ask_number", unit=unit) if is_number else f"a-{letters[-1]}: "
         given = read(prompt).strip().lower()
         answer = known(question, given) if is_number else given
         if answer not in letters and not (is_number and answer is None):

@@ -79,6 +79,6 @@ def _options(question: dict[str, Any], number: int) -> str:
 def _number(question: dict[str, Any], words: Words) -> str:
     return f"""<form class="number">
 <label>{words("quiz.your_answer")} <input name="number" inputmode="decimal" autocomplete="off">
-{html.escape(question["unit"])}</label>
+{html.escape(question.get("unit", ""))}</label>
 <button>{words("quiz.answer")}</button>
 </form>"""

@@ -6,7 +6,7 @@ import pytest
 
 from chapters import quiz
 from chapters.__main__ import main
-from chapters.words import ENGLISH
+from chapters.words import ENGLISH, languages_of
 from tests.course.course_text import CHAPTERS, for_each_chapter
 
 
@@ -21,7 +21,7 @@ def test_quiz(chapter):
             namespace: dict = {}
             exec(question["engine"], namespace)
             assert namespace["answer"] == question["answer"], question["ask"]
-            assert question["unit"] and question["wrong"]
+            assert question["wrong"]
             assert all(isinstance(hint, str) for hint in question["wrong"].values()), "0.5 as a key needs quotes"
             assert quiz.known(question, str(question["answer"])) == str(question["answer"])
             assert all(quiz.known(question, value) == value for value in question["wrong"])
@@ -31,19 +31,45 @@ def test_quiz(chapter):
             assert all(option["why"] for option in question["options"] if option not in right)
 
 
-def test_lengths_of_options_say_nothing():
-    """Who always chooses the shortest option, or the longest, is right about as often as who draws lots."""
-    chance, shortest, longest = [], [], []
-    for chapter in CHAPTERS:
-        for question in quiz.load(chapter):
-            if options := question.get("options"):
-                lengths = [len(option["text"]) for option in options]
-                [right] = (len(option["text"]) for option in options if option.get("right"))
-                chance.append(1 / len(options))
-                shortest.append((right == min(lengths)) / lengths.count(min(lengths)))
-                longest.append((right == max(lengths)) / lengths.count(max(lengths)))
-    assert sum(shortest) == pytest.approx(sum(chance), rel=0.2)
-    assert sum(longest) == pytest.approx(sum(chance), rel=0.2)
+IN_LANGUAGES = [(chapter, language) for chapter in CHAPTERS for language in languages_of(chapter)]
+
+
+def shares(chapter, language: str, choose) -> tuple[float, float]:
+    """In a chapter's quiz, how many right answers whoever draws lots expects, and whoever takes an option of this
+    length (max or min), by lot among several."""
+    by_lot = by_length = 0.0
+    for question in quiz.load(chapter, language):
+        if options := question.get("options"):
+            lengths = [len(option["text"]) for option in options]
+            [right] = (len(option["text"]) for option in options if option.get("right"))
+            by_lot += 1 / len(options)
+            by_length += (right == choose(lengths)) / lengths.count(choose(lengths))
+    return by_lot, by_length
+
+
+@pytest.mark.parametrize("choose", [max, min])
+@pytest.mark.parametrize(("chapter", "language"), IN_LANGUAGES, ids=lambda each: getattr(each, "number", each))
+def test_the_length_of_an_option_does_not_give_it_away(chapter, language, choose):
+    """The right option of a chapter's questions is the longest no more often than by chance, nor is it the shortest."""
+    by_lot, by_length = shares(chapter, language, choose)
+    assert by_length <= by_lot + 1e-9
+
+
+@pytest.mark.parametrize("choose", [max, min])
+def test_nor_is_the_longest_option_always_wrong(choose):
+    totals = (sum(column) for column in zip(*(shares(chapter, "en", choose) for chapter in CHAPTERS), strict=True))
+    by_lot, by_length = totals
+    assert by_length == pytest.approx(by_lot, rel=0.2)
+
+
+@pytest.mark.parametrize(("chapter", "language"), IN_LANGUAGES, ids=lambda each: getattr(each, "number", each))
+def test_what_a_number_is_of(chapter, language):
+    """The terminal asks for "a number (tokens)". A unit may follow a number; of an id, nothing does."""
+    for question in quiz.load(chapter, language):
+        if "unit" in question:
+            words = question["unit"].lower().split()
+            assert words and not set(words) & {"the", "its", "id", "number", "numbers", "seine", "nummer"}
+            assert not set("()") & set(question["unit"]), question["unit"]
 
 
 @pytest.mark.parametrize(
