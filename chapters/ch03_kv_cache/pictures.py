@@ -5,7 +5,7 @@ from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
 
-NUM_BLOCKS, BLOCK_SIZE, BLOCK_TABLE, NUM_TOKENS = 5, 4, [3, 1], 6
+NUM_BLOCKS, BLOCK_SIZE, BLOCK_TABLE, NUM_TOKENS = 5, 4, [3, 2], 6  # no slot is its position
 CELL, GAP = 14, 8
 
 
@@ -24,6 +24,7 @@ def write_then_read() -> str:
     parts.append(box(136, 16, 46, 26, "k, v", "two"))
     parts.append(box(274, 16, 46, 26, "q", "one"))
     parts.append(arrow(116, 29, 135, 29))
+    parts.append('<path class="wire" d="M125,29V6H297V10"/><path class="tip" d="M297,16l-3.5,-6h7z"/>')
     top, middle = 98, across[written] + CELL / 2
     parts.append(f'<path class="wire" d="M159,42V66H{middle}V92"/>')
     parts.append(f'<path class="tip" d="M{middle},{top - 2}l-3.5,-6h7z"/>')
@@ -43,7 +44,7 @@ def write_then_read() -> str:
     parts.append(words(2, below + 54, "2  read", "name strong"))
     parts.append(box(90, below + 37, 140, 26, "paged_attention", "one"))
     parts.append(
-        f'<path class="wire" d="M312,42V{below + 50}H237"/><path class="tip" d="M231,{below + 50}l6,-3.5v7z"/>'
+        f'<path class="wire" d="M316,42V{below + 50}H237"/><path class="tip" d="M231,{below + 50}l6,-3.5v7z"/>'
     )
     parts.append(words(160, below + 82, "the same slots in every layer; q is not kept", "name", "middle"))
     text = (

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from chapters import pictures
-from chapters.course import ROOT
+from chapters.course import ROOT, find_chapter
 from tests.course.course_text import CHAPTERS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -58,3 +58,20 @@ def test_a_picture_that_has_changed_is_noticed():
     path = next(iter(FILES))
     drawn = FILES[path]()
     assert NUMBER.sub("#", drawn) != NUMBER.sub("#", drawn.replace("scheduler", "planner"))
+
+
+def test_a_slot_is_not_its_position():
+    """Chapter 3 warns of taking one for the other, which its picture must not invite to. And q comes from the token."""
+    picture = find_chapter(3).module("pictures")
+    root = ElementTree.fromstring((find_chapter(3).folder / "drawn" / "write_then_read.svg").read_text("utf-8"))
+    size, table = picture.BLOCK_SIZE, picture.BLOCK_TABLE
+    slots = [table[i // size] * size + i % size for i in range(picture.NUM_TOKENS)]
+    assert not any(slot == position for position, slot in enumerate(slots))
+    [last] = [text.text for text in root.iter(f"{SVG}text") if (text.text or "").startswith("slot_mapping")]
+    assert last == f"slot_mapping: {slots[-1]}"
+
+    children = list(root)
+    [at] = [i for i, child in enumerate(children) if child.text == "q"]
+    left, top, width = (float(children[at - 1].get(name)) for name in ("x", "y", "width"))  # its box
+    tips = [[float(number) for number in NUMBER.findall(path.get("d"))[:2]] for path in root.findall(f"{SVG}path")]
+    assert any(left <= x <= left + width and y == top for x, y in tips), "nothing leads to q"
