@@ -1,7 +1,7 @@
 """Explorer: the terminal app of a lab that one plays with. Keys and buttons act, panels draw what the engine holds."""
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from types import ModuleType
 from typing import Any
 
 from rich.console import RenderableType
@@ -11,6 +11,7 @@ from textual.containers import ItemGrid, VerticalScroll
 from textual.widgets import Button, Footer, Header, Input, Static
 
 from chapters.play import Action, act
+from chapters.site.player import Player
 
 SCROLL = {"up": "scroll_up", "down": "scroll_down", "pageup": "scroll_page_up", "pagedown": "scroll_page_down"}
 
@@ -22,7 +23,8 @@ class Explorer(App[None]):
     """Plays with a world (play.py).
 
     panels(world) -> list of (title, renderable), redrawn after each action. With `ask`, the hint of a text field,
-    there is one: the key t goes there, Enter and Escape come back, and the world's typed(text) gets the text.
+    there is one: the key t goes there, Enter and Escape come back, and the world's typed(text) gets the text. With
+    `page`, the chapter's page.py, its scenes can be played: ] and [ begin one, and each . does its next action.
     """
 
     AUTO_FOCUS = None  # keys act from the start
@@ -35,10 +37,24 @@ class Explorer(App[None]):
     Input { height: 1; border: none; }
     """
 
-    def __init__(self, title: str, world: Any, panels: Panels, actions: list[Action], ask: str = "") -> None:
+    def __init__(
+        self,
+        title: str,
+        world: Any,
+        panels: Panels,
+        actions: list[Action],
+        ask: str = "",
+        page: ModuleType | None = None,
+    ) -> None:
         super().__init__()
         self.title, self.world, self.actions, self.ask = title, world, actions, ask
-        self.panels = partial(panels, world)
+        self.draw_panels = panels
+        self.player = Player(page) if page else None
+        self.scene = -1
+        if page:
+            self.bind("right_square_bracket", "begin_scene(1)", description="next scene", key_display="]")
+            self.bind("left_square_bracket", "begin_scene(-1)", show=False)
+            self.bind("full_stop", "go_on", description="go on in it", key_display=".")
         if ask:
             self.bind("t", "type", description="type")
             self.bind("escape", "leave", show=False)
@@ -47,6 +63,9 @@ class Explorer(App[None]):
         for key in SCROLL.keys() - {action.key for action in actions}:
             self.bind(key, f"scroll('{SCROLL[key]}')", show=False)
         self.bind("q", "quit", description="quit")
+
+    def panels(self) -> Iterable[tuple[str, RenderableType]]:
+        return self.draw_panels(self.world)
 
     def compose(self) -> ComposeResult:
         yield Header()
@@ -86,6 +105,24 @@ class Explorer(App[None]):
     def action_act(self, method: str, *args: str) -> None:
         """Do it, and draw what has become of the world."""
         self._draw(act(self.world, method, *args))
+
+    def action_begin_scene(self, by: int) -> None:
+        """The next scene, or the one before: its world, before its actions."""
+        assert self.player is not None
+        scenes = self.player.page.SCENES
+        self.scene = (self.scene + by) % len(scenes) if self.scene >= 0 else 0
+        title, link, text = scenes[self.scene]
+        self.player.open(link)
+        self.world = self.player.world
+        self._draw(f"{title} ({self.scene + 1} of {len(scenes)}). {text}")
+
+    def action_go_on(self) -> None:
+        """The next action of the scene. What you have done in between stays."""
+        assert self.player is not None
+        self.player.forward()
+        left = len(self.player.ahead)
+        ends = f"({left} to go)" if left else "(the scene has ended; ] begins the next one)"
+        self._draw(f"{self.player.said} {ends}" if self.scene >= 0 else "] begins a scene")
 
     def _draw(self, said: str) -> None:
         for index, (title, renderable) in enumerate(self.panels()):

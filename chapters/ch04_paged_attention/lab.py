@@ -12,6 +12,7 @@ from rich.text import Text
 from torch import Tensor
 
 from chapters.app import explorer
+from chapters.ch04_paged_attention import page
 from chapters.ch04_paged_attention.memories import (
     ACTIONS,
     BLOCK_SIZE,
@@ -102,7 +103,7 @@ def _draw_cells(unit: str, step: int, cells: list[tuple[str, str]], marks: list[
 
 
 def make_app(model: str | None = None) -> Any:
-    return explorer("4. PagedAttention: two memories, the same requests", TwoMemories(), panels, ACTIONS)
+    return explorer("4. PagedAttention: two memories, the same requests", TwoMemories(), panels, ACTIONS, page=page)
 
 
 # -- attention over a block table -------------------------------------------------------------------------------------

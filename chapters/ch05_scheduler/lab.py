@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chapters.app import explorer
+from chapters.ch05_scheduler import page
 from chapters.ch05_scheduler.batching import (
     ACTIONS,
     REQUESTS,
@@ -114,7 +115,7 @@ def _labels(stage: Stage, seqs: Iterable[Sequence]) -> Text:
 
 
 def make_app(model: str | None) -> Any:
-    return explorer("Chapter 5: the scheduler", Comparison(), panels, ACTIONS)
+    return explorer("Chapter 5: the scheduler", Comparison(), panels, ACTIONS, page=page)
 
 
 # -- the story ------------------------------------------------------------------------------------------------------
@@ -189,16 +190,17 @@ def _budget(story: Story) -> None:
 
 def _preemption(story: Story) -> None:
     story.part("The pool runs dry")
-    stage = Stage(8, max_num_batched_tokens=32)
-    for num_answer_tokens in (4, 8, 8):
-        stage.add(7, num_answer_tokens)
+    stage = Stage(7, max_num_batched_tokens=32)
+    for num_prompt_tokens, num_answer_tokens in ((7, 4), (7, 8), (5, 8)):
+        stage.add(num_prompt_tokens, num_answer_tokens)
     while stage.scheduler.num_preemptions == 0:
         before = Group(draw_sequences(stage), draw_memory(stage))
+        num_computed = {seq.seq_id: seq.num_computed_tokens for seq in stage.scheduler.running}
         stage.step()
     [victim] = stage.steps[-1].preempted
     name, number = stage.names[victim.seq_id], len(stage.steps)
-    size = stage.manager.block_size
-    story.say(f"8 blocks of {size} tokens, three sequences of 7 prompt tokens. Before step {number}:")
+    pool = f"{len(stage.manager.blocks)} blocks of {stage.manager.block_size} tokens"
+    story.say(f"{pool}, three sequences with prompts of 7, 7 and 5 tokens. Before step {number}:")
     story.show(before)
     story.say(f"After step {number}, which preempted {name}:")
     story.show(Group(draw_sequences(stage), draw_memory(stage)))
@@ -208,10 +210,10 @@ def _preemption(story: Story) -> None:
     )
     while not victim.block_table:
         stage.step()
-    again = stage.steps[-1].chunks[-1]
+    chunk = stage.steps[-1].chunks[-1]
     story.say(
-        f"Step {len(stage.steps)} admits {name} again: {victim.num_cached_tokens} tokens found in cached blocks, "
-        f"{again.start}..{again.end} computed again."
+        f"Step {len(stage.steps)} admits {name} again: {victim.num_cached_tokens} tokens found cached, {chunk.start}.."
+        f"{chunk.end} computed, {num_computed[victim.seq_id] - chunk.start} of them for the second time."
     )
     stage.run()
     story.show(draw_timeline(stage))

@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 from chapters.app import explorer
+from chapters.ch07_prefix_caching import page
 from chapters.ch07_prefix_caching.beyond_story import tell_costs, tell_tiers
 from chapters.ch07_prefix_caching.drawing import (
     draw_chart,
@@ -33,7 +34,7 @@ from nanovllm.core.sequence import Sequence
 
 def make_app(model: str | None = None) -> Any:
     title = "7. Prefix caching: = found, + now cached, · its own, ! wrong"
-    return explorer(title, World(), panels, ACTIONS, ask="a prompt of your own")
+    return explorer(title, World(), panels, ACTIONS, ask=page.ASK, page=page)
 
 
 # -- the story --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from chapters.app import explorer
+from chapters.ch16_fixed_memory import page
 from chapters.ch16_fixed_memory.drawing import draw_answers, draw_computed, draw_next, draw_sent, draw_state, panels
 from chapters.ch16_fixed_memory.notebook import ADD_UP, RULES, Notebook
 from chapters.ch16_fixed_memory.placing import POLICIES, UNBOUNDED, every_block, hard_workloads, play
@@ -23,7 +24,7 @@ BOUNDS = 8, 16, 40  # snapshots
 
 
 def make_app(model: str | None = None) -> Any:
-    return explorer("16. A notebook of fixed size, and snapshots of it", World(), panels, ACTIONS, ask=ASK)
+    return explorer("16. A notebook of fixed size, and snapshots of it", World(), panels, ACTIONS, ask=ASK, page=page)
 
 
 # -- the story --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,8 @@
-"""Numbers that checks and pictures have as data: they are those of our solutions, which a student's edition lacks."""
+"""Numbers that texts, checks and pictures have: they are the engine's, or those of our solutions, which a student's
+edition lacks."""
+
+import re
+from collections import Counter
 
 import torch
 
@@ -10,6 +14,8 @@ from chapters.ch11_benchmarks import checks as checks_11
 from chapters.course import find_chapter
 from chapters.grading import Bench
 from chapters.patching import replaced
+from chapters.recording import Recording
+from chapters.stage import Stage
 from nanovllm.core.scheduler import Scheduler
 
 
@@ -65,3 +71,21 @@ def test_budgets_of_steps(checkpoint):
     for limit_s, steps in ((0.0501, checks_6.large_steps()), (0.001, checks_6.smallest_steps())):
         sizes = sizes_in(steps)
         assert len(sizes) > 10 and sizes == sizes_in(checks_6.use_budget(token_budget, limit_s))
+
+
+def test_what_a_preempted_sequence_computes_again():
+    """The worked example of chapter 5: C's positions that are computed twice are there, and as many as is said."""
+    said = Recording(find_chapter(5).folder).says("The pool runs dry")
+    num_blocks, block_size = map(int, re.search(r"(\d+) blocks of (\d+) tokens", said).groups())
+    prompts = map(int, re.findall(r"\d+", re.search(r"prompts of ([\d, and]+) tokens", said)[1]))
+    stage = Stage(num_blocks, block_size=block_size)
+    for num_prompt_tokens, num_answer_tokens in zip(prompts, (4, 8, 8), strict=True):
+        stage.add(num_prompt_tokens, num_answer_tokens)
+    stage.run()
+    computed: Counter[int] = Counter()
+    for step in stage.steps:
+        for chunk in step.chunks:
+            computed.update(range(chunk.start, chunk.end) if chunk.seq is stage.seqs["C"] else ())
+    again = [position for position, times in computed.items() if times == 2]
+    assert stage.scheduler.num_preemptions == 1 and again == [4, 5]
+    assert f"{len(again)} of them for the second time" in said

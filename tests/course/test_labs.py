@@ -14,10 +14,11 @@ from chapters.ch07_prefix_caching import beyond, drawing, simulator
 from chapters.ch12_fewer_bits import questions
 from chapters.ch12_fewer_bits.rounding import Model
 from chapters.course import find_chapter
+from chapters.site.player import Player
 from chapters.story import WIDTH
 from nanovllm import LLM
 from tests.checkpoints import HYBRIDS, VARIANTS
-from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
+from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter, text_of
 from tests.course.lab_stories import assert_recorded, assert_told, for_each_lab
 
 PLAYED = (3, 4, 5, 7, 8, 12, 13, 14, 15, 16, 17)  # the labs that are apps
@@ -76,6 +77,34 @@ def test_app(number, any_model):
             await pilot.press("q")
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("number", [4, 5, *(pytest.param(n, marks=pytest.mark.ci) for n in (7, 16))])
+def test_the_terminal_has_the_scenes_that_a_text_names(number):
+    """One after another, and each ends as it does on the page."""
+    chapter = find_chapter(number)
+    app, page, seen = chapter.module("lab").make_app(None), chapter.module("page"), []
+
+    async def play() -> None:
+        async with app.run_test(size=(100, 50)) as pilot:
+            for scene in page.SCENES:
+                await pilot.press("right_square_bracket")
+                said = str(app.query_one("#said", Static).render())
+                assert said.startswith(scene.title) and scene.text in said
+                seen.append(scene.title)
+                on_page = Player(page, scene.link)
+                while on_page.ahead:
+                    on_page.forward()
+                    await pilot.press("full_stop")
+                assert "has ended" in str(app.query_one("#said", Static).render())
+                theirs = Console(width=WIDTH, record=True, file=io.StringIO())
+                for title, renderable in app.draw_panels(on_page.world):
+                    theirs.print(title, renderable)
+                assert shown(app) == theirs.export_text()
+
+    asyncio.run(play())
+    named = re.findall(r"\*In the lab: ([^*]+)\.\*", text_of(chapter))
+    assert named and set(named) <= set(seen)
 
 
 WRONG_KV = "tokens hashed without their parent", "hits left in the free queue", "hashes stay"
