@@ -7,19 +7,21 @@ from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
 
 LOGITS = (1.0, 4.0, -2.0, 3.0, 2.0)  # by token id
 NAMES = "ABCDE"
-NOISE, WIDE = 0.62, 318
+TEMPERATURE, TOP_P, NOISE, WIDE = 2, 0.8, 0.62, 318
 KINDS = ("four", "one", "", "two", "three")
 
 
 def street() -> str:
-    """Temperature, then top_p, then the draw."""
+    """In the sampler's order: temperature, then top_p, then the draw."""
     logits = torch.tensor([LOGITS])
-    threshold = logit_threshold(logits, torch.tensor([len(LOGITS)]), torch.tensor([0.9]), torch.tensor([0.0]))
-    kept = logits.masked_fill(logits < threshold[:, None], -torch.inf)
+    scaled = logits / TEMPERATURE
+    threshold = logit_threshold(scaled, torch.tensor([len(LOGITS)]), torch.tensor([TOP_P]), torch.tensor([0.0]))
+    kept = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
+    gone = " and ".join(name for name, logit in zip(NAMES, kept[0].tolist(), strict=True) if logit == -torch.inf)
     rows = (
-        ("temperature 2: plots become more alike", logits / 2),
         ("temperature 1: a plot is as wide as its probability", logits),
-        ("top_p 0.9: A and C are gone, the rest move up", kept),
+        (f"temperature {TEMPERATURE}: plots become more alike", scaled),
+        (f"top_p {TOP_P}: {gone} are gone, the rest move up", kept),
     )
     parts, said = list[str](), list[str]()
     for row, (title, each) in enumerate(rows):

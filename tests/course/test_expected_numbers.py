@@ -73,6 +73,13 @@ def test_budgets_of_steps(checkpoint):
         assert len(sizes) > 10 and sizes == sizes_in(checks_6.use_budget(token_budget, limit_s))
 
 
+def test_the_tail_of_a_vocabulary():
+    """Chapter 8: so many tokens are at place 1,001 and after it."""
+    text = " ".join((find_chapter(8).folder / "README.md").read_text("utf-8").split())
+    found = re.search(r"9 of ([\d,]+) tokens left", text)
+    assert f"there are {int(found[1].replace(',', '')) - 1000:,} of them" in text
+
+
 def test_what_a_preempted_sequence_computes_again():
     """The worked example of chapter 5: C's positions that are computed twice are there, and as many as is said."""
     said = Recording(find_chapter(5).folder).says("The pool runs dry")

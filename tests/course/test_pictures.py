@@ -1,12 +1,14 @@
 """The pictures in the texts: the files are what `python -m chapters pictures` draws."""
 
 import re
+from itertools import accumulate
 from xml.etree import ElementTree
 
 import pytest
 
 from chapters import pictures
 from chapters.course import ROOT, find_chapter
+from nanovllm import SamplingParams
 from tests.course.course_text import CHAPTERS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -52,6 +54,28 @@ def test_every_file_is_shown_somewhere():
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.folder.name)
 def test_every_chapter_has_a_picture(chapter):
     assert pictures.IMAGE.search((chapter.folder / "README.md").read_text("utf-8"))
+
+
+def test_the_street_is_what_a_sampler_makes_of_it():
+    """Chapter 8, row by row: the temperatures rise, and each row begins with what the one before has left. The shares
+    are those of the slow twin."""
+    picture, theory = (find_chapter(8).module(name) for name in ("pictures", "theory"))
+    root = ElementTree.fromstring((find_chapter(8).folder / "drawn" / "street.svg").read_text("utf-8"))
+    *rows, walk = root.find(f"{SVG}desc").text.replace(". A walk", "; A walk").split("; ")
+    settings = [{}, {"temperature": picture.TEMPERATURE}]
+    settings.append(settings[1] | {"top_p": picture.TOP_P})
+    assert picture.TEMPERATURE > 1 and len(rows) == len(settings)
+    for row, each in zip(rows, settings, strict=True):
+        title, said = row.rsplit(": ", 1)
+        assert title.startswith(
+            f"top_p {each['top_p']}" if "top_p" in each else f"temperature {each.get('temperature', 1)}:"
+        )
+        shares = theory.reshape(list(picture.LOGITS), SamplingParams(**each)).after
+        kept = [(name, share) for name, share in zip(picture.NAMES, shares, strict=True) if share]
+        assert said == ", ".join(f"{name} {share:.0%}" for name, share in kept)
+    ends = accumulate(share for _, share in kept)
+    house = next(name for (name, _), end in zip(kept, ends, strict=True) if end > picture.NOISE)
+    assert walk == f"A walk of {picture.NOISE} ends at {house}."
 
 
 def test_a_picture_that_has_changed_is_noticed():
