@@ -13,11 +13,13 @@ Told = tuple[str, Any]  # part, say or print, and a text; table, histogram or le
 
 
 class Recording:
-    """Empty for a chapter whose lab needs no recording: it runs on the page."""
+    """Empty for a chapter whose lab needs no recording: it runs on the page. told: what is not in its folder yet."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, told: list[Told] | None = None) -> None:
         path = folder / "story.json"
-        self.told: list[Told] = [tuple(each) for each in json.loads(path.read_text("utf-8"))] if path.exists() else []
+        if told is None:
+            told = [tuple(each) for each in json.loads(path.read_text("utf-8"))] if path.exists() else []
+        self.told = told
 
     def part(self, title: str) -> list[Told]:
         """What was told under this heading. Raises LookupError."""

@@ -8,6 +8,7 @@ come out on every machine.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from chapters.app import explorer
 from chapters.draw import color_of, draw_sequences
 from chapters.play import actions
+from chapters.recording import Recording
 from chapters.slots import in_slots
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
@@ -426,3 +428,14 @@ def tell(story: Story) -> None:
         "one. The last column is what one sequence of 8,192 tokens takes."
     )
     story.show(draw_bytes(config, story.model))
+
+
+def check_recording(recorded: Recording) -> None:
+    """Raises ValueError for times that only a busy machine has: with the cache, a token takes about as long at any
+    context; without it, longer and longer."""
+    [_, contexts] = recorded.sheets("With the cache and without it")
+    with_cache, without = contexts.column("ms with"), contexts.column("ms without")
+    if max(with_cache) > 1.5 * min(with_cache):
+        raise ValueError(f"with the cache, a token took {with_cache} ms")
+    if any(after < 2 * before for before, after in pairwise(without)) or without[0] < with_cache[0]:
+        raise ValueError(f"without the cache, a token took {without} ms, and {with_cache[0]} ms with it")

@@ -4,6 +4,7 @@ Everything runs in float32, so that the numbers come out the same on every machi
 """
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from chapters.ch08_sampling.sliders import DOOR, NUM_DRAWS, PRESETS, World, draw
 from chapters.ch08_sampling.theory import compare, effective_number, reshape
 from chapters.patching import replaced
 from chapters.play import actions
+from chapters.recording import Recording
 from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
@@ -334,3 +336,17 @@ def tell_candidates(story: Story, world: World) -> None:
         f"Where top_p ends within {top_k_top_p.NUM_CANDIDATES:,} candidates, they are all it takes. In the last row it "
         "does not, and everything is looked at after all."
     )
+
+
+def check_recording(recorded: Recording) -> None:
+    """Raises ValueError for times that only a busy machine has: where 1,024 candidates are enough they take less time
+    than sorting, and C takes the least; masks are ready when the logits come."""
+    [sheet] = recorded.sheets("The border, sorted or not")
+    for row in sheet.rows:
+        in_order, candidates, in_c = (float(cell) for cell in row[3:6])
+        is_enough = int(row[2].replace(",", "")) < top_k_top_p.NUM_CANDIDATES
+        if in_c > candidates or candidates > (0.5 if is_enough else 1.5) * in_order:
+            raise ValueError(f"{row[0]!r} took {in_order} ms sorted, {candidates} with candidates, {in_c} in C")
+    ready = re.search(r"(\d+) of (\d+) were ready", recorded.says("Where a mask comes from: a JSON schema"))
+    if ready is None or int(ready[1]) < 0.9 * int(ready[2]):
+        raise ValueError(ready[0] if ready else "no mask was watched: llguidance is not installed")

@@ -19,6 +19,7 @@ from chapters.ch09_tensor_parallelism import ranks
 from chapters.ch09_tensor_parallelism.ranks import CountedFile, CountedSlice, ThreadGroup
 from chapters.draw import make_table
 from chapters.patching import replaced
+from chapters.recording import Recording
 from chapters.story import Story, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
@@ -419,3 +420,11 @@ def tell_loss(story: Story, world: World) -> None:
         "its tokens. But a part of every layer has gone. The engine has ended, has said who was lost, and has taken "
         "the other ranks with it. To go on, build a new LLM and ask again."
     )
+
+
+def check_recording(recorded: Recording) -> None:
+    """Raises ValueError for times that only a busy machine has: on one machine, several ranks take longer than one."""
+    [sheet] = recorded.sheets("Is it faster?")
+    one, several = sheet.column("ms a step")
+    if several < 1.5 * one:
+        raise ValueError(f"a step of one rank took {one} ms, of several {several}")

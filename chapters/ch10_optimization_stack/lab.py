@@ -28,6 +28,7 @@ from chapters.ch10_optimization_stack.batch_invariant import (
 )
 from chapters.ch10_optimization_stack.setups import BATCH, CONTEXT, NUM_REQUESTS, Setup, Times, World
 from chapters.ch10_optimization_stack.tiles import LADDER, TILE, TILE_ROWS, Memory, rows_read, tiles_of_paged_keys
+from chapters.recording import Recording
 from chapters.story import Story, one_core, stopwatch
 from nanovllm import SamplingParams
 from nanovllm.checkpoint import ModelConfig
@@ -317,3 +318,23 @@ def tell_workload(story: Story, world: World) -> None:
     for name, num_tokens in computed.items():
         table.add_row(name, f"{num_tokens:,}")
     story.show(table)
+
+
+def check_recording(recorded: Recording) -> None:
+    """Raises ValueError for times that only a busy machine has: what is near is read faster, no optimization costs
+    much, all together gain, and half of the rounds are nearly as fast as the fastest."""
+    [sheet] = recorded.sheets("Measured: how far away is a number?")
+    near, far = sheet.column("GB/s")
+    if near < 1.5 * far:
+        raise ValueError(f"a tensor in the caches is read at {near} GB/s, a large one at {far}")
+    _, steps = recorded.sheets("Measured: what each one saves")
+    workload, _ = recorded.sheets("Measured: the control plane in the same picture")
+    for sheet in (steps, workload):
+        cells = [[float(cell) for cell in row[1:-1]] for row in sheet.rows]
+        for column in range(0, len(cells[0]), 2):
+            best, median = ([row[at] for row in cells] for at in (column, column + 1))
+            name = sheet.columns[1 + column]
+            if best[-1] > 0.8 * best[0] or any(after > 1.1 * before for before, after in pairwise(best)):
+                raise ValueError(f"{name}, one after another: {best}")
+            if any(m > 1.2 * b for b, m in zip(best, median, strict=True)):
+                raise ValueError(f"{name}: the medians {median} are far from the fastest {best}")

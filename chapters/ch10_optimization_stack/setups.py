@@ -26,7 +26,7 @@ CONTEXT = 256  # tokens of a sequence when its decode steps begin to be timed
 BATCH = 16
 NUM_REQUESTS, NUM_SHARED, NUM_OWN, NUM_OUTPUT = 4, 64, 8, 8  # of the workload; the last three in tokens
 MIN_ROUNDS, MAX_ROUNDS = 3, 12  # every setup gets its turn once a round
-PATIENCE_S = 4  # no further round begins when this is over
+PATIENCE_S = 15  # no further round begins when this is over
 SHORT_MS = 100  # in a step that takes longer, what the processor's caches held at its beginning is nothing
 
 

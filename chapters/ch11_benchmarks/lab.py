@@ -25,6 +25,7 @@ from chapters import draw
 from chapters.ch11_benchmarks.timing import Arrival, SkippingClock
 from chapters.course import ROOT
 from chapters.patching import replaced
+from chapters.recording import Recording
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.outputs import RequestMetrics, RequestOutput
@@ -497,7 +498,7 @@ def tell_peers(story: Story) -> None:
     story.say(f"The first does {ratio:.1f} times the output tokens of the second in the same time.", measured=True)
     story.say(
         "What this does not say: transformers pads the batch and runs until its longest answer is done, which is how "
-        "it is used, not the best that could be made of it. Six short requests on two cores are one point; "
+        "it is used, not the best that could be made of it. Six short requests on this machine are one point; "
         "examples/bench_peers.py has others, with time to first token, a single stream, start and memory."
     )
 
@@ -514,3 +515,14 @@ def tell_vllm(story: Story) -> None:
         )
         command = "python examples/bench_peers.py --vllm-python PATH --only nanovllm 'vLLM, compiled' 'vLLM, eager'"
         story.show(Text(f"    {command}"))
+
+
+def check_recording(recorded: Recording) -> None:
+    """Raises ValueError for times that only a busy machine has: a larger batch gives more tokens a second, and under
+    more load the first token comes later."""
+    batches = recorded.sheets("The four numbers, and throughput against latency")[0].column("output tokens/s")
+    if batches != sorted(batches):
+        raise ValueError(f"batches of {BATCH_SIZES} gave {batches} tokens/s")
+    usual = recorded.sheets("Requests that arrive when they like")[0].column("TTFT p50")
+    if usual[: len(LOADS)] != sorted(usual[: len(LOADS)]):
+        raise ValueError(f"loads of {LOADS} had a usual TTFT of {usual} ms")

@@ -16,6 +16,8 @@ def draft_tokens() -> Moved:
     sheet = quoted_sheet(Path(__file__).parent, "rows", "ms")
     times = dict(zip(sheet.column("rows"), sheet.column("ms"), strict=True))
     step_s = [times[rows] / 1e3 for rows in range(1, NUM_DRAFT_TOKENS + 2)]
+    most = max(expected_run(CHANCES[-1] / 100, k) / step_s[k] for k in range(NUM_DRAFT_TOKENS + 1))
+    tick = next(step for step in (25, 50, 100, 250) if 4 * step > most)
     frames = []
     for chance in CHANCES:
         a = chance / 100
@@ -26,7 +28,7 @@ def draft_tokens() -> Moved:
             f"{rates.index(max(rates))} of them. The engine takes {taken}, for {rates[taken]:.0f} tokens a second."
         )
         x = Axis("draft tokens in a step (k)", range(NUM_DRAFT_TOKENS + 1), -0.2, NUM_DRAFT_TOKENS + 0.2)
-        chart = Chart(x, Axis("tokens a second", (0, 50, 100, 150), 0, 170))
+        chart = Chart(x, Axis("tokens a second", range(0, int(most), tick), 0, 1.1 * most))
         chart.curve([(x.low, rates[0]), (x.high, rates[0])], "gone thin dashed")
         chart.curve(enumerate(rates))
         chart.dots(enumerate(rates))

@@ -66,6 +66,10 @@ def measure_little(chapter, any_model, monkeypatch) -> None:
                 monkeypatch.setattr(module, limit, value) if hasattr(module, limit) else None
 
 
+# Chapters whose texts speak of measurements of other machines than the one on which the lab was recorded. All others
+# quote their recordings, digit by digit.
+OTHER_RUNS = {1, 6, 7, 11, 12}
+
 # Labs whose unmeasured numbers are computed by PyTorch's operations: a processor with AVX2 and one with AVX-512 round
 # differently, which changes last digits. The quoted ones are those of the recorded story. (C kernels give the same bits
 # in float32 and int8 on both, chapter 10.)
@@ -95,16 +99,19 @@ def unmeasured(told: list[Told], by_rows: bool) -> set[str]:
 
 
 def bare(printed: str) -> str:
-    """Words and numbers without the lines that draw a table, on one line; measured numbers without their digits."""
-    words = " ".join(re.sub("[─-╿]", " ", printed).split())
-    return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+", "#", words) if MEASURED in printed else words
+    """Words and numbers without the lines that draw a table, on one line."""
+    return " ".join(re.sub("[─-╿]", " ", printed).split())
 
 
-def as_lines(told: list[Told]) -> str:
-    """All that was told, each text and each row of a table on a line."""
+def without_digits(words: str) -> str:
+    return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+", "#", words) if MEASURED in words else words
+
+
+def as_lines(told: list[Told]) -> list[str]:
+    """All that was told, each line of a text and each row of a table on a line."""
     texts = [what if isinstance(what, str) else what["title"] for kind, what in told if kind != "table"]
     texts += [" ".join(row) for kind, what in told if kind == "table" for row in [what["columns"], *what["rows"]]]
-    return "\n".join(bare(text) for text in texts)
+    return [bare(line) for text in texts for line in text.split("\n")]
 
 
 def quoted_lines(chapter) -> list[str]:
@@ -115,10 +122,11 @@ def quoted_lines(chapter) -> list[str]:
 
 def assert_recorded(chapter) -> None:
     """What the text quotes is what the site shows."""
-    was_told = as_lines(Recording(chapter.folder).told)
+    plain = without_digits if chapter.number in OTHER_RUNS else str
+    was_told = "\n".join(map(plain, as_lines(Recording(chapter.folder).told)))
     for line in quoted_lines(chapter):
         pieces = line.split("┃")  # a heading may stand on several lines, and is recorded as one
-        assert all(bare(piece) in was_told for piece in pieces), f"the recorded story does not have: {line}"
+        assert all(plain(bare(piece)) in was_told for piece in pieces), f"the recorded story does not have: {line}"
 
 
 def assert_told(chapter, request, capsys, monkeypatch) -> None:

@@ -75,6 +75,31 @@ def test_a_drifted_quote_is_noticed():
             assert_quoted(drifted, source)
 
 
+C_KEYWORDS = {
+    *"const do double else enum float for goto if inline int restrict return sizeof static struct switch".split()
+}
+C_KEYWORDS |= {*"typedef union unsigned void volatile while int32_t int64_t uint32_t".split()}
+C_SIGNS = re.compile(r"->|\+\+|[+*/-]=|[?{}]|/\*|\(\*|&(?!&)|(?<=[ (])\*(?=\w)")
+
+
+def words_of_c(source: str) -> set[str]:
+    """What it has that Python has not: keywords, signs, and the types and constants of vectors.h."""
+    types = (ROOT / "nanovllm" / "worker" / "cpu" / "vectors.h").read_text("utf-8")
+    names = {*re.findall(r"^typedef .*?(\w+)(?: __attribute__.*)?;", types, re.MULTILINE), "load", "store"}
+    for constants in re.findall(r"enum \{(.*?)\}", types):
+        names |= {*re.findall(r"(\w+) =", constants)}
+    code = re.sub(r"(?<=/\*).*?(?=\*/)", "", source, flags=re.DOTALL)
+    return {*re.findall(r"\w+", code)} & {*C_KEYWORDS, *names} | {*C_SIGNS.findall(code)}
+
+
+def test_what_is_new_in_c_is_explained():
+    """In chapter 10, before or beside the quotes in C: its table says that it lists everything."""
+    text = text_of(CHAPTERS[9])
+    quoted = words_of_c("\n".join(block["text"] for block in blocks(CHAPTERS[9]) if block["info"] == "c"))
+    explained = words_of_c("\n".join(re.findall(r"`([^`\n]+)`", FENCE.sub("", text))))
+    assert {"->", "&", "enum", "PAIR", "unit", "vec"} <= quoted <= explained, quoted - explained
+
+
 @for_each_chapter
 def test_code_runs(chapter, demo_checkpoint, monkeypatch):
     monkeypatch.chdir(ROOT)
