@@ -359,7 +359,7 @@ class LLMEngine:
     def schedule(self, drafts: dict[int, list[int]], started: float) -> SchedulerOutput:
         """Choose the step's work. started: the step's time, for the metrics of requests that are first worked on."""
         scheduled = self.scheduler.schedule(drafts)
-        assert scheduled.chunks or self._none_may_start(), "no chunk, although a waiting sequence awaits no blocks"
+        assert scheduled.chunks or self._none_may_start(), "no chunk, although a waiting sequence may start"
         if self.tiers is not None:
             self.tiers.save_evicted()  # before the step overwrites the evicted blocks
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
