@@ -19,7 +19,7 @@ from nanovllm.features.callers.ctrl_c import between_steps
 from nanovllm.features.callers.fair_lock import FairLock
 from nanovllm.features.callers.progress import progress_bar
 from nanovllm.outputs import RequestOutput
-from nanovllm.prompts import Prompt, one_per_prompt, split_prompts
+from nanovllm.prompts import Prompt, items_of, one_per_prompt, split_prompts
 from nanovllm.request import Request
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -70,18 +70,19 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
-        priority: int | list[int] | None = None,
+        lora_request: "LoRARequest | Sequence[LoRARequest | None] | None" = None,
+        priority: int | Sequence[int] | None = None,
         **vllm_options: Any,
     ) -> list[RequestOutput]:
         """Complete prompts. Returns one output for each prompt, in the order of the prompts.
 
         A prompt is a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and perhaps
-        "cache_salt". sampling_params is one for all or one for each; None takes the checkpoint's defaults. use_tqdm
-        shows a progress bar, on a terminal or in a notebook. lora_request is an adapter for all prompts, or a list
-        with an adapter or None for each. priority is a number for all or a list with one for each; it needs
+        "cache_salt". Several prompts come in any sequence: a list, a deque, a column of a data set, a pandas Series, an
+        array. sampling_params is one for all or one for each; None takes the checkpoint's defaults. use_tqdm shows a
+        progress bar, on a terminal or in a notebook. lora_request is an adapter for all prompts, or a sequence with an
+        adapter or None for each. priority is a number for all or a sequence with one for each; it needs
         scheduling_policy="priority", and the lowest number comes first. vllm_options: other arguments of vLLM's
         generate(), accepted at values that change nothing here.
 
@@ -97,23 +98,24 @@ class LLM:
 
     def chat(
         self,
-        messages: list[Message] | list[list[Message]],
-        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
-        priority: int | list[int] | None = None,
+        lora_request: "LoRARequest | Sequence[LoRARequest | None] | None" = None,
+        priority: int | Sequence[int] | None = None,
         *,
         add_generation_prompt: bool = True,
         cache_salt: str | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, each a list of {"role", "content"}, with the chat template.
+        """Answer one conversation or several, each a list of {"role", "content"}, with the chat template.
 
         options: those in CHAT_OPTIONS; render_chat() in features/chat_template/render.py explains them.
         """
-        conversations: list[Any] = [messages]
-        if isinstance(messages, list) and messages and all(isinstance(item, list) for item in messages):
-            conversations = messages
+        items = items_of(messages)
+        conversations: list[Any] = [items_of(item) for item in items or ()]
+        if not conversations or None in conversations:
+            conversations = [messages if items is None else items]
 
         def make_prompt(conversation: list[Message]) -> "ChatPrompt":
             return self.chat_prompt(conversation, add_generation_prompt, cache_salt, **options)
@@ -231,9 +233,9 @@ class LLM:
     def enqueue(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | list[SamplingParams] | None = None,
-        lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
-        priority: int | list[int] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: "LoRARequest | Sequence[LoRARequest | None] | None" = None,
+        priority: int | Sequence[int] | None = None,
         **vllm_options: Any,
     ) -> list[str]:
         """Queue prompts and compute nothing yet. The arguments are those of generate(). Returns the requests' ids."""
@@ -323,9 +325,9 @@ class LLM:
     def _requests(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | list[SamplingParams] | None,
-        lora_request: "LoRARequest | list[LoRARequest | None] | None",
-        priority: int | list[int] | None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: "LoRARequest | Sequence[LoRARequest | None] | None",
+        priority: int | Sequence[int] | None,
         **vllm_options: Any,
     ) -> list[Request]:
         prompt_list = split_prompts(prompts)
@@ -427,7 +429,7 @@ class LLM:
 
         return processor_for(self.engine, is_trusted)
 
-    def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
+    def _params_list(self, params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
         if params is None:
             params = self.get_default_sampling_params()
         return one_per_prompt("sampling_params", params, num)

@@ -1,6 +1,10 @@
 """Every form of a prompt, and what is none."""
 
 import random
+from array import array
+from collections import UserList, deque
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +33,80 @@ def test_every_form_of_a_prompt(llm):
 
 
 @pytest.mark.parametrize(
+class Column(Sequence):
+    """As a data set's: it makes its items when they are asked for."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, at):
+        return self.items[at]
+
+
+class Series:
+    """As those of Polars and Arrow: no Sequence, and it can make a list."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def to_list(self):
+        return list(self.items)
+
+
+OF_ANYTHING = {
+    "tuple": tuple,
+    "deque": deque,
+    "UserList": UserList,
+    "Column": Column,
+    "Series": Series,
+    "array": np.array,
+}
+OF_NUMBERS = OF_ANYTHING | {
+    "int32": partial(np.array, dtype=np.int32),
+    "tensor": torch.tensor,
+    "array of C": partial(array, "q"),
+}
+
+
+@pytest.mark.parametrize("make", OF_ANYTHING.values(), ids=OF_ANYTHING)
+def test_prompts_come_in_any_sequence(llm, make):
+    """Conversations, parameters and priorities, too. Each is what a list of the same items is."""
+
+    def same(found, expected) -> bool:
+        shown = [[(output.prompt, output.outputs[0].token_ids) for output in outputs] for outputs in (found, expected)]
+        return shown[0] == shown[1]
+
+    texts, params = [TEXT, "two gulls"], [sampled(temperature=0, max_tokens=2), sampled(temperature=0, max_tokens=5)]
+    expected = llm.generate(texts, params)
+    assert same(llm.generate(make(texts), make(params)), expected)
+    assert len(llm.generate(make([TEXT]), params[0], priority=make([0]))) == 1
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    several = Column([make(chat) for chat in chats]) if make is np.array else make(chats)
+    assert same(llm.chat(several, make(params)), llm.chat(chats, params))
+    assert same(llm.chat(make(chats[0]), params[0]), llm.chat(chats[0], params[0]))
+    expect("2 prompts need 2 sampling_params (or one for all), found 1", llm.generate, texts, make(params[:1]))
+    assert llm.generate(make([])) == []
+
+
+@pytest.mark.parametrize("make", OF_NUMBERS.values(), ids=OF_NUMBERS)
+def test_token_ids_come_in_any_sequence(llm, make):
+    ids = [70, 80, 90]
+    made = make(ids)
+    for prompts in (made, [made], {"prompt_token_ids": made}, (made,), Column([{"prompt_token_ids": made}])):
+        [output] = llm.generate(prompts, sampled(max_tokens=1))
+        assert output.prompt_token_ids == ids and all(type(token_id) is int for token_id in output.prompt_token_ids)
+    assert len(llm.generate(np.array([ids, ids]), sampled(max_tokens=1))) == 2
+    assert [*llm.stream(made, sampled(max_tokens=1))][-1].prompt_token_ids == ids
+
+
+@pytest.mark.parametrize("odd", [b"text", {TEXT}, {"a": 1}.items(), np.array(TEXT), iter([TEXT])], ids=range(5))
+def test_what_is_no_sequence_of_prompts(llm, odd):
+    expect("prompts[0]: a prompt is a string, a list of token ids or a dict", llm.generate, odd)
+
+
     ("prompt", "text"),
     [
         ("", "the prompt is empty"),

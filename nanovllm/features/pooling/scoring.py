@@ -16,6 +16,7 @@ from nanovllm.features.pooling.outputs import PoolingOutput, PoolingRequestOutpu
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.features.pooling.requests import PoolingRequest, Truncation, make_request, pooling_of
 from nanovllm.files.tokenizer import tokenize
+from nanovllm.prompts import items_of
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
@@ -30,11 +31,12 @@ QWEN3_RERANKER = (
 
 
 def texts_of(name: str, given: Any) -> list[str]:
-    """A text, or a list of texts. Raises ValueError."""
-    texts = given if isinstance(given, list | tuple) else [given]
+    """A text, or a sequence of texts. Raises ValueError."""
+    items = items_of(given)
+    texts = [given] if items is None else items
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{name} must be a text or a list of texts, not empty; found {shorten(given)}")
-    return list(texts)
+    return texts
 
 
 @dataclass(frozen=True)
