@@ -117,7 +117,7 @@ class LLMEngine:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             may_run=self.known_adapters.may_run if config.enable_lora else None,
         )
-        self.check_length = length_check(self.tokenizer, self.kv_pool.max_model_len - 1)
+        self.check_length = length_check(self.tokenizer, self.kv_pool.max_model_len)
         self.stats = EngineStats()
         self.requests: dict[str, Request] = {}
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None

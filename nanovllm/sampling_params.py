@@ -61,7 +61,9 @@ class SamplingParams:
         low=LOWEST_SEED,
         high=HIGHEST_SEED,
     )
-    max_tokens: int | None = option(16, "most tokens to generate; None: as many as fit in max_model_len", low=1)
+    max_tokens: int | None = option(
+        16, "most tokens to generate; None: as many as fit in max_model_len; 0, with prompt_logprobs: none", low=0
+    )
     min_tokens: int = option(0, "until there are so many tokens, neither EOS nor a stop ends the sequence", low=0)
     stop: list[str] = option(None, "strings that end the text (they are not part of it)")
     stop_token_ids: list[int] = option(None, "token ids that end the sequence, beside the checkpoint's EOS")
@@ -96,11 +98,19 @@ class SamplingParams:
     spaces_between_special_tokens: bool = option(True, "special tokens in the text have spaces between them")
     output_kind: RequestOutputKind = option(RequestOutputKind.CUMULATIVE, "what outputs of a running request hold")
 
+    @property
+    def generates(self) -> bool:
+        """False if only the prompt's logprobs are wanted."""
+        return self.max_tokens != 0
+
     def clone(self) -> "SamplingParams":
         """A copy that shares no list. It is checked as a whole, for fields may have been assigned one by one."""
         return replace(self)
 
     def __post_init__(self) -> None:
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            scores = "with prompt_logprobs it may be 0, and the prompt is scored"
+            raise ValueError(f"max_tokens must be a whole number from 1, found 0 ({scores})")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
         if self.stop and not self.detokenize:

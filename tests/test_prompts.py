@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -32,7 +33,6 @@ def test_every_form_of_a_prompt(llm):
     assert llm.generate([]) == []
 
 
-@pytest.mark.parametrize(
 class Column(Sequence):
     """As a data set's: it makes its items when they are asked for."""
 
@@ -107,6 +107,7 @@ def test_what_is_no_sequence_of_prompts(llm, odd):
     expect("prompts[0]: a prompt is a string, a list of token ids or a dict", llm.generate, odd)
 
 
+@pytest.mark.parametrize(
     ("prompt", "text"),
     [
         ("", "the prompt is empty"),
@@ -183,12 +184,12 @@ def test_characters_bound_tokens(is_byte_level, normalizer, pre_tokenizer, optio
 
 def test_a_text_too_long_is_not_tokenized(llm, monkeypatch):
     """A prompt, and what a chat template made."""
-    length = 255 * 12  # the longest token has 12 characters
-    expect("the prompt has 3060 tokens", llm.generate, "x" * length)
+    length = 256 * 12  # the longest token has 12 characters
+    expect("the prompt has 3072 tokens", llm.generate, "x" * length)
     fake = SimpleNamespace(chat_template="x", special_tokens_map={}, get_chat_template=lambda *_: "{{ 'x' * 9999 }}")
     monkeypatch.setattr(llm.engine, "tokenizer", fake)
     expect(
-        "the prompt has 3061 characters, and no token has more than 12 characters; max_model_len is 256",
+        "the prompt has 3073 characters, and no token has more than 12 characters; max_model_len is 256",
         llm.generate,
         "x" * (length + 1),
     )

@@ -56,8 +56,10 @@ def check_request(
 
         prompt, pictures = split_prompt(engine, prompt)
     text, token_ids, cache_salt = parse_prompt(engine.tokenizer, prompt, engine.check_length)
-    check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
     params = check_params(params, engine.model_config)
+    vocab_size, max_model_len = engine.model_config.vocab_size, engine.scheduler.max_model_len
+    num_generated = 1 if params.generates else 0
+    check_token_ids(token_ids, vocab_size, max_model_len, num_generated)
     if (params.logits_processors or engine.config.logits_processors) and engine.config.tensor_parallel_size > 1:
         raise ValueError("logits_processors need tensor_parallel_size=1: a function cannot be sent to the ranks")
     priority = check_priority(priority, engine.config.scheduling_policy)
@@ -74,8 +76,8 @@ def check_request(
         processors = check_classes(engine, params)
     images = None
     if pictures is not None:  # the most work comes last
-        token_ids, images = pictures.expand(token_ids, engine.scheduler.max_model_len - 1)
-        check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
+        token_ids, images = pictures.expand(token_ids, max_model_len - num_generated)
+        check_token_ids(token_ids, vocab_size, max_model_len, num_generated)
     return CheckedRequest(text, token_ids, images, params, cache_salt, adapter, priority, bad_words, processors)
 
 
@@ -117,14 +119,14 @@ def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
     return params
 
 
-def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
-    """Raise a ValueError for a prompt that no step could compute."""
+def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int, num_generated: int) -> None:
+    """Raise a ValueError for a prompt that no step could compute. num_generated: the fewest tokens that follow it."""
     if not token_ids:
         raise ValueError("the prompt is empty: there is no token to continue from")
-    if len(token_ids) >= max_model_len:
+    if len(token_ids) > max_model_len - num_generated:
         raise ValueError(
             f"the prompt has {len(token_ids)} tokens; max_model_len is {max_model_len}, prompt and output "
-            f"together, so at most {max_model_len - 1} fit"
+            f"together, so at most {max_model_len - num_generated} fit"
         )
     if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
         vocabulary = f"the vocabulary (0 to {vocab_size - 1})"

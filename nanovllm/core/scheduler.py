@@ -163,7 +163,8 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence behind the others of its priority. Raises ValueError if it is empty or too long."""
-        max_tokens = self.max_model_len if seq.pools else self.max_model_len - 1  # one place is for the first token
+        is_whole = seq.pools or not seq.sampling_params.generates
+        max_tokens = self.max_model_len if is_whole else self.max_model_len - 1  # one place is for the first token
         if not 1 <= len(seq.tokens) <= max_tokens:
             bounds = f"1 to {max_tokens} tokens (max_model_len={self.max_model_len}, prompt and output)"
             raise ValueError(f"a prompt must have {bounds}, found {len(seq.tokens)}")
@@ -269,6 +270,8 @@ class Scheduler:
                 continue
             if chunk.seq.pools:
                 self.finish(chunk.seq, "stop", None)
+            elif not chunk.seq.sampling_params.generates:
+                self.finish(chunk.seq, "error" if token_ids[0] == NO_TOKEN else "length", None)
             else:
                 self.accept_tokens(chunk, token_ids)
             if chunk.seq.status is SequenceStatus.FINISHED:

@@ -17,13 +17,13 @@ MAX_GROWTH = 1000  # that of real tokenizers is below 20
 SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace())  # beyond U+3000 there is none
 
 
-def length_check(tokenizer: Any, max_tokens: int) -> Callable[[str], None]:
+def length_check(tokenizer: Any, max_model_len: int) -> Callable[[str], None]:
     """A function that raises ValueError for a text that surely has more tokens than that.
 
     It lets every text pass where the tokenizer may drop characters, or join many into one unknown token.
     """
     longest, lost = _longest_token(tokenizer)
-    max_chars = longest * max_tokens
+    max_chars = longest * max_model_len
 
     def check(text: str) -> None:
         num_chars = len(text)
@@ -34,7 +34,7 @@ def length_check(tokenizer: Any, max_tokens: int) -> Callable[[str], None]:
             if num_chars > max_chars:
                 raise ValueError(
                     f"the prompt has {len(text)} characters, and no token has more than {longest} characters; "
-                    f"max_model_len is {max_tokens + 1}, prompt and output together, so at most {max_tokens} tokens fit"
+                    f"max_model_len is {max_model_len} tokens, prompt and output together"
                 )
 
     return check

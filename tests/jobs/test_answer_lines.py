@@ -52,6 +52,16 @@ def test_completion(llm):
 
 
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [5]}}, "required": ["x"]}}
+def test_a_text_of_the_whole_context_is_scored(llm):
+    """Windows of the model's length, as programs that measure perplexity send them."""
+    most = llm.engine.scheduler.max_model_len
+    ids = [5 + i * 11 % 300 for i in range(most)]
+    scored = answer(llm, line(prompt=ids, echo=True, logprobs=1, max_tokens=0)).body
+    assert len(scored["choices"][0]["logprobs"]["tokens"]) == most == scored["usage"]["total_tokens"]
+    assert f"so at most {most} fit" in answer(llm, line(prompt=[*ids, 5], echo=True, logprobs=1, max_tokens=0)).error
+    assert f"so at most {most - 1} fit" in answer(llm, line(prompt=ids, echo=True, logprobs=1, max_tokens=1)).error
+
+
 POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
 NEUTRAL = {name: values[0] for name, (_, values) in vllm_names.BODY.items()}
 PARTS = [{"type": "text", "text": "two"}, {"type": "text", "text": "gulls"}]

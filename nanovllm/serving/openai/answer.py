@@ -37,7 +37,6 @@ def response_body(
 ) -> dict[str, Any]:
     """A chat completion or a text completion, as OpenAI's API gives it, with what vLLM adds to it."""
     choices, shown = [], shown or Shown()
-    outputs = list(map(shown.cut, outputs))
     pairs = [(output, sample) for output in outputs for sample in output.outputs]
     for index, (output, sample) in enumerate(pairs):
         logprobs, before = shown.logprobs(url, output, sample), shown.before_text(output)
@@ -101,7 +100,7 @@ class Chunks:
 
     def of(self, place: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Chunks with what this output has beyond the one before. place: of its prompt among those of the request."""
-        self._outputs[place] = output = self.shown.cut(output)
+        self._outputs[place] = output
         usage = usage_of(self._outputs.values(), self.shown) if self.continuous_usage else None
         for sample in output.outputs:
             index = place * len(output.outputs) + sample.index

@@ -88,7 +88,8 @@ def translate(
     check_number("the number of samples (prompts times n)", num_samples, Integral, 1, max_samples)
     if params.logprobs is not None or params.logprob_token_ids:
         limit, num_logprobs = llm.engine.scheduler.max_model_len, len(params.logprob_token_ids or ())
-        num_entries = num_samples * min(params.max_tokens or limit, limit) * (1 + (params.logprobs or num_logprobs))
+        most = limit if params.max_tokens is None else min(params.max_tokens, limit)
+        num_entries = num_samples * most * (1 + (params.logprobs or num_logprobs))
         what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
         check_number(what, num_entries, Integral, 0, MAX_LOGPROBS_OF_LINE)
     return prompts, params, model, adapter, reading

@@ -4,7 +4,7 @@ A text is scored by a completion with echo, logprobs and max_tokens 0: it answer
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
@@ -27,8 +27,7 @@ Rows = list[tuple[int, dict[int, Logprob] | None]]  # a token, and what is known
 def scoring(url: str, body: dict[str, Any], max_logprobs: int, vocab_size: int) -> dict[str, Any]:
     """Sampling parameters for what a body wants to see. max_logprobs: of one position; -1: of all words.
 
-    Without a token to generate there would be no step: the one that ends the prompt samples one, which is not shown.
-    Raises ValueError.
+    A completion of max_tokens 0 with echo asks for its prompt alone. Raises ValueError.
     """
     for name in SWITCHES:
         if not isinstance(body.get(name, False), bool):
@@ -42,11 +41,11 @@ def scoring(url: str, body: dict[str, Any], max_logprobs: int, vocab_size: int) 
             most = vocab_size if max_logprobs == -1 else max_logprobs
             given = vocab_size if given == -1 else given
             params[name] = check_number(f"the number of {name}", given, Integral, 0, most)
-    if url == COMPLETIONS and body.get("echo") and num is not None:
-        params["prompt_logprobs"] = max(params["logprobs"], params["prompt_logprobs"] or 0)
+    if url == COMPLETIONS and body.get("echo") and (num is not None or body.get("max_tokens") == 0):
+        params["prompt_logprobs"] = max(params["logprobs"] or 0, params["prompt_logprobs"] or 0)
     if body.get("logprob_token_ids"):  # they take the place of the top tokens
         params["logprobs"] = None
-    return params | ({"max_tokens": 1} if _is_only_echo(url, body) else {})
+    return params
 
 
 def _num_logprobs_of_chat(body: dict[str, Any]) -> Any:
@@ -57,11 +56,6 @@ def _num_logprobs_of_chat(body: dict[str, Any]) -> Any:
     return body.get("top_logprobs", 0) if logprobs else None
 
 
-def _is_only_echo(url: str, body: dict[str, Any]) -> bool:
-    max_tokens = body.get("max_tokens")
-    return url == COMPLETIONS and body.get("echo", False) and type(max_tokens) is int and max_tokens == 0
-
-
 @dataclass(frozen=True, slots=True)
 class Shown:
     """Without arguments: the text and nothing else.
@@ -69,7 +63,7 @@ class Shown:
     num_logprobs      top tokens beside each token of the answer; None: no logprobs
     all_entries       the tokens beside it were named (logprob_token_ids): all of them
     prompt_logprobs   top tokens beside each token of the prompt
-    echo, only_echo   the answer of a completion begins with the prompt, and ends there, too
+    echo              the answer of a completion begins with the prompt
     prefix            of a chat's answer: the message that it goes on with
     token_ids         those of prompt and answer
     ids_as_tokens     tokens beside logprobs are shown as "token_id:17"
@@ -84,7 +78,6 @@ class Shown:
     all_entries: bool = False
     prompt_logprobs: int | None = None
     echo: bool = False
-    only_echo: bool = False
     prefix: str = ""
     token_ids: bool = False
     ids_as_tokens: bool = False
@@ -117,7 +110,6 @@ class Shown:
             bool(named),
             params.prompt_logprobs if of_prompt == -1 else of_prompt,
             echo and url == COMPLETIONS,
-            _is_only_echo(url, body),
             prefix,
             body.get("return_token_ids", False),
             body.get("return_tokens_as_token_ids", ids_as_tokens),
@@ -140,13 +132,6 @@ class Shown:
         """Raise ValueError for more logprobs of prompts than one answer may have."""
         num = sum((made.params.prompt_logprobs or 0) * len(made.prompt_token_ids) for made in requests)
         check_number("the number of logprobs of the prompts", num, Integral, 0, MAX_PROMPT_LOGPROBS)
-
-    def cut(self, output: RequestOutput) -> RequestOutput:
-        """Without what was generated, where only the prompt is wanted."""
-        if not self.only_echo:
-            return output
-        ended = [(sample.index, "length" if sample.finished() else None) for sample in output.outputs]
-        return replace(output, outputs=[CompletionOutput(index, "", [], reason) for index, reason in ended])
 
     def before_text(self, output: RequestOutput) -> str:
         """What the answer begins with."""

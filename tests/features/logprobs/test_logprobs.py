@@ -83,6 +83,45 @@ def test_prompt_logprobs(llm, checkpoint):
     llm.engine.scheduler.check_integrity()
 
 
+WHOLE = [5 + i * 7 % 300 for i in range(40)]
+
+
+def test_a_prompt_of_the_whole_context_is_scored(checkpoint, monkeypatch):
+    """Nothing follows it. In chunks, in a pool for one, beside others, through a failed step, in a stream."""
+    options = dict(dtype="float32", max_model_len=40, num_gpu_blocks_override=10, block_size=4)
+    small = LLM(str(checkpoint("llama")), max_num_batched_tokens=7, **options)
+    expected = expected_prompt_logprobs(checkpoint("llama"), WHOLE)
+    scoring = SamplingParams(prompt_logprobs=1, max_tokens=0, n=2)
+    plant(monkeypatch, small.engine.model_runner, "run", [3])
+    ids = [small.engine.add_request(None, WHOLE, scoring), small.engine.add_request(None, WHOLE[:39], sampled())]
+    found = run_to_end(small.engine, RuntimeError)
+    assert found_prompt_logprobs(found[ids[0]]) == pytest.approx(expected, abs=1e-4)
+    assert len(found[ids[1]].outputs[0].token_ids) == 1
+    outputs = small.generate([WHOLE, WHOLE[:9], WHOLE[:39]], [scoring, scoring.clone(), sampled()])
+    for output, num in zip(outputs, (40, 9, 39), strict=True):
+        if num != 39:
+            assert found_prompt_logprobs(output) == pytest.approx(expected[: num - 1], abs=1e-4)
+            for sample in output.outputs:
+                assert (sample.token_ids, sample.text, sample.finish_reason) == ([], "", "length")
+    [*_, last] = small.stream(WHOLE, scoring)
+    assert last.finished and found_prompt_logprobs(last) == pytest.approx(expected, abs=1e-4)
+    expect("has 41 tokens; max_model_len is 40, prompt and output together, so at most 40 fit",
+           small.generate, [[*WHOLE, 5]], scoring)  # fmt: skip
+    expect("so at most 39 fit", small.generate, [WHOLE], SamplingParams(prompt_logprobs=1))
+    small.engine.scheduler.check_integrity()
+
+
+def test_a_text_of_the_whole_context_is_scored(checkpoint):
+    text = " jumps" * 40
+    llm = LLM(str(checkpoint("llama")), dtype="float32", max_model_len=40)
+    [output] = llm.generate(text, SamplingParams(prompt_logprobs=0, max_tokens=0), use_tqdm=False)
+    assert len(output.prompt_token_ids) == 40 == len(output.prompt_logprobs)
+    expect("max_tokens must be a whole number from 1, found 0", SamplingParams, max_tokens=0)
+    params = SamplingParams(prompt_logprobs=0, max_tokens=0)
+    params.prompt_logprobs = None
+    expect("max_tokens must be a whole number from 1, found 0", llm.generate, "x", params)
+
+
 def test_prompt_logprobs_survive_preemption_and_failed_steps(checkpoint, monkeypatch):
     small = LLM(str(checkpoint("llama")), dtype="float32", max_model_len=40, num_gpu_blocks_override=12, block_size=4)
     expected = expected_prompt_logprobs(checkpoint("llama"), PROMPT)

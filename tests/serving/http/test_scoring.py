@@ -117,6 +117,32 @@ def test_prompt_logprobs(client, checkpoint, tokenizer):
     assert max(len(row) for row in choice.prompt_logprobs[1:]) == 2 < max(map(len, choice.logprobs.top_logprobs[1:]))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_of_the_whole_context_is_scored(server, checkpoint, stream):
+    """By echo or prompt_logprobs, several at a time; one token more is a client's mistake."""
+    most = server.llm.engine.scheduler.max_model_len
+    ids = [5 + i * 11 % 300 for i in range(most)]
+    body = {"model": "tiny", "prompt": [ids, ids[:9]], "echo": True, "logprobs": 0, "max_tokens": 0, "stream": stream}
+    status, raw = server.send(COMPLETIONS, json.dumps(body).encode())
+    parts = (
+        [json.loads(part[6:]) for part in raw.decode().split("\n\n") if part[6:7] == "{"]
+        if stream
+        else [json.loads(raw)]
+    )
+    for index, num in ((0, most), (1, 9)):
+        choices = [choice for part in parts for choice in part["choices"] if choice["index"] == index]
+        logprobs = joined(choice["logprobs"]["token_logprobs"] for choice in choices)
+        assert logprobs[1:] == pytest.approx(expected_logprobs(checkpoint, ids[:num]), abs=1e-4)
+        assert choices[-1]["finish_reason"] == "length"
+    if not stream:
+        more = body | {"echo": False, "logprobs": None, "prompt_logprobs": 0}
+        made = json.loads(server.send(COMPLETIONS, json.dumps(more).encode())[1])
+        assert len(made["choices"][0]["prompt_logprobs"]) == most and made["usage"]["completion_tokens"] == 0
+    for longer in ({"prompt": [*ids, 5]}, {"prompt": ids, "max_tokens": 1}, {"prompt": ids, "max_tokens": None}):
+        status, raw = server.send(COMPLETIONS, json.dumps(body | longer).encode())
+        assert status == 400 and f"max_model_len is {most}" in json.loads(raw)["error"]["message"]
+
+
 PIECES = dict(prompt="two é😀 你", seed=4, temperature=1.5, max_tokens=24, n=4, extra_body={"ignore_eos": True})
 
 
