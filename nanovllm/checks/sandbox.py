@@ -53,15 +53,17 @@ class Sandbox:
     max_mb    memory above what the process has at rest (macOS does not enforce it: there only the seconds count;
               Windows enforces neither: there it is WAIT_S)
     niceness  5 lets the computing of other answers go first
-    package   one that the module imports, beside the standard library
+    packages  those that the module imports, beside the standard library
     """
 
-    def __init__(self, module: str, *, seconds: float, max_mb: int, niceness: int = 0, package: str = "") -> None:
+    def __init__(
+        self, module: str, *, seconds: float, max_mb: int, niceness: int = 0, packages: tuple[str, ...] = ()
+    ) -> None:
         self.module = module
         self.seconds = seconds
         self.max_mb = max_mb
         self.niceness = niceness
-        self.package = package
+        self.packages = packages
         self._forget_process()
         if hasattr(os, "register_at_fork"):  # not in a browser or on Windows
             os.register_at_fork(after_in_child=self._forget_process)  # it is the parent's
@@ -125,8 +127,8 @@ class Sandbox:
         )
 
     def _folders(self) -> list[str]:
-        """Where the package is installed."""
-        return [str(Path(_origin(self.package)).parents[1])] if self.package else []
+        """Where the packages are installed."""
+        return [str(Path(_origin(package)).parents[1]) for package in self.packages]
 
 
 def _origin(module: str) -> str:

@@ -1,8 +1,8 @@
 """The process of a sandbox (sandbox.py): its child answers questions, until the system ends it for taking too much.
 
 The next child, a copy of this process, needs no time to begin. Run as a program: it imports what the answers need and
-nothing of this package. Arguments: the path of a script with a function `answer`, the CPU seconds of an answer, the
-bytes of memory that answers may add, the niceness, and folders of packages that the script imports.
+nothing else. Arguments: the path of a script with a function `answer`, the CPU seconds of an answer, the bytes of
+memory that answers may add, the niceness, and folders of packages that the script imports.
 """
 
 import json

@@ -74,7 +74,7 @@ def test_a_server_tries_all_that_it_is_sent(checkpoint, adapter, monkeypatch):
             status, answer = server.send(path, json.dumps(body).encode())
             assert status == 400 and b"a request may not bring one" in answer
     kinds = [kind for box, kind in asked if box is TRIAL]
-    assert kinds.count("compile") == len(ASKED) + 1 and {"names", "convert"} < set(kinds)
+    assert kinds.count("compile") == len(ASKED) + 1 and {"schema", "convert"} < set(kinds)
     assert [box for box, _ in asked if box is not TRIAL] == [MATCHER]
 
 
@@ -102,6 +102,6 @@ def test_the_process_does_not_see_what_lies_beside_a_script(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    mine = Sandbox(SCRIPT, seconds=2, max_mb=32, package="llguidance")
+    mine = Sandbox(SCRIPT, seconds=2, max_mb=32, packages=("llguidance", "nanovllm"))
     mine.ask("compile", 'start: "a"', LIMITS)
     sandbox.end(mine.process)

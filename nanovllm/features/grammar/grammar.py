@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.features.grammar.after_reasoning import AfterReasoning
 from nanovllm.features.grammar.params import StructuredOutputsParams
-from nanovllm.features.grammar.schemas import prepared_schema, with_prepared_schemas
+from nanovllm.features.grammar.schemas import lark_of_json, with_compiled_schemas
 from nanovllm.features.grammar.tags import lark_of
 from nanovllm.features.grammar.trial import LIMITS, tried, try_to_compile
 from nanovllm.features.grammar.vocabulary import Vocabulary
@@ -26,7 +26,6 @@ from nanovllm.features.grammar.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from nanovllm.request import Request
 
-JSON = "start: %json "
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 MAX_SIGNS = 2000  # llguidance follows rules by recursion, and a full stack would end the process: half of what it holds
 # What a sequence may take of llguidance's time: this, and so much more for each token. A mask takes 0.1 to 0.4 ms.
@@ -83,11 +82,9 @@ class GrammarCompiler:
             plain = source.replace("\\", "")
             if params.structural_tag is not None:
                 source = _source(params, self._special_texts)
-            elif any(text in plain for text in self._special_texts) and "%llguidance" not in source:
+            elif any(text in plain for text in self._special_texts):
                 # llguidance would write a text that has to come in the fewest tokens: as the special one.
                 source = trial = NO_FORCING + source
-            elif source.startswith(JSON):
-                source = trial = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
             known, matcher = self._compiled
             if source != known or _first_error(matcher):  # copies share a lexer, and one that is exhausted stays so
                 try_to_compile(trial)  # by a tokenizer that has no special tokens
@@ -193,7 +190,7 @@ def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = 
         source = tried("convert", params.grammar).removeprefix("%llguidance {}")
         if (num_signs := sum(map(source.count, ":([{"))) > MAX_SIGNS:
             raise ValueError(f"it has {num_signs} signs of rules and brackets (: ( [ {{), and {MAX_SIGNS} are taken")
-        return with_prepared_schemas(source)
+        return with_compiled_schemas(source)
     if params.choice is not None:
         texts = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in params.choice)
         return f"start: CHOICE\nCHOICE: {' | '.join(texts)}"  # one lexeme: as rules, 2,000 are too many
@@ -201,5 +198,4 @@ def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = 
     if params.structural_tag is not None:
         return lark_of(params.structural_tag, params.disable_additional_properties, options, token_ids)
     given = params.json if params.json is not None else {"type": "object"}
-    schema = prepared_schema(given, params.disable_additional_properties, options)
-    return f"{JSON}{json.dumps(schema, ensure_ascii=False)}"
+    return lark_of_json(given, params.disable_additional_properties, options)

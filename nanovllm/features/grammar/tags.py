@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nanovllm.checks.values import shorten
-from nanovllm.features.grammar.schemas import prepared_schema
+from nanovllm.features.grammar.schemas import lark_of_json, nested
 
 TEXT = "TAGS_TEXT: /(.|\\n)*/"
 MAX_PARTS = 2000  # of a structural tag: each is a rule
@@ -53,12 +53,14 @@ class Rules:
         longest_first = sorted(filter(None, token_ids), key=len, reverse=True)
         self._tokens = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self.lines: list[str] = []
+        self._names: dict[str, str] = {}  # of rules, by what they are
 
     def of(self, form: Any) -> str:
         """An expression for a format. Raises ValueError."""
         kinds = {
             "const_string": lambda: self._literal(_text(form, "value")),
-            "json_schema": lambda: self._json(form.get("json_schema")),
+            "json_schema": lambda: self._json(form, "json"),
+            "qwen_xml_parameter": lambda: self._json(form, "parameters"),
             "any_text": lambda: "TAGS_TEXT",
             "sequence": lambda: " ".join(map(self.of, _objects(form, "elements"))),
             "or": lambda: " | ".join(map(self.of, _objects(form, "elements"))),
@@ -71,10 +73,12 @@ class Rules:
         return self._rule(kinds[form["type"]]())
 
     def _rule(self, expression: str, kind: str = "") -> str:
-        """The name of a new rule. kind: "[lazy]" for one that ends at the first place where it can."""
-        name = f"tags_{len(self.lines)}"
-        self._add(f"{name}{kind}: {expression}")
-        return name
+        """The name of the expression's rule. kind: "[lazy]" for one that ends at the first place where it can."""
+        key = f"{kind}: {expression}"
+        if key not in self._names:
+            self._names[key] = name = f"tags_{len(self.lines)}"
+            self._add(f"{name}{key}")
+        return self._names[key]
 
     def _add(self, line: str) -> None:
         if len(self.lines) == MAX_PARTS:
@@ -85,9 +89,10 @@ class Rules:
         parts = ((self.token_ids.get(part), part) for part in self._tokens.split(text) if part)
         return " ".join(_quoted(part) if token_id is None else f"<[{token_id}]>" for token_id, part in parts)
 
-    def _json(self, given: Any) -> str:
-        schema = prepared_schema({} if given is True else given, self.is_closed, self.options)
-        return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    def _json(self, form: dict[str, Any], written: str) -> str:
+        given = form.get("json_schema")
+        is_closed = self.is_closed or form.get("strict_mode") is True
+        return nested(lark_of_json({} if given is True else given, is_closed, self.options, written))
 
     def _tag(self, form: dict[str, Any], begin: str) -> str:
         content = form.get("content")

@@ -5,7 +5,7 @@ from typing import Any
 from nanovllm.checks.sandbox import Sandbox, TooMuch, is_guarding
 
 SCRIPT = "nanovllm.features.grammar.sandboxed_grammars"
-TRIAL = Sandbox(SCRIPT, seconds=2, max_mb=32, niceness=5, package="llguidance")
+TRIAL = Sandbox(SCRIPT, seconds=2, max_mb=32, niceness=5, packages=("llguidance", "nanovllm"))
 # llguidance's own limits, for this process, too: an ordinary grammar needs a tenth.
 LIMITS: dict[str, Any] = {"initial_lexer_fuel": 500_000, "step_max_items": 10_000, "max_lexer_states": 50_000}
 

@@ -27,7 +27,7 @@ MAX_NAME = 1 << 14  # characters of a path or of a URL other than data:
 LARGE_PIXELS = 8_000_000  # of a prompt's pictures together, which take a second of a processor and more
 # They decode what strangers send, one picture at a time. Honest ones with all pixels that they may have take 3 s.
 DECODER = "nanovllm.features.images.sandboxed_pictures"
-DECODING, DECODING_LARGE = (Sandbox(DECODER, seconds=5, max_mb=768, niceness=5, package="PIL") for _ in range(2))
+DECODING, DECODING_LARGE = (Sandbox(DECODER, seconds=5, max_mb=768, niceness=5, packages=("PIL",)) for _ in range(2))
 BAD_NAME = "is no file that can be read; an image in base64 begins with data:image/png;base64,"
 # What base64 may have in a URL, in the place of its own letters and between them.
 ESCAPES = {b"%2B": b"+", b"%2F": b"/", b"%3D": b"=", b"%2b": b"+", b"%2f": b"/", b"%3d": b"="}

@@ -7,12 +7,11 @@ import json
 from collections.abc import Set
 from typing import Any
 
-from nanovllm.features.grammar.schemas import checked_schema, close
+from nanovllm.features.grammar.patterns import fits_of
+from nanovllm.features.grammar.schemas import checked_schema
 from nanovllm.features.tool_calls.json_formats import MISTRAL, NAME
 from nanovllm.features.tool_calls.parse import FORCED_LIST
-from nanovllm.features.tool_calls.schema_types import in_standard_words
-from nanovllm.features.tool_calls.strict_xml import not_held as of_xml
-from nanovllm.features.tool_calls.strict_xml import xml_tags
+from nanovllm.features.tool_calls.schema_types import in_standard_words, member_of, names_of, options
 
 # format -> text before a call's name, before its arguments, behind them, and between two calls
 HERMES = '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n"
@@ -56,7 +55,7 @@ def may_call(
     if format_name == "mistral":
         tags = _tags_of_mistral(schemas, several)
     elif format_name in XML:
-        tags = xml_tags(schemas)
+        tags = _tags_of_xml(functions, strict)
     else:
         tags = [_tag(FRAMES[format_name], name, schema) for name, schema in schemas.items()]
     calls: dict[str, Any] = {"type": "triggered_tags", "triggers": [*TRIGGERS[format_name]], "tags": tags}
@@ -68,7 +67,30 @@ def not_held(format_name: str, functions: dict[str, Any], strict: Set[str]) -> t
     if format_name not in TRIGGERS:
         return (f"strict, which calls in the form {format_name} cannot be held to",) if strict else ()
     named = functions.items() if format_name in XML else ()
-    return tuple(text for name, schema in named if name in strict for text in of_xml(name, schema))
+    return tuple(text for name, schema in named if name in strict for text in _not_held_in_xml(name, schema))
+
+
+def _not_held_in_xml(name: str, given: Any) -> list[str]:
+    """Where a text has no quotes, it cannot be held to all that can be said of one."""
+    schema = in_standard_words(given)
+    found = []
+    for parameter in names_of(schema):
+        value = member_of(schema, parameter)
+        for parts in options(value, schema):
+            left_out = dict.fromkeys(keyword for part in parts for keyword in fits_of(part)[1])
+            found += [f"{keyword[:40]!a} of {name[:40]!a}, {parameter[:40]!a}" for keyword in left_out]
+    return found
+
+
+def _tags_of_xml(functions: dict[str, Any], strict: Set[str]) -> list[dict[str, Any]]:
+    """With the outer tags, which some answers leave out, and without."""
+    tags = []
+    for before, behind in (("<tool_call>\n", "\n</tool_call>"), ("", "")):
+        for name, schema in functions.items():
+            content = _fitting(schema, "qwen_xml_parameter") if name in strict else {"type": "any_text"}
+            begin, end = f"{before}<function={name}>\n", f"</function>{behind}"
+            tags.append({"type": "tag", "begin": begin, "content": content, "end": end})
+    return tags
 
 
 def _tags_of_mistral(schemas: dict[str, Any], several: bool) -> list[dict[str, Any]]:
@@ -86,10 +108,14 @@ def _tags_of_mistral(schemas: dict[str, Any], several: bool) -> list[dict[str, A
     return lists + alone
 
 
-def _tag(frame: tuple[str, str, str, str], name: str, given: Any) -> dict[str, Any]:
-    schema = in_standard_words(checked_schema(given or {"type": "object", "properties": {}}))
-    close(schema)  # what a function does not name it does not take
-    content = {"type": "json_schema", "json_schema": {"type": "object"} | schema | {"x-guidance": SPACES}}
+def _tag(frame: tuple[str, str, str, str], name: str, schema: Any) -> dict[str, Any]:
     before, between, behind, _ = frame
     begin = f"{before}{json.dumps(name, ensure_ascii=False)}{between}"
-    return {"type": "tag", "begin": begin, "content": content, "end": behind}
+    return {"type": "tag", "begin": begin, "content": _fitting(schema, "json_schema"), "end": behind}
+
+
+def _fitting(given: Any, form: str) -> dict[str, Any]:
+    """Arguments that fit a function's schema. What a function does not name it does not take."""
+    schema = in_standard_words(checked_schema(given or {"type": "object", "properties": {}}))
+    spaces = {"x-guidance": SPACES} if form == "json_schema" else {}
+    return {"type": form, "json_schema": {"type": "object"} | schema | spaces, "strict_mode": True}

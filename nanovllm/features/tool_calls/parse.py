@@ -18,6 +18,7 @@ from nanovllm.features.chat_template.reads import written_call
 from nanovllm.features.tool_calls.json_formats import hermes, json_list, llama3_json, mistral
 from nanovllm.features.tool_calls.pythonic import pythonic
 from nanovllm.features.tool_calls.qwen3_coder import qwen3_coder
+from nanovllm.features.tool_calls.schema_types import in_standard_words
 from nanovllm.features.tool_calls.source import Event, Reading, Source
 
 logger = logging.getLogger("nanovllm")
@@ -161,7 +162,7 @@ def functions_of(tools: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """Name -> JSON schema of the arguments. Of what is no function there is nothing to say."""
     functions = (tool.get("function") for tool in tools if isinstance(tool, dict))
     named = (given for given in functions if isinstance(given, dict) and isinstance(given.get("name"), str))
-    return {given["name"]: given.get("parameters") or {} for given in named}
+    return {given["name"]: in_standard_words(given.get("parameters") or {}) for given in named}
 
 
 def call_id(format_name: str) -> str:

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from nanovllm.features.tool_calls.json_formats import CLOSING, OPENING, in_tags
-from nanovllm.features.tool_calls.schema_types import properties_of, typed, types_of
+from nanovllm.features.tool_calls.schema_types import member_of, typed, types_of
 from nanovllm.features.tool_calls.source import Event, Malformed, Reading, Source, changed
 
 NAME = re.compile(r"[^<>\n]+")
@@ -32,14 +32,13 @@ def _call(source: Source) -> Reading[None]:
     name = name.strip()
     yield source.begin(name)
     schema = source.functions.get(name)
-    properties = properties_of(schema)
     separator = "{"
     while (tag := (yield from changed(source.until(*IN_CALL), lambda _: None))) == PARAMETER:
         source.take(len(PARAMETER))
         parameter = (yield from source.match(NAME)).strip()
         if parameter and (yield from source.skip(">")):
             yield Event("arguments", f"{separator}{json.dumps(parameter, ensure_ascii=False)}: ")
-            yield from _value(source, properties.get(parameter, {}), schema)
+            yield from _value(source, member_of(schema, parameter), schema)
             separator = ", "
     if not tag:
         raise Malformed

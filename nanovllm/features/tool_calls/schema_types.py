@@ -1,16 +1,32 @@
 """What a JSON schema says of a value's type, and a text as a value of that type.
 
 Programs that write schemas say one thing in many ways: pydantic writes Optional[int] as anyOf with null, OpenAPI as
-nullable, a parent class as allOf, a class of its own as $ref. alternatives() is the one place that sees through them.
+nullable, a parent class as allOf, a class of its own as $ref. Here nothing is refused: what a schema does not say, or
+says in a way that is not understood, is not known.
 """
 
-from itertools import product
+import re
+from functools import lru_cache
+from importlib.util import find_spec
+from math import prod
 from typing import Any
 
-from nanovllm.features.grammar.parts import MAPS_OF_SCHEMAS, SUBSCHEMAS, follow
+from nanovllm.features.grammar.parts import (
+    MEANS_IN_TEXTS,
+    Parts,
+    Schema,
+    alternatives,
+    changed,
+    follow,
+    items_of,
+    map_in,
+    type_of,
+    types_in,
+    words_in,
+)
+from nanovllm.features.grammar.trial import LIMITS
 from nanovllm.features.tool_calls.json_values import loads
 
-Schema = dict[str, Any]
 ALIASES = {  # what people write for a type -> its name in JSON Schema
     **dict.fromkeys(("str", "text", "char", "varchar"), "string"),
     **dict.fromkeys(("int", "long", "short"), "integer"),
@@ -20,121 +36,106 @@ ALIASES = {  # what people write for a type -> its name in JSON Schema
     **dict.fromkeys(("none", "nonetype", "nil"), "null"),
     "bool": "boolean",
 }
+MAX_STEPS = 2000  # for the alternatives of one value
+MAX_PATTERN, MAX_COUNT = 200, 1000  # characters of a pattern, and its counts multiplied: what is looked at
 NAMES = ("string", "integer", "number", "boolean", "null", "array", "object")
-IMPLIED = {  # keywords that say something of one type only -> that type, where none is named
-    **dict.fromkeys(("properties", "required", "additionalProperties", "patternProperties"), "object"),
-    **dict.fromkeys(("items", "prefixItems", "minItems", "maxItems", "uniqueItems"), "array"),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
-    **dict.fromkeys(("pattern", "minLength", "maxLength", "format"), "string"),
-}
-RESOLVED = {"$ref", "allOf", "anyOf", "oneOf", "nullable"}  # keywords that alternatives() sees through
-MAX_ALTERNATIVES, MAX_DEPTH = 1024, 100  # of one schema; what has more is not looked into
-
-
-def alternatives(schema: Any, root: Any = None) -> list[Schema]:
-    """Schemas of which a value fits one: without $ref, allOf, anyOf, oneOf and nullable, "type" a list of JSON's names.
-
-    root: what references are looked up in. An empty list: nothing fits. [{}]: anything may.
-    """
-    return _alternatives(schema, schema if root is None else root, {}, 0)
-
-
-def _alternatives(schema: Any, root: Any, seen: dict[int, list[Schema]], depth: int) -> list[Schema]:
-    """seen: id of a schema -> its alternatives. A schema that refers to itself says nothing by that."""
-    if schema is False:
-        return []
-    if not isinstance(schema, dict) or depth > MAX_DEPTH:
-        return [{}]
-    if id(schema) in seen:
-        return seen[id(schema)]
-    seen[id(schema)] = [{}]
-    own = {name: value for name, value in schema.items() if name not in RESOLVED}
-    own.pop("type", None)
-    if types := _types(schema):
-        own["type"] = types
-    choices: list[list[Schema]] = [[own]]
-    inside = [follow(root, str(schema["$ref"]))] if "$ref" in schema else []
-    for part in inside + _list(schema.get("allOf")):
-        choices.append(_alternatives(part, root, seen, depth + 1))
-    for several in (_list(schema.get("anyOf")), _list(schema.get("oneOf"))):
-        if several:
-            choices.append([found for part in several for found in _alternatives(part, root, seen, depth + 1)])
-    found: list[Schema] = [{}]
-    for choice in choices:
-        if len(found) * len(choice) > MAX_ALTERNATIVES:
-            return [{}]
-        found = [both for pair in product(found, choice) if (both := merge(*pair)) is not None]
-    if schema.get("nullable") is True and not any("null" in part.get("type", NAMES) for part in found):
-        found.append({"type": ["null"]})
-    seen[id(schema)] = found
-    return found
 
 
 def in_standard_words(schema: Any) -> Any:
     """A copy in which each type has its name in JSON Schema, and nullable is a type, as grammars know them."""
-    if isinstance(schema, list):
-        return [in_standard_words(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found: Schema = {}
-    for name, value in schema.items():
-        if name in SUBSCHEMAS:
-            found[name] = in_standard_words(value)
-        elif name in MAPS_OF_SCHEMAS and isinstance(value, dict):
-            found[name] = {key: in_standard_words(part) for key, part in value.items()}
-        elif name == "type":
-            found[name] = [_named(kind) for kind in value] if isinstance(value, list) else _named(value)
-        else:
-            found[name] = value
-    if found.pop("nullable", None) is True:
-        found = {"anyOf": [found, {"type": "null"}]}
-    return found
+    return changed(schema, _in_standard_words)
 
 
-def merge(first: Schema, second: Schema) -> Schema | None:
-    """Both at once. None where no value fits both."""
-    merged = first | second
-    if "type" in first and "type" in second:
-        merged["type"] = _common(first["type"], second["type"])
-    first_words, second_words = words(first), words(second)
-    if first_words is not None and second_words is not None:
-        merged.pop("const", None)
-        merged["enum"] = [word for word in first_words if word in second_words]
-    if merged.get("type") == [] or merged.get("enum") == []:
-        return None
-    for name in ("properties", "patternProperties", "$defs", "definitions"):
-        if isinstance(first.get(name), dict) and isinstance(second.get(name), dict):
-            both = {key: {"allOf": [first[name][key], second[name][key]]} for key in first[name] if key in second[name]}
-            merged[name] = first[name] | second[name] | both
-    required = [*_list(first.get("required")), *_list(second.get("required"))]
-    if required:
-        merged["required"] = list(dict.fromkeys(name for name in required if isinstance(name, str)))
-    return merged
+def _in_standard_words(part: Schema) -> Schema:
+    if "type" in part:
+        kinds = part["type"]
+        part["type"] = [_named(kind) for kind in kinds] if isinstance(kinds, list) else _named(kinds)
+    return {"anyOf": [part, {"type": "null"}]} if part.pop("nullable", None) is True else part
 
 
-def words(schema: Schema) -> list[Any] | None:
-    """The values that enum or const leave; None where there is neither."""
-    if "const" in schema:
-        return [schema["const"]]
-    return schema["enum"] if isinstance(schema.get("enum"), list) else None
+def _named(kind: Any) -> Any:
+    """The name in JSON Schema of what somebody wrote for a type; what we do not know stays."""
+    name = kind.lower() if isinstance(kind, str) else ""
+    found = ALIASES.get(name, name)
+    return found if found in NAMES else kind
+
+
+def options(schema: Any, root: Any = None) -> list[Parts]:
+    """The alternatives of a schema (features/grammar/parts.py). root: what references are looked up in."""
+    root = schema if root is None else root
+
+    def target_of(name: Any) -> Any:
+        return follow(root, name) if isinstance(root, dict) else None
+
+    try:
+        return alternatives([schema], target_of, MAX_STEPS)
+    except ValueError:  # it has too many
+        return [()]
 
 
 def types_of(schema: Any, root: Any = None) -> set[str]:
     """Names of the types that a value may have. Empty where nothing is said of them."""
-    found = alternatives(schema, root)
-    return set() if any("type" not in part for part in found) else {name for part in found for name in part["type"]}
+    found = [_types(parts) for parts in options(schema, root)]
+    return {name for types in found for name in types} if all(found) else set()
 
 
-def properties_of(schema: Any) -> dict[str, Any]:
-    """Of an object, what any of its alternatives says of its properties."""
-    return _properties(alternatives(schema))
+def _types(parts: Parts) -> list[str]:
+    return [name for name in types_in(parts, MEANS_IN_TEXTS) or () if name in NAMES]
+
+
+def names_of(schema: Any) -> list[str]:
+    """Keys that any of an object's alternatives declares."""
+    return list(
+        dict.fromkeys(name for parts in options(schema) for part in parts for name in map_in(part, "properties"))
+    )
+
+
+def member_of(schema: Any, name: str, root: Any = None) -> Schema:
+    """What any of an object's alternatives says of the value under a key, whether that is declared or not."""
+    found = []
+    for parts in options(schema, root):
+        if said := [each for part in parts for each in _said_of(part, name)]:
+            found.append({"allOf": said})
+    return {"anyOf": found} if found else {}
+
+
+def item_of(schema: Any, place: int, root: Any = None) -> Schema:
+    """What any of an array's alternatives says of the item at a place."""
+    found = []
+    for parts in options(schema, root):
+        split = [items_of(part) for part in parts if part.keys() & {"items", "prefixItems"}]
+        if split:
+            found.append({"allOf": [first[place] if place < len(first) else more for first, more in split]})
+    return {"anyOf": found} if found else {}
+
+
+def _said_of(part: Schema, name: str) -> list[Any]:
+    properties = map_in(part, "properties")
+    own = [properties[name]] if name in properties else []
+    own += [schema for pattern, schema in map_in(part, "patternProperties").items() if _fits(pattern, name)]
+    others = part.get("additionalProperties")
+    return own or ([others] if isinstance(others, dict) else [])
+
+
+@lru_cache(maxsize=1024)
+def _fits(pattern: str, name: str) -> bool:
+    """Does it match? llguidance needs no more than a step for each character. True where that cannot be found out."""
+    counts = [max(map(int, re.findall("[0-9]+", each))) for each in re.findall(r"\{[0-9,]*[0-9][0-9,]*\}", pattern)]
+    if len(pattern) > MAX_PATTERN or prod(counts) > MAX_COUNT or find_spec("llguidance") is None:
+        return True
+    from nanovllm.features.grammar.oracle import Oracle
+
+    try:
+        return Oracle(LIMITS).fits(pattern, name)
+    except ValueError:  # it is no pattern
+        return False
 
 
 def typed(text: str, schema: Any, root: Any = None) -> Any:
     """The value that a text without quotes stands for: that text itself, unless the schema has another type for it."""
-    options = [part | {"type": part.get("type", ["string"])} for part in alternatives(schema, root)]
-    types = {name for part in options for name in part["type"]}
-    known = [word for part in options for word in words(part) or ()]
+    found = options(schema, root)
+    types = {name for parts in found for name in _types(parts) or ["string"]}
+    known = [word for parts in found for word in words_in(parts) or ()]
     if text in known or types <= {"string"}:
         return text
     try:
@@ -148,54 +149,11 @@ def typed(text: str, schema: Any, root: Any = None) -> Any:
 def fit(value: Any, schema: Any, root: Any = None) -> Any:
     """The value, 140.0 an integer where the schema says integer; likewise inside it."""
     root = schema if root is None else root
-    options = alternatives(schema, root)
     if isinstance(value, float) and value.is_integer():
-        types = {name for part in options for name in part.get("type", NAMES)}
+        types = types_of(schema, root)
         return int(value) if "integer" in types and "number" not in types else value
     if isinstance(value, list):
-        items = next((part["items"] for part in options if "items" in part), True)
-        return [fit(item, items, root) for item in value]
+        return [fit(item, item_of(schema, place, root), root) for place, item in enumerate(value)]
     if isinstance(value, dict):
-        properties = _properties(options)
-        return {key: fit(item, properties.get(key, True), root) for key, item in value.items()}
+        return {key: fit(item, member_of(schema, key, root), root) for key, item in value.items()}
     return value
-
-
-def type_of(value: Any) -> str:
-    """Its name in JSON Schema."""
-    kinds = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (dict, "object"))
-    name = next((name for kind, name in kinds if isinstance(value, kind)), "array")
-    return "null" if value is None else name
-
-
-def _properties(options: list[Schema]) -> dict[str, Any]:
-    parts = (part.get("properties") for part in reversed(options))
-    return {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
-
-
-def _types(schema: Schema) -> list[str]:
-    """The types that a schema names or implies, without those that its parts have."""
-    given = schema.get("type")
-    named = [_named(name) for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)]
-    if named:
-        return [name for name in named if name in NAMES]
-    found = words(schema)
-    if found is not None:
-        return list(dict.fromkeys(map(type_of, found)))
-    return next(([IMPLIED[name]] for name in IMPLIED if name in schema), [])
-
-
-def _named(kind: Any) -> Any:
-    """The name in JSON Schema of what somebody wrote for a type; what we do not know stays."""
-    name = kind.lower() if isinstance(kind, str) else ""
-    found = ALIASES.get(name, name)
-    return found if found in NAMES else kind
-
-
-def _common(first: list[str], second: list[str]) -> list[str]:
-    common = [name for name in first if name in second or (name == "integer" and "number" in second)]
-    return common + [name for name in second if name == "integer" and name not in first and "number" in first]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

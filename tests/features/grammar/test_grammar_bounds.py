@@ -18,7 +18,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checks import sandbox
 from nanovllm.checks.sandbox import Sandbox, TooMuch
 from nanovllm.features.grammar import grammar as structured_outputs
-from nanovllm.features.grammar import schemas
+from nanovllm.features.grammar import parts, schemas
 from nanovllm.features.grammar.trial import LIMITS, SCRIPT, TRIAL
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.async_llm import NUM_PREPARING_THREADS, AsyncLLM
@@ -53,7 +53,7 @@ def guards(monkeypatch):
 @pytest.fixture
 def mine():
     """A process that answers questions about grammars, and no other test's."""
-    fresh = Sandbox(SCRIPT, seconds=2, max_mb=32, package="llguidance")
+    fresh = Sandbox(SCRIPT, seconds=2, max_mb=32, packages=("llguidance", "nanovllm"))
     yield fresh
     if fresh.process is not None:
         sandbox.end(fresh.process)
@@ -90,8 +90,9 @@ def test_a_strangers_giant_is_refused(server, giant):
 def test_references_do_not_multiply_the_work(monkeypatch):
     """Each of them means the whole schema."""
     asked_of: Counter[int] = Counter()
-    children = schemas._children
-    monkeypatch.setattr(schemas, "_children", lambda part: asked_of.update([id(part)]) or children(part))
+    children = parts.children
+    for module in (parts, schemas):
+        monkeypatch.setattr(module, "children", lambda part: asked_of.update([id(part)]) or children(part))
     properties = {f"p{n}": {"$ref": f"#/nothing/{n}"} for n in range(300)}
     assert schemas.checked_schema({"properties": properties}) == {"properties": properties}
     assert len(asked_of) == 302 and max(asked_of.values()) == 2
@@ -108,7 +109,7 @@ def test_time_bounds_where_memory_does_not(monkeypatch):
     source = 'start: %json {"type": "integer", "multipleOf": 20000003}'
     for seconds, wait_s in ((0.2, 60.0), (60.0, 0.5)):
         monkeypatch.setattr(sandbox, "WAIT_S", wait_s)
-        patient = Sandbox(SCRIPT, seconds=seconds, max_mb=1 << 20, package="llguidance")
+        patient = Sandbox(SCRIPT, seconds=seconds, max_mb=1 << 20, packages=("llguidance", "nanovllm"))
         with pytest.raises(TooMuch, match=f"takes more than {seconds:g} s"):
             patient.ask("compile", source, LIMITS)
         if patient.process is not None:

@@ -2,7 +2,7 @@
 
 import json
 import random
-from copy import deepcopy
+from functools import cache
 
 import jsonschema
 import openai
@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.features.grammar.closing import close
 from nanovllm.features.grammar.grammar import GrammarCompiler
-from nanovllm.features.grammar.schemas import prepared_schema
-from nanovllm.features.tool_calls.forced import must_call
+from nanovllm.features.tool_calls.forced import may_call, must_call, not_held
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.http.options import ServeOptions
 from tests.checkpoints import make_checkpoint, make_tokenizer
@@ -60,6 +58,17 @@ def walk(compiler: GrammarCompiler, params: StructuredOutputsParams, seed: int) 
     return compiler.tokenizer.decode(tokens)
 
 
+def can_be(compiler: GrammarCompiler, text: str, **kinds) -> bool:
+    """Does the grammar take all of this text, and may it end there?"""
+    grammar = compiler.compile(StructuredOutputsParams(**kinds))
+    tokens = compiler.tokenizer.encode(text, add_special_tokens=False)
+    bits = torch.zeros(-(-compiler.vocab_size // 32), dtype=torch.int32)
+    if grammar.possible([], tokens) != tokens:
+        return False
+    grammar.write_mask(tokens, bits.data_ptr(), bits.nbytes)
+    return bool(bits[EOS // 32] >> EOS % 32 & 1)
+
+
 ANIMAL = takes(["name"], name={"enum": ["Tom", "Rex"]}, age=DIGIT)
 DEFINED = {"$defs": {"Animal": ANIMAL}}
 REFERENCE = {"$ref": "#/$defs/Animal"}
@@ -102,7 +111,7 @@ def test_one_object_in_several_places(compiler, name):
     """It is closed as a whole: every answer fits, has no unnamed property, and any named one may come."""
     schema = INHERITING[name]
     params = StructuredOutputsParams(json=schema, disable_additional_properties=True, disable_any_whitespace=True)
-    texts, named = [walk(compiler, params, seed) for seed in range(16)], set()
+    texts, named = [walk(compiler, params, seed) for seed in range(40)], set()
     for text in texts:
         value = json.loads(text)
         jsonschema.validate(value, schema)
@@ -113,15 +122,9 @@ def test_one_object_in_several_places(compiler, name):
     }
     assert {key for key in named if not key.startswith("x-")} == expected
     assert any(key.startswith("x-") for key in named) == (name == "patterns")
-    closed = deepcopy(schema)
-    close(closed)
-    again = deepcopy(closed)
-    close(again)
     for text in texts:
-        jsonschema.validate(json.loads(text), closed)
-        jsonschema.validate(json.loads(text), again)
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(json.loads(text) | {"unnamed": 1}, closed)
+        more = json.dumps(json.loads(text) | {"unnamed": 1}, ensure_ascii=False, separators=(",", ":"))
+        assert not can_be(compiler, more, json=schema, disable_additional_properties=True)
 
 
 def shut(schema):
@@ -148,21 +151,19 @@ def test_a_required_property_that_may_not_be(compiler):
     expect("required property 'a' is unsatisfiable", compiler.compile, StructuredOutputsParams(json=schema))
 
 
-def test_what_says_that_it_is_open_stays_open():
+def test_what_says_that_it_is_open_stays_open(compiler):
     for schema in (
         {"allOf": [takes(a=DIGIT) | {"additionalProperties": True}, takes(b=DIGIT)]},
         takes(a=DIGIT) | {"additionalProperties": True, "anyOf": [takes(b=DIGIT), takes(c=DIGIT)]},
         {"$defs": {"A": takes(a=DIGIT)}, "additionalProperties": DIGIT, "anyOf": [{"$ref": "#/$defs/A"}]},
         {"type": "object"},
-        {"const": takes(a=DIGIT)},
     ):
-        closed = deepcopy(schema)
-        close(closed)
-        value = schema.get("const", {"a": 1, "z": 1})
-        jsonschema.validate(value, closed)
-    nothing = {"type": "object", "properties": {}}
-    close(nothing)
-    assert nothing["additionalProperties"] is False
+        assert can_be(compiler, '{"a":1,"z":1}', json=schema, disable_additional_properties=True)
+    data = takes(a=DIGIT)
+    assert can_be(compiler, json.dumps(data), json={"const": data}, disable_additional_properties=True)
+    for text, is_possible in (("{}", True), ('{"z":1}', False)):
+        nothing = {"type": "object", "properties": {}}
+        assert can_be(compiler, text, json=nothing, disable_additional_properties=True) is is_possible
 
 
 NAMES = st.sampled_from("abcdefgh")
@@ -180,14 +181,17 @@ COMBINED = st.recursive(
 )
 
 
-def one_of_all(schema, definitions, rng) -> set[str]:
-    """The names of an object that fits, with one of each anyOf."""
-    names = set(schema.get("properties", {}))
+def one_of_all(schema, definitions, rng) -> dict[str, int]:
+    """An object that fits, with one of each anyOf; its keys in the order of the schema."""
+    value = dict.fromkeys(schema.get("properties", {}), 1)
     for member in [*schema.get("allOf", ()), *([rng.choice(schema["anyOf"])] if "anyOf" in schema else [])]:
-        names |= one_of_all(member, definitions, rng)
+        value |= one_of_all(member, definitions, rng)
     if "$ref" in schema:
-        names |= one_of_all(definitions[schema["$ref"][-1]], definitions, rng)
-    return names
+        value |= one_of_all(definitions[schema["$ref"][-1]], definitions, rng)
+    return value
+
+
+COMPILER = cache(lambda: GrammarCompiler(make_tokenizer(), len(make_tokenizer()), {EOS}))
 
 
 @settings(max_examples=60, deadline=None)
@@ -196,13 +200,11 @@ def test_closing_any_combination(schema, a, b, rng):
     """What one choice of the alternatives names is taken, and nothing else. B may refer to itself."""
     b = json.loads(json.dumps(b).replace("#/$defs/B", "#/$defs/A"))
     schema = schema | {"$defs": {"A": a, "B": b}}
-    closed = deepcopy(schema)
-    close(closed)
-    value = dict.fromkeys(one_of_all(schema, schema["$defs"], rng), 1)
+    value = one_of_all(schema, schema["$defs"], rng)
     jsonschema.validate(value, schema)
-    jsonschema.validate(value, closed)
-    assert not jsonschema.Draft202012Validator(closed).is_valid(value | {"unnamed": 1})
-    prepared_schema(closed, True)
+    for more, is_possible in (({}, True), ({"unnamed": 1}, False)):
+        text = json.dumps(value | more)
+        assert can_be(COMPILER(), text, json=schema, disable_additional_properties=True) is is_possible, text
 
 
 def test_a_forced_call_takes_what_it_inherits(compiler):
@@ -234,12 +236,22 @@ def test_patterns_of_names_beside_names(compiler, patterns, is_closed):
             jsonschema.validate(json.loads(walk(compiler, params, seed)), schema)
 
 
-def test_patterns_of_a_few_names_are_names():
-    schema = prepared_schema(
-        {"type": "object", "patternProperties": {'^(é|"b)$': DIGIT, "^x": DIGIT, "^y{300}$": DIGIT}}
-    )
-    assert schema["properties"] == {"é": DIGIT, '"b': DIGIT}
-    assert set(schema["patternProperties"]) == {"^x", "^y{300}$"}
+def test_patterns_say_what_a_value_is(compiler):
+    """Also of a name that is declared; what fits no pattern has the schema of other names."""
+    schema = takes(["x-a"], **{"x-a": {"minimum": 3}, "b": DIGIT}) | {"additionalProperties": {"enum": ["other"]}}
+    schema |= {"patternProperties": {"^x-|^y$": {"type": "integer", "maximum": 5}, "^n[0-9]$": {"type": "boolean"}}}
+    for text, is_possible in (
+        ('{"x-a":4,"b":9,"x-b":-1,"y":5,"n7":true,"z":"other"}', True),
+        ('{"b":9,"x-a":4,"y":6}', False),
+        ('{"x-a":2}', False),
+        ('{"x-a":6}', False),
+        ('{"x-a":4,"n7":1}', False),
+        ('{"x-a":4,"yy":5}', False),
+        ('{"x-a":4,"yy":"other"}', True),
+        ('{"x-a":4,"x-\\"":"other"}', False),
+    ):
+        assert can_be(compiler, text, json=schema) is is_possible, text
+        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)) is is_possible, text
 
 
 NODE = takes(["next"], next={"$ref": "#/$defs/Node"})
@@ -276,7 +288,7 @@ def test_a_way_that_has_no_end_is_not_taken(compiler):
             jsonschema.validate(json.loads(walk(compiler, params, seed)), schema)
 
 
-def test_a_long_chain_of_definitions():
+def test_a_long_chain_of_definitions(compiler):
     """Each is asked as often as needed, and no stack is filled."""
     num = 150
     for names in (range(num), range(num - 1, -1, -1)):
@@ -284,8 +296,20 @@ def test_a_long_chain_of_definitions():
             f"D{n}": {"allOf": [{"$ref": f"#/$defs/D{n + 1}"}, takes([f"p{n}"], **{f"p{n}": DIGIT})]} for n in names
         }
         last = {f"D{num}": takes(["end"], end=DIGIT)}
-        schema = prepared_schema({"$defs": definitions | last, "$ref": "#/$defs/D0"}, is_closed=True)
-        assert len(schema["$defs"]["D0"]["properties"]) == num + 1
+        schema = {"$defs": definitions | last, "$ref": "#/$defs/D0"}
+        value = {"end": 1} | {f"p{n}": 1 for n in reversed(range(num))}
+        assert can_be(compiler, json.dumps(value), json=schema, disable_additional_properties=True)
+
+
+@pytest.mark.parametrize("num, text", [(200, ""), (450, "rules deep in each other")])
+def test_values_deep_in_each_other(compiler, num, text):
+    """A chain that is followed rule by rule: llguidance's stack holds more than is taken."""
+    definitions = {f"D{n}": {"type": "array", "items": {"$ref": f"#/$defs/D{n + 1}"}} for n in range(num)}
+    params = StructuredOutputsParams(json={"$defs": definitions | {f"D{num}": DIGIT}, "$ref": "#/$defs/D0"})
+    if text:
+        expect(text, compiler.compile, params)
+    else:
+        compiler.compile(params)
 
 
 def test_what_names_properties_is_an_object(compiler):
@@ -296,10 +320,69 @@ def test_what_names_properties_is_an_object(compiler):
             walk(compiler, StructuredOutputsParams(json=objects, disable_additional_properties=True), seed)
         )
         assert isinstance(value["a"], list) and all(isinstance(each, dict) for each in value["a"])
-    for kept in ({"enum": [5], "properties": {}}, {"type": ["object", "null"], "properties": {}}, {"const": objects}):
-        assert prepared_schema(kept).items() >= kept.items()
     nullable = {"anyOf": [{"properties": {"a": DIGIT}}, {"type": "null"}]}
-    assert prepared_schema(nullable)["anyOf"][0]["type"] == "object" and "type" not in prepared_schema(nullable)
+    for schema, texts, others in (
+        ({"enum": [5], "properties": {}}, ["5"], ["{}"]),
+        ({"type": ["object", "null"], "properties": {}}, ["null", "{}"], ["5"]),
+        ({"const": objects}, [json.dumps(objects)], ['{"a":[]}']),
+        (nullable, ["null", "{}", '{"a":1}'], ["5"]),
+        ({"items": DIGIT, "properties": {}}, ["5", "[1]", "{}"], ["[10]"]),
+    ):
+        for text in [*texts, *others]:
+            assert can_be(compiler, text, json=schema) is (text in texts), text
+
+
+UNKNOWN = [
+    "password",
+    "path",
+    "binary",
+    "uri-reference",
+    "regex",
+    "json-pointer",
+    "idn-email",
+    "int32",
+    "Date",
+    "",
+    "my own",
+]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_format_that_is_not_known_is_an_annotation(compiler, name):
+    """JSON Schema Validation 2020-12, 7.2.1. Wherever a schema stands; data and names of properties stay."""
+    text = {"type": "string", "format": name, "maxLength": 2}
+    schema = {
+        "$defs": {"T": text},
+        **takes(["a", "format"], a={"$ref": "#/$defs/T"}, format={"const": {"format": name}}),
+        "patternProperties": {"^p": {"items": text, "type": "array"}},
+        "additionalProperties": {"anyOf": [{"allOf": [text]}, {"type": "integer", "format": name}]},
+    }
+    value = {"a": "xy", "format": {"format": name}, "p": ["x"], "b": 5, "c": "x"}
+    jsonschema.validate(value, schema)
+    assert can_be(compiler, json.dumps(value), json=schema)
+    for other in (value | {"a": "abc"}, value | {"p": ["abc"]}, value | {"b": "abc"}, value | {"format": {}}):
+        assert not can_be(compiler, json.dumps(other), json=schema)
+    function = takes(["a", "b"], a=text, b={"type": "array", "items": text})
+    for form in (must_call("hermes", {"f": function}), may_call("qwen3_coder", {"f": function}, {"f"})):
+        compiler.compile(StructuredOutputsParams(structural_tag={"format": form}))
+    assert not_held("qwen3_coder", {"f": function}, {"f"}) == ()
+
+
+def test_a_format_that_is_known_is_obeyed(compiler):
+    for name, texts, others in (
+        ("date", ["2024-02-28"], ["2024-02-31", "today"]),
+        ("ipv4", ["10.0.0.255"], ["10.0.0.256"]),
+        ("uuid", ["0a" * 4 + "-0a0a" * 3 + "-" + "0a" * 6], ["0a"]),
+        ("hostname", ["a-b.org"], ["-a", "a b"]),
+        ("duration", ["P3W", "PT5M"], ["3 weeks"]),
+        ("ipv6", [":".join(["1f"] * 8)], ["1f"]),
+    ):
+        schema = {"type": "string", "format": name}
+        form = may_call("qwen3_coder", {"f": takes(["x"], x=schema)}, {"f"})
+        for text in texts + others:
+            assert can_be(compiler, json.dumps(text), json=schema) is (text in texts), text
+            call = f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>"
+            assert can_be(compiler, call, structural_tag={"format": form}) is (text in texts), text
 
 
 A_DIGIT = takes(["a"], a=DIGIT) | {"additionalProperties": False}
@@ -312,6 +395,7 @@ TAG = {"begin": "<f>", "content": {"type": "json_schema", "json_schema": A_DIGIT
     "kinds",
     [
         dict(json=TWO),
+        dict(json_object=True),
         dict(json=A_DIGIT | {"x-guidance": {"whitespace_flexible": True}}),
         dict(structural_tag={"format": {"type": "tag"} | TAG}),
         dict(grammar=f"start: %json {json.dumps(A_DIGIT)}"),
@@ -332,14 +416,7 @@ def test_blanks_have_a_bound(llm, kinds):
     [completion] = output.outputs
     assert completion.finish_reason == "stop" and any(c in completion.text for c in " \t\r\n")
     text = completion.text.removeprefix("<f>").removesuffix("</f>")
-    assert json.loads(text).keys() >= {"a"}
-
-
-def test_any_object_has_bounded_blanks():
-    schema = prepared_schema({"type": "object"})
-    assert schema["x-guidance"]["whitespace_pattern"]
-    compact = prepared_schema({"type": "object"}, options={"whitespace_flexible": False})
-    assert "whitespace_pattern" not in compact["x-guidance"]
+    assert json.loads(text).keys() >= ({"a"} if "json_object" not in kinds else set())
 
 
 def test_over_http(tmp_path):

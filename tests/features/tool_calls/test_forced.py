@@ -1,11 +1,14 @@
 """Answers that must call: what a grammar lets a model write, in each format, is a call that fits its function."""
 
+import itertools
 import json
 import random
 
+import jsonschema
 import pytest
 import torch
 
+from nanovllm import LLM, SamplingParams
 from nanovllm.features.grammar.grammar import GrammarCompiler
 from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call, not_held
 from nanovllm.features.tool_calls.parse import parse_tool_calls
@@ -213,23 +216,126 @@ def test_what_a_schema_says_of_a_text_holds_in_qwen3_coders_form(compiler, schem
         assert value in (text, None if text == "null" else text) or json.dumps(value) == text
 
 
-def test_what_does_not_hold_is_said():
-    odd = {
-        "a": {"type": "string", "pattern": "(?=x)"},
-        "b": {"type": "string", "format": "tree"},
-        "c": {"pattern": "a$|b"},
-    }
-    function = {"properties": odd | {"d": {"type": "string", "maxLength": 10**9}}}
-    found = not_held("qwen3_coder", {"f": function, "g": function}, {"f"})
-    assert found == (
+def test_what_does_not_hold_is_said(compiler):
+    odd = {"a": {"type": "string", "pattern": "(^x|y$)"}, "b": {"type": "string", "format": "tree"}}
+    odd |= {"c": {"pattern": "a$|b"}, "d": {"type": ["string", "null"], "maxLength": 10**9}}
+    function = {"properties": odd}
+    assert not_held("qwen3_coder", {"f": function, "g": function}, {"f"}) == (
         "'pattern' of 'f', 'a'",
-        "'format' of 'f', 'b'",
-        "'pattern' of 'f', 'c'",
         "'maxLength' of 'f', 'd'",
     )
-    assert may_call("qwen3_coder", {"f": function}, {"f"}), "the rest holds"
+    grammar_of(compiler, may_call("qwen3_coder", {"f": function}, {"f"}))
     assert not_held("hermes", {"f": function}, {"f"}) == () == not_held("qwen3_coder", {"f": function}, set())
     assert "strict" in not_held("pythonic", {"f": None}, {"f"})[0]
+
+
+def written(format_name: str, arguments: dict) -> str:
+    """A call of f."""
+    if format_name == "qwen3_coder":
+        values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
+        shown = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
+        return f"<tool_call>\n<function=f>\n{shown}</function>\n</tool_call>"
+    return {
+        "hermes": '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>',
+        "llama3_json": '{"name": "f", "parameters": %s}',
+        "mistral": "[TOOL_CALLS]f[ARGS]%s",
+    }[format_name] % json.dumps(arguments, ensure_ascii=False)
+
+
+ID = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+NAMED = {"properties": {"name": NAME, "size": {"type": "number", "minimum": 0, "maximum": 99}}, "required": ["name"]}
+SHAPES = {
+    "optional": {"properties": {"a": {"type": "integer"}, "b": NAME, "c": {"type": "boolean"}}, "required": ["b"]},
+    "inherited": {"$defs": {"Id": ID}, "allOf": [{"$ref": "#/$defs/Id"}], **NAMED},
+    "inherited by $ref": {"$defs": {"Id": ID}, "$ref": "#/$defs/Id", **NAMED},
+    "own names first": {**NAMED, "$defs": {"Id": ID}, "$ref": "#/$defs/Id"},
+    "either": {"$defs": {"Id": ID}, "anyOf": [{"$ref": "#/$defs/Id"}, NAMED]},
+    "a map of numbers": {"additionalProperties": {"type": "integer"}},
+    "a map beside names": {**ID, "additionalProperties": {"type": ["boolean", "null"]}},
+    "maps by their names": {
+        "patternProperties": {"^n_": {"type": "integer"}, "^t_|^[0-9]_t$": NAME, "^o_": ID},
+        "additionalProperties": False,
+    },
+    "a map of lists": {"additionalProperties": {"type": "array", "items": {"$ref": "#/$defs/n"}}, "$defs": {"n": ID}},
+}
+VALUES = [5, "5", True, None, [{"id": 5}], {"id": 5}, 1.5]
+
+
+@pytest.mark.parametrize("format_name", ["qwen3_coder", "llama3_json", "mistral"])
+@pytest.mark.parametrize("schema", SHAPES.values(), ids=SHAPES)
+def test_every_format_takes_the_same_calls(compiler, schema, format_name):
+    """As Hermes' form: keys in the same orders, values of the same types, which are those that are read."""
+    known = {name: grammar_of(compiler, may_call(name, {"f": schema}, {"f"})) for name in ("hermes", format_name)}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+
+    def is_taken(name: str, arguments: dict) -> bool:
+        token_ids = compiler.tokenizer.encode(written(name, arguments), add_special_tokens=False)
+        return len(known[name].possible([], token_ids)) == len(token_ids)
+
+    names = ["a", "b", "c", "id", "name", "size", "n_1", "t_1", "1_t", "o_1", "n"]
+    singles = [{name: value} for name in names for value in VALUES]
+    fitting = [value for value in singles if jsonschema.Draft202012Validator(schema).is_valid(value)]
+    pairs = [one | other for one in singles for other in singles if one.keys() != other.keys()]
+    required = {"b": "x", "name": "x", "id": 5}
+    few = random.Random(5).sample(pairs, 150) + [one | other for one in fitting[:9] for other in fitting[-9:]]
+    few += [dict(pair) for pair in itertools.permutations(required.items(), 2)]
+    few += [{"size": 1, "name": "x", "id": 5}, {"name": "x", "size": 1, "id": 5}, {"id": 5, "size": 2, "name": "x"}]
+    num_taken = 0
+    for arguments in [*singles, *few]:
+        in_hermes, taken = is_taken("hermes", arguments), is_taken(format_name, arguments)
+        assert taken or not in_hermes, arguments
+        if taken:
+            [(_, said)] = parse_tool_calls(written(format_name, arguments), format_name, tools).tool_calls
+            read = json.loads(said)
+            jsonschema.validate(read, schema)
+            assert [*read] == [*arguments] and is_taken("hermes", read), arguments
+            assert read == arguments or not in_hermes  # where a text has no quotes, other values are texts, too
+            num_taken += in_hermes
+    assert num_taken >= 2
+
+
+@pytest.mark.parametrize("schema", SHAPES.values(), ids=SHAPES)
+def test_what_an_engine_writes_as_parameters_fits(checkpoint, schema):
+    """Sampled by LLM from a structural tag in XGrammar's words; read back as a call."""
+    llm = LLM(str(checkpoint("llama")), dtype="float32", max_num_seqs=16)
+    content = {"type": "qwen_xml_parameter", "json_schema": {"type": "object"} | schema}
+    tag = {"type": "tag", "begin": "<function=f>\n", "content": content, "end": "</function>"}
+    asked = StructuredOutputsParams(structural_tag={"format": tag}, disable_any_whitespace=True)
+    params = [SamplingParams(max_tokens=240, seed=seed, structured_outputs=asked) for seed in range(16)]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    num_whole = 0
+    for output in llm.generate([[5]] * 16, params, use_tqdm=False):
+        if output.outputs[0].finish_reason == "stop":
+            found = parse_tool_calls(output.outputs[0].text, "qwen3_coder", tools)
+            [(_, arguments)] = found.tool_calls
+            jsonschema.validate(json.loads(arguments), schema)
+            num_whole += 1
+    assert num_whole > 0
+
+
+NOT_HELD = {
+    "if": {"properties": {"a": NAME, "b": NAME}, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    "dependentRequired": {"properties": {"a": NAME}, "dependentRequired": {"a": ["b"]}},
+    "not": {"properties": {"a": {"not": NAME}}},
+    "uniqueItems": {"properties": {"a": {"type": "array", "uniqueItems": True}}},
+    "propertyNames": {"propertyNames": {"maxLength": 3}},
+    "look-around": {"properties": {"a": {"type": "string", "pattern": "a(?=x)"}}},
+    "oneOf": {"oneOf": [{"properties": {"a": NAME}}, {"properties": {"b": NAME}}]},
+    "nothing fits": {"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 2}}, "required": ["a"]},
+    "no end": {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    "no reference": {"properties": {"a": {"$ref": "#/$defs/a"}}},
+    "no schema": {"properties": [5]},
+}
+
+
+@pytest.mark.parametrize("schema", NOT_HELD.values(), ids=NOT_HELD)
+def test_what_cannot_be_held_is_refused_alike(compiler, schema):
+    said = set()
+    for format_name in ("hermes", "llama3_json", "mistral", "qwen3_coder"):
+        with pytest.raises(ValueError, match="structural_tag cannot be used: ") as caught:
+            grammar_of(compiler, may_call(format_name, {"f": schema}, {"f"}))
+        said.add(str(caught.value))
+    assert len(said) == 1, said
 
 
 @pytest.mark.parametrize("format_name", ["hermes", "qwen3_coder", "json_list"])
@@ -274,7 +380,10 @@ def test_forms_that_are_none(compiler):
         ({"type": "triggered_tags", "tags": [{"begin": "<f>"}], "triggers": [""]}, "triggers must be a list of texts"),
         ({"type": "json_schema", "json_schema": {"x-guidance": 5}}, "x-guidance must be an object"),
         ({"type": "json_schema", "json_schema": 5}, "a JSON schema is an object"),
-        ({"type": "or", "elements": [{"type": "const_string", "value": "x"}] * 3000}, "at most 2000 parts"),
+        (
+            {"type": "or", "elements": [{"type": "const_string", "value": str(n)} for n in range(3000)]},
+            "at most 2000 parts",
+        ),
     ):
         expect(text, grammar_of, compiler, form)
     expect("it is not JSON", compiler.compile, StructuredOutputsParams(structural_tag="{"))

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from nanovllm.features.tool_calls.schema_types import alternatives, properties_of, typed, types_of
+from nanovllm.features.tool_calls.schema_types import in_standard_words, member_of, names_of, typed, types_of
 
 DEFINITIONS = {
     "Text": {"type": "string"},
@@ -60,21 +60,33 @@ INTEGER = {"type": "integer"}
     ],
 )
 def test_a_text_has_the_type_that_its_schema_says(schema, text, value):
-    found = typed(text, schema, {"$defs": DEFINITIONS})
+    found = typed(text, in_standard_words(schema), {"$defs": DEFINITIONS})
     assert found == value and type(found) is type(value)
 
 
-def test_alternatives():
+def test_what_is_said_of_a_member():
     assert types_of({"allOf": [{"type": ["integer", "null"]}, {"type": "number"}]}) == {"integer"}
-    assert types_of({"type": "string", "nullable": True}) == {"string", "null"} and types_of({}) == set()
-    assert alternatives({"allOf": [TEXT, NULL]}) == [] == alternatives(False)
-    assert alternatives({"allOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]}) == [{"enum": [2], "type": ["integer"]}]
-    parent = {"properties": {"id": INTEGER}, "required": ["id"]}
+    assert (
+        types_of({"anyOf": [TEXT, NULL]}) == {"string", "null"} and types_of({}) == types_of({"type": "date"}) == set()
+    )
+    parent = {"properties": {"id": INTEGER}, "patternProperties": {"^n_": INTEGER, "^b_": {"type": "boolean"}}}
     child = {"$defs": {"parent": parent}, "allOf": [{"$ref": "#/$defs/parent"}], "properties": {"name": TEXT}}
-    assert properties_of(child | {"type": "object"}) == {"id": INTEGER, "name": TEXT}
-    assert alternatives(child)[0]["required"] == ["id"]
+    assert names_of(child) == ["id", "name"]
+    either = {"anyOf": [{"properties": {"x": INTEGER}}, {"additionalProperties": NULL}]}
+    for schema, types in (
+        (child, {"id": {"integer"}, "name": {"string"}, "n_1": {"integer"}, "b_1": {"boolean"}, "other": set()}),
+        ({"additionalProperties": INTEGER}, {"any": {"integer"}}),
+        ({"additionalProperties": False}, {"any": set()}),
+        (parent | {"additionalProperties": NULL}, {"id": {"integer"}, "n_1": {"integer"}, "a n_": {"null"}}),
+        (either, {"x": {"integer", "null"}, "y": {"null"}}),
+        ({"patternProperties": {"(": INTEGER}}, {"(": set()}),
+        ({"patternProperties": {"(a+)+$": INTEGER}}, {"a" * 400 + "b": set(), "a": {"integer"}}),
+    ):
+        assert {name: types_of(member_of(schema, name), schema) for name in types} == types
     for odd in (5, None, [], {"type": 5}, {"anyOf": 5}, {"$ref": 5}, {"properties": 5}, {"required": [[]]}):
-        assert properties_of(odd) == {} and typed('{"a": [1]}', odd) in ('{"a": [1]}', {"a": [1]})
+        assert (
+            names_of(odd) == [] and member_of(odd, "a") == {} and typed('{"a": [1]}', odd) in ('{"a": [1]}', {"a": [1]})
+        )
 
 
 def test_a_schema_that_refers_to_itself_many_times_takes_no_time():

@@ -4,6 +4,7 @@ import json
 from functools import reduce
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -303,10 +304,65 @@ def test_a_value_has_the_type_that_its_schema_says(tmp_path):
             message, reason, _ = ask(server, stream, **given)
             assert called(message) == [("set", {name: value for name, (*_, value) in VALUES.items()})]
             assert reason == "tool_calls"
-        odd = tool("odd", takes(a={"type": "string", "pattern": "(?=x)"}), strict=True)
-        body = {"messages": USER, "max_tokens": 1, "tools": [odd]}
-        _, _, headers = server.exchange("/v1/chat/completions", json.dumps(body).encode())
-        assert "'pattern' of 'odd', 'a'" in headers["warning"]
+        for pattern, expected in (("(^x|y$)", 200), ("(?=x)", 400)):
+            odd = tool("odd", takes(a={"type": "string", "pattern": pattern}), strict=True)
+            body = {"messages": USER, "max_tokens": 1, "tools": [odd]}
+            status, _, headers = server.exchange("/v1/chat/completions", json.dumps(body).encode())
+            assert status == expected and ("'pattern' of 'odd', 'a'" in headers.get("warning", "")) == (status == 200)
+
+
+MAPS = {  # schema, arguments that Qwen3-Coder's form writes without quotes
+    "numbers": ({"additionalProperties": {"type": "integer"}}, {"a": 5, "b 2": -1}),
+    "by their names": (
+        {"patternProperties": {"^n_": {"type": ["integer", "null"]}, "^t_": {"type": "string"}}},
+        {"n_1": 5, "t_1": "5", "n_2": None},
+    ),
+    "beside a name": ({"properties": {"n": {"type": "string"}}, "additionalProperties": CITY}, {"n": "7", "x": "Rome"}),
+    "of lists": (
+        {"additionalProperties": {"type": "array", "items": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "number"}}},
+        {"a": [1, 2.5]},
+    ),
+}
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "llama3_json", "mistral"])
+def test_maps_of_values(tmp_path, parser):
+    """The values have the types that their map says, in each format; strict or not; and what is no map is refused."""
+    model = make_checkpoint(tmp_path, "llama", max_position_embeddings=4096)
+    with serving(model, ServeOptions(tool_call_parser=parser), block_size=64, max_model_len=4096) as server:
+        for schema, arguments in MAPS.values():
+            jsonschema.validate(arguments, schema)
+            given = dict(tools=[tool("set", schema)], max_tokens=900, **says(escaped(written(parser, arguments))))
+            for stream in (False, True):
+                message, reason, _ = ask(server, stream, **given)
+                assert called(message) == [("set", arguments)] and reason == "tool_calls"
+            body = {"messages": USER, "max_tokens": 1, "tools": [tool("set", schema, strict=True)]}
+            status, _, headers = server.exchange(CHAT, json.dumps(body).encode())
+            assert status == 200 and "warning" not in headers
+        for odd, text in (
+            ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, '["if", "then"]'),
+            ({"additionalProperties": {"not": {"type": "integer"}}}, '["not"]'),
+            ({"dependentRequired": {"a": ["b"]}}, '["dependentRequired"]'),
+        ):
+            body = {"messages": USER, "max_tokens": 1, "tools": [tool("set", takes(a=CITY) | odd, strict=True)]}
+            status, raw = server.send(CHAT, json.dumps(body).encode())
+            assert status == 400 and text in json.loads(raw)["error"]["message"], raw
+            body["tools"] = [tool("set", takes(a=CITY) | odd)]
+            assert server.send(CHAT, json.dumps(body).encode())[0] == 200, "who is not strict is held to nothing"
+
+
+def written(parser: str, arguments: dict) -> str:
+    """As a model writes it that does not know the types."""
+    if parser == "qwen3_coder":
+        values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
+        shown = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
+        return f"<tool_call>\n<function=set>\n{shown}</function>\n</tool_call>"
+    frames = {
+        "hermes": '<tool_call>\n{"name": "set", "arguments": %s}\n</tool_call>',
+        "llama3_json": '{"name": "set", "parameters": %s}',
+        "mistral": '[TOOL_CALLS][{"name": "set", "arguments": %s}]',
+    }
+    return frames[parser] % json.dumps(arguments)
 
 
 # -- other templates ---------------------------------------------------------------------------------------------------
