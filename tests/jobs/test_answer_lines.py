@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -51,7 +52,6 @@ def test_completion(llm):
     assert body == {"id": "cmpl-a", "object": "text_completion", "model": "tiny"}
 
 
-FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [5]}}, "required": ["x"]}}
 def test_a_text_of_the_whole_context_is_scored(llm):
     """Windows of the model's length, as programs that measure perplexity send them."""
     most = llm.engine.scheduler.max_model_len
@@ -62,6 +62,7 @@ def test_a_text_of_the_whole_context_is_scored(llm):
     assert f"so at most {most - 1} fit" in answer(llm, line(prompt=ids, echo=True, logprobs=1, max_tokens=1)).error
 
 
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [5]}}, "required": ["x"]}}
 POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
 NEUTRAL = {name: values[0] for name, (_, values) in vllm_names.BODY.items()}
 PARTS = [{"type": "text", "text": "two"}, {"type": "text", "text": "gulls"}]
@@ -127,6 +128,109 @@ def test_a_record_has_what_the_server_answers(llm, server, name):
     status, raw = server.send(url, json.dumps(body).encode())
     assert status == 200, raw
     assert bare(answer(llm, line(url=url, **body)).body) == bare(json.loads(raw))
+
+
+TOLD = {"type": "object", "properties": {"team": {"enum": ["red", "blue"]}, "n": {"type": "integer", "maximum": 99}}}
+TOLD |= {"required": ["team", "n"], "additionalProperties": False}
+WEATHER = {"type": "function", "function": FUNCTION}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 5}', "signature": "s"}}
+NAMED = {  # what the warning names -> a body that has it
+    "response_format: 'shema' (did you mean 'schema'?)": dict(response_format={"type": "json_object", "shema": TOLD}),
+    "response_format: 'schema'": dict(response_format={"type": "text", "schema": TOLD}),
+    "response_format.json_schema: 'stric' (did you mean 'strict'?)": dict(
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": POINT, "stric": True}}
+    ),
+    "stream_options: 'x'": dict(stream=True, stream_options={"include_usage": True, "x": 1}),
+    "tool_choice: 'mode'": dict(
+        tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "f"}, "mode": "x"}
+    ),
+    "tool_choice.function: 'strict'": dict(
+        tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "f", "strict": True}}
+    ),
+    "messages[0].content[1]: 'cache_control'": dict(
+        messages=[{"role": "user", "content": ["a", {"type": "text", "text": "b", "cache_control": {}}]}]
+    ),
+    "messages[1]: 'annotations'": dict(
+        messages=[*USER, {"role": "assistant", "content": "a", "annotations": [{"type": "x"}], "audio": None}, *USER]
+    ),
+    "messages[1].tool_calls[0]: 'cache_control', messages[1].tool_calls[0].function: 'signature'": dict(
+        messages=[
+            *USER,
+            {"role": "assistant", "tool_calls": [CALL | {"cache_control": {"a": 1}, "index": 0, "extra": None}]},
+            {"role": "tool", "tool_call_id": "c", "content": "5"},
+        ]
+    ),
+    "tools[0]: 'cache_control', tools[0].function: 'paramters'": dict(
+        tools=[{"type": "function", "function": {"name": "now", "paramters": {"x": 1}}, "cache_control": {"a": 1}}]
+    ),
+}
+
+
+CONTENTS = "{{ messages | map(attribute='content') | join }}"
+NAMES = "{% for tool in tools or [] %}{{ tool.function.name }} {{ tool.function.parameters }}{% endfor %}"
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_unknown_fields_inside_of_known_objects_are_named(name, llm, server):
+    """By the server in a header, in a record as at the top."""
+    for tokenizer in (llm.get_tokenizer(), server.engine.tokenizer):
+        tokenizer.chat_template = NAMES + CONTENTS
+    body = dict(messages=USER, max_tokens=8, temperature=0) | NAMED[name]
+    what = f"left out, because nobody here knows it: {name}"
+    status, raw, headers = server.exchange(CHAT, json.dumps(body).encode())
+    assert status == 200 and headers["warning"] == f'299 nanovllm "{what}"', raw
+    if "stream" not in body:
+        assert answer(llm, line(url=CHAT, **body)).record("r")["response"]["warning"] == what
+
+
+def test_what_a_template_shows_is_not_left_out(llm):
+    llm.get_tokenizer().chat_template = "{{ tools | tojson }}{{ messages[0].mood }}" + CONTENTS
+    tool = {"type": "function", "function": {"name": "now", "return": {"type": "string"}}, "cache_control": {"a": 1}}
+    body = dict(messages=[USER[0] | {"mood": "glad", "seen": []}], tools=[tool], max_tokens=1)
+    assert "warning" not in answer(llm, line(url=CHAT, **body)).record("r")["response"]
+    body["messages"][0]["seen"] = True
+    warned = answer(llm, line(url=CHAT, **body)).record("r")["response"]["warning"]
+    assert warned.endswith("knows it: messages[0]: 'seen'")
+
+
+FORMS = [
+    {"type": "json_object", "schema": TOLD},
+    {"type": "json_object", "schema": json.dumps(TOLD)},
+    {"type": "json_schema", "schema": TOLD},
+    {"type": "json_object", "json_schema": {"schema": TOLD}},
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_schema_beside_the_type_is_obeyed(form, llm, server):
+    """As users of llama.cpp and llama-cpp-python write it: completions and chats, alone and beside tools."""
+    for tokenizer in (llm.get_tokenizer(), server.engine.tokenizer):
+        tokenizer.chat_template = NAMES + CONTENTS
+    for seed in range(3):
+        given = dict(response_format=form, max_tokens=150, temperature=1, seed=seed)
+        record = answer(llm, line(prompt=FOX, **given)).record("r")["response"]
+        texts = [record["body"]["choices"][0]["text"]]
+        assert "warning" not in record
+        for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+            body = dict(messages=USER, **given, **more)
+            status, raw, headers = server.exchange(CHAT, json.dumps(body).encode())
+            assert status == 200 and "warning" not in headers, raw
+            texts.append(json.loads(raw)["choices"][0]["message"]["content"])
+        for text in texts:
+            jsonschema.validate(json.loads(text), TOLD)
+
+
+def test_a_json_object_without_a_schema(llm):
+    for form in (
+        {"type": "json_object"},
+        {"type": "json_object", "schema": {}},
+        {"type": "json_object", "schema": None},
+    ):
+        body = answer(llm, line(prompt=FOX, response_format=form, max_tokens=100, logit_bias={"96": 50})).body
+        assert isinstance(json.loads(body["choices"][0]["text"]), dict)
+    for schema, text in (({"type": "objekt"}, "Invalid type: objekt"), (5, "a JSON schema is an object")):
+        form = {"type": "json_object", "schema": schema}
+        assert text in answer(llm, line(prompt=FOX, response_format=form)).error
 
 
 def test_parameters_are_honoured(llm):

@@ -15,7 +15,7 @@ from nanovllm.serving.http.access import check_request_id
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import event
 from nanovllm.serving.openai.answer import response_body
-from nanovllm.serving.openai.fields import STREAM_OPTIONS, warning_headers, warning_of, without_unknown
+from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.openai_request import MAX_SAMPLES, translate
 from nanovllm.serving.openai.shown import Shown
 
@@ -80,12 +80,12 @@ class Job:
         self.stream, given = body.pop("stream", False), body.pop("stream_options", {})
         if not isinstance(self.stream, bool):
             raise ValueError(f"stream must be true or false, found {shorten(self.stream)}")
-        if not isinstance(given, dict) or not all(isinstance(value, bool | None) for value in given.values()):
+        if not isinstance(given, dict) or not all(isinstance(value, bool) for value in given.values()):
             raise ValueError(f"stream_options must be an object of true and false, found {shorten(given)}")
         if given and not self.stream:
             raise ValueError("stream_options needs stream: true")
-        self.stream_options, more = without_unknown(given, STREAM_OPTIONS)
-        unknown = [*form.unknown, *unknown, *(f"stream_options: {name}" for name in more)]
+        self.stream_options = given
+        unknown = [*form.unknown, *unknown]
         if self.stream and body.get("prompt_logprobs") is not None:
             raise ValueError("prompt_logprobs are not available in a stream; leave out stream, or ask with echo")
         if "chat_template" in body:

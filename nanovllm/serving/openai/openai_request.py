@@ -18,6 +18,7 @@ from nanovllm.request import Request
 from nanovllm.serving.openai.reading import PLAIN, Parsers, Reading
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, SWITCHES, scoring
 from nanovllm.serving.openai.tools import Tools, functions_of
+from nanovllm.serving.openai.unread import unread_fields
 
 if TYPE_CHECKING:
     from nanovllm.features.lora.adapter import Adapter
@@ -123,6 +124,7 @@ def _chat(
     if tags and any(token.special and token.content in tags for token in tokenizer.added_tokens_decoder.values()):
         given["skip_special_tokens"] = False  # the text has to show them
     named = tools.choice == "function"
+    shown = tools.given if "tools" in options else []
     return [prompt], Reading(
         format=form,
         ids=format_name,
@@ -131,7 +133,11 @@ def _chat(
         shows_reasoning=shows_reasoning,
         several=tools.several or named,
         ends_with_calls=not named,
-        left_out=tools.left_out + (tools.not_held(format_name) if asked is None else ()),
+        left_out=(
+            *unread_fields(messages, shown, prompt.template, prompt["prompt"]),
+            *tools.left_out,
+            *(tools.not_held(format_name) if asked is None else ()),
+        ),
     )
 
 
@@ -182,13 +188,12 @@ def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:
     """From OpenAI's response_format, or from vLLM's structured_outputs."""
     asked, given = body.get("response_format", {"type": "text"}), body.get("structured_outputs")
     kind = asked.get("type") if isinstance(asked, dict) else None
-    if kind == "json_object" and given is None:
-        given = {"json_object": True}
-    elif kind == "json_schema" and given is None:
-        holder = asked.get("json_schema")
-        if not isinstance(holder, dict) or "schema" not in holder:
+    if kind in ("json_object", "json_schema") and given is None:
+        holder = asked.get("json_schema", asked)  # llama.cpp's clients put the schema beside the type
+        schema = holder.get("schema") if isinstance(holder, dict) else None
+        if schema is None and kind == "json_schema":
             raise ValueError("response_format of type json_schema needs a json_schema with a schema")
-        given = {"json": holder["schema"]}
+        given = {"json_object": True} if schema in (None, {}) else {"json": schema}
     elif kind == "structural_tag" and given is None:
         given = {"structural_tag": {name: value for name, value in asked.items() if name != "type"}}
     elif kind != "text":

@@ -73,6 +73,21 @@ def test_responses(server):
         client.responses.create(input=[{"role": "user", "content": parts}], **options)
 
 
+def test_a_picture_beside_instructions(server):
+    """A user's picture is seen, whatever stands before it; one in another message is that client's mistake."""
+    client, options = server.client(), dict(model="tiny", temperature=0, max_output_tokens=6)
+    parts = [{"type": "input_text", "text": "look: "}, {"type": "input_image", "image_url": url_of(A)}]
+    asked = dict(instructions="be brief", **options)
+    for before in ([], [{"role": "developer", "content": "in French"}]):
+        seen = client.responses.create(input=[*before, {"role": "user", "content": parts}], **asked)
+        blind = client.responses.create(input=[*before, {"role": "user", "content": parts[:1]}], **asked)
+        assert seen.usage.input_tokens > blind.usage.input_tokens + 4
+        for role in ("system", "developer"):
+            given = [*before, {"role": role, "content": parts}, {"role": "user", "content": "hi"}]
+            with pytest.raises(openai.BadRequestError, match=f"images belong in messages of role user.*{role}"):
+                client.responses.create(input=given, **asked)
+
+
 def test_one_pixel_shares_nothing_after_it(server):
     client, other = server.client(), A.copy()
     other.putpixel((39, 39), (1, 2, 3))

@@ -90,6 +90,13 @@ def test_base64(server, vectors):
     assert (status, list(struct.unpack(f"<{len(raw) // 4}f", raw))) == (200, pytest.approx(vectors[0]))
 
 
+@pytest.mark.parametrize("path, names", [("/rerank", ("query", "documents")), ("/score", ("text_1", "text_2"))])
+def test_what_a_document_has_beside_its_text_is_named(server, path, names):
+    body = {names[0]: "two", names[1]: ["a", {"text": "b", "title": "t"}]}
+    status, _, headers = server.exchange(path, json.dumps(body).encode())
+    assert status == 200 and f"knows it: {names[1]}[1]: 'title'" in headers["warning"]
+
+
 @pytest.mark.parametrize("path", pooling.RERANK)
 def test_rerank(server, vectors, path):
     documents = [TEXTS[1], {"text": TEXTS[2]}, TEXTS[0]]

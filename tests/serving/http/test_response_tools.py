@@ -134,6 +134,74 @@ def test_the_clients_own_tools(client):
     assert snapshots[-1] == last.arguments == call.arguments and last.parsed_arguments == call.parsed_arguments
 
 
+OTHERS = {
+    "web_search_call": {"id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+    "custom_tool_call": {"call_id": "c", "name": "patch", "input": "x"},
+    "custom_tool_call_output": {"call_id": "c", "output": "done"},
+    "local_shell_call": {"call_id": "d", "status": "completed", "action": {"type": "exec", "command": ["ls"]}},
+    "mcp_approval_response": {"approval_request_id": "m", "approve": True},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_items_of_other_servers_tools(client, stream):
+    """Sent back by an agent that has moved here: left out, also of what the answer was made from, and named."""
+    others = [{"type": kind} | item for kind, item in OTHERS.items()]
+    turn = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a gull"}]
+    rest = [{"role": "user", "content": "go on"}]
+    given = GIVEN | dict(max_output_tokens=8, stream=stream)
+    raw = client.responses.with_raw_response.create(input=[*turn, *others, *rest], **given)
+    named = [f"input[{place}] of type {kind!r}" for place, kind in enumerate(OTHERS, len(turn))]
+    assert ", ".join(named) in raw.headers["warning"]
+    found = [*raw.parse()][-1].response if stream else raw.parse()
+    plain = client.responses.create(input=turn + rest, **GIVEN | dict(max_output_tokens=8))
+    assert (found.output_text, found.usage.input_tokens) == (plain.output_text, plain.usage.input_tokens)
+    assert [item.type for item in client.responses.input_items.list(found.id).data] == ["message"] * 3
+    more = client.responses.with_raw_response.create(input="and?", previous_response_id=found.id, **GIVEN)
+    assert "warning" not in more.headers
+    with pytest.raises(openai.BadRequestError, match="all items of the input are of tools"):
+        client.responses.create(input=others, **GIVEN)
+    with pytest.raises(openai.BadRequestError, match=r"input item 1: .*found type 'web_search'"):
+        client.responses.create(input=[others[0], {"type": "web_search"}], **GIVEN)
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "assistant"])
+@pytest.mark.parametrize("instructions", [None, "Be brief."])
+def test_a_picture_where_none_can_be(client, role, instructions):
+    """A client's mistake, with instructions and without, alone or beside texts; the log has no traceback."""
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "auto"}
+    for parts in ([picture], [{"type": "input_text", "text": "look"}, picture]):
+        for more in ([], [{"role": "user", "content": "hi"}]):
+            given = [{"role": role, "content": parts}, *more]
+            with pytest.raises(openai.BadRequestError, match=f"images belong in messages of role user.*{role}"):
+                client.responses.create(input=given, instructions=instructions, **GIVEN)
+
+
+def test_a_schema_of_a_json_object(client):
+    """As llama.cpp's users write it; what is left out of such a form is named."""
+    bird = {"type": "object", "properties": {"bird": {"enum": ["gull"]}}, "required": ["bird"]}
+    form = {"type": "json_object", "schema": bird | {"additionalProperties": False}, "name": "bird"}
+    raw = client.responses.with_raw_response.create(input=GULLS, text={"format": form}, **GIVEN)
+    assert json.loads(raw.parse().output_text) == {"bird": "gull"} and "text.format: 'name'" in raw.headers["warning"]
+
+
+def test_a_schema_of_an_answer(client):
+    """OpenAI's form: whole and streamed, a key that is optional, a format that nobody knows; what cannot be held."""
+    place = {"type": "string", "format": "path", "maxLength": 3}
+    schema = {"type": "object", "properties": {"note": place, "bird": {"enum": ["gull"]}}, "required": ["bird"]}
+    form = {"type": "json_schema", "name": "sight", "schema": schema | {"additionalProperties": False}, "strict": True}
+    whole = client.responses.create(input=GULLS, text={"format": form}, **GIVEN)
+    value = json.loads(whole.output_text)
+    assert value["bird"] == "gull" and value.keys() <= {"bird", "note"} and len(value.get("note", "")) <= 3
+    with client.responses.stream(input=GULLS, text={"format": form}, **GIVEN) as stream:
+        assert stream.get_final_response().output_text == whole.output_text
+    raw = client.responses.with_raw_response.create(input=GULLS, text={"format": form | {"stric": 1}}, **GIVEN)
+    assert "text.format: 'stric' (did you mean 'strict'?)" in raw.headers["warning"]
+    for odd, named in (({"uniqueItems": True}, "uniqueItems"), ({"if": {}, "then": {}}, '"if", "then"')):
+        with pytest.raises(openai.BadRequestError, match=named):
+            client.responses.create(input=GULLS, text={"format": form | {"schema": schema | odd}}, **GIVEN)
+
+
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "f"}]}
 
 

@@ -200,6 +200,72 @@ def test_what_nobody_knows_is_named():
     ]
 
 
+OTHERS = [
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+    {"type": "custom_tool_call", "call_id": "call_1", "name": "apply", "input": "*** Begin"},
+    {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"},
+    {"type": "local_shell_call", "call_id": "call_2", "action": {"type": "exec", "command": ["ls"]}},
+    {"type": "local_shell_call_output", "id": "call_2", "output": "a"},
+    {"type": "computer_call", "call_id": "call_3", "action": {"type": "screenshot"}},
+    {"type": "mcp_list_tools", "server_label": "s", "tools": []},
+    {"type": "mcp_approval_request", "name": "f", "arguments": "{}", "server_label": "s"},
+    {"type": "image_generation_call", "result": None},
+    {"type": "tool_search_output", "tools": []},
+]
+
+
+def test_items_of_tools_that_are_not_here_are_left_out_and_named():
+    """As agents send them back from another server's turns; what this server has stays, in its order."""
+    mixed = [USER, *OTHERS[:4], call(1), *OTHERS[4:], result(1), USER]
+    asked = translated(input=mixed)
+    assert asked.messages == translated(input=[USER, call(1), result(1), USER]).messages and asked.items == [
+        USER, call(1), result(1), USER]  # fmt: skip
+    places = [*range(1, 5), *range(6, 12)]
+    expected = [f"input[{place}] of type {mixed[place]['type']!r}" for place in places]
+    assert asked.unknown == expected
+
+
+INSIDE = {
+    "input[0]: 'x'": {"input": [USER | {"x": 1}]},
+    "input[0].content[0]: 'cache_control'": {
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "cache_control": {}}]}]
+    },
+    "input[1]: 'namespace' (did you mean 'name'?)": {"input": [USER, call(1) | {"namespace": "n"}, result(1)]},
+    "input[2]: 'is_error'": {"input": [USER, call(1), result(1) | {"is_error": False}]},
+    "input[1]: 'signature'": {"input": [USER, THOUGHT | {"signature": "s"}, ANSWER]},
+    "text.format: 'shema' (did you mean 'schema'?)": {"text": {"format": {"type": "json_object", "shema": {}}}},
+    "text.format: 'schema'": {"text": {"format": {"type": "text", "schema": {}}}},
+    "tools[1]: 'paramters' (did you mean 'parameters'?)": {"tools": [WEATHER, TIME | {"paramters": {}}]},
+    "tool_choice: 'mode'": {"tools": [TIME], "tool_choice": {"type": "function", "name": "time", "mode": "auto"}},
+    "stream_options: 'x'": {"stream": True, "stream_options": {"x": True}},
+}
+
+
+def without(field: str, value):
+    if isinstance(value, list):
+        return [without(field, item) for item in value]
+    if isinstance(value, dict):
+        return {name: without(field, inner) for name, inner in value.items() if name != field}
+    return value
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_an_unknown_field_inside_of_a_known_object_is_named(name):
+    """And the rest is what it is without that field."""
+    asked = translated(**INSIDE[name])
+    assert asked.unknown == [name]
+    plain = translated(**without(name.split("'")[1], INSIDE[name]))
+    assert plain.unknown == [] and (asked.chat, asked.items) == (plain.chat, plain.items)
+
+
+def test_instructions_and_pictures_of_other_messages():
+    """Such a message stays beside them; the chat refuses its picture, as it does without instructions."""
+    parts = [{"type": "input_text", "text": "look"}, {"type": "input_image", "image_url": "data:,"}]
+    asked = translated(input=[{"role": "developer", "content": parts}, USER], instructions="be brief")
+    first, second, _ = asked.chat["messages"]
+    assert first == {"role": "system", "content": "be brief"} and second["content"][1]["type"] == "image_url"
+
+
 def test_instructions_and_system_messages_are_one():
     """Templates that take a system message at the beginning only would refuse the second."""
     system = [{"role": role, "content": f"as {role}"} for role in ("system", "developer")]
@@ -218,7 +284,9 @@ REFUSED = [
     ({"input": [{"role": "user"}]}, "input item 0: content must be a text or parts"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "an input_image needs an image_url"),
     ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "this engine reads no files"),
-    ({"input": [{"type": "web_search_call"}]}, "this server reads messages, function_call"),
+    ({"input": [{"type": "web_search_call"}]}, "all items of the input are of tools that this server"),
+    ({"input": [{"type": "mesage", "role": "user", "content": "hi"}]}, "this server reads items of type message, func"),
+    ({"input": [USER, {"type": "compaction", "encrypted_content": "x"}]}, "found type 'compaction'"),
     ({"input": [{"type": ["message"]}]}, "found type"),
     ({"input": [{"type": "item_reference", "id": "msg_2"}]}, "no item 'msg_2' is kept here; send the item itself"),
     ({"input": [{"type": "function_call", "call_id": "x", "name": "f"}]}, "function_call needs a string 'arguments'"),

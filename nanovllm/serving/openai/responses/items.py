@@ -4,13 +4,50 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanovllm.checks.values import shorten
+from nanovllm.serving.openai.fields import Known, by_type, fields
 from nanovllm.serving.openai.openai_request import MAX_ENTRIES
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # type of part -> its key
 OPEN = ("in_progress", "incomplete")  # statuses of a message that the answer goes on with
 MAX_ITEMS = 100  # of a page
-KINDS = "messages, function_call, function_call_output, reasoning and item_reference"
+PARTS = by_type(
+    {
+        **dict.fromkeys(("input_text", "text"), fields("type", "text")),
+        "output_text": fields("type", "text", "annotations", "logprobs"),
+        "refusal": fields("type", "refusal"),
+        "input_image": fields("type", "image_url", "file_id", detail=("auto",)),
+    }
+)
+KINDS: dict[str, Known] = {  # of items, and what is known of them
+    "message": fields("type", "id", "status", "role", content=[PARTS]),
+    "function_call": fields("type", "id", "status", "call_id", "name", "arguments"),
+    "function_call_output": fields("type", "id", "status", "call_id", output=[PARTS]),
+    "reasoning": fields("type", "id", "status", "summary", "content", "encrypted_content"),
+    "item_reference": fields("type", "id"),
+}
+
+
+def known_of_item(item: Any) -> Known:
+    """What is known of an item of the input (fields.py)."""
+    kind = _type_of(item) if isinstance(item, dict) else None
+    return KINDS.get(kind) if isinstance(kind, str) else None
+
+
+def without_other_tools(items: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """An input's items without those of tools that are not here; these, as a warning names them. Raises ValueError.
+
+    A server runs such a tool, or it takes free text. Agents send their items back to every server.
+    """
+    kept = [item for item in items if not _is_of_other_tool(_type_of(item))]
+    if not kept:
+        raise ValueError("all items of the input are of tools that this server does not have")
+    others = [(place, _type_of(item)) for place, item in enumerate(items) if _is_of_other_tool(_type_of(item))]
+    return kept, [f"input[{place}] of type {str(kind)[:40]!a}" for place, kind in others]
+
+
+def _is_of_other_tool(kind: Any) -> bool:
+    return isinstance(kind, str) and kind not in KINDS and ("_call" in kind or kind.startswith(("mcp_", "tool_")))
 
 
 def read_input(given: Any, find_items: Callable[[str], dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -46,7 +83,10 @@ def read_input(given: Any, find_items: Callable[[str], dict[str, dict[str, Any]]
 
 
 def add_items(messages: list[dict[str, Any]], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages and those of the items; the last message may take in the first items. Raises ValueError."""
+    """The messages and those of the items; the last message may take in the first items. Raises ValueError.
+
+    Items of tools that are not here are left out.
+    """
     messages = [*messages[:-1], *map(dict, messages[-1:])]
     for index, item in enumerate(items):
         kind = _type_of(item)
@@ -60,8 +100,8 @@ def add_items(messages: list[dict[str, Any]], items: list[dict[str, Any]]) -> li
             elif kind == "function_call_output":
                 call_id = _string(item, "call_id")
                 messages.append({"role": "tool", "tool_call_id": call_id, "content": text_of(item.get("output"))})
-            else:
-                raise ValueError(f"this server reads {KINDS}, found type {shorten(kind)}")
+            elif not _is_of_other_tool(kind):
+                raise ValueError(f"this server reads items of type {', '.join(KINDS)}; found type {shorten(kind)}")
         except ValueError as error:
             raise ValueError(f"input item {index}: {error}") from None
     return messages

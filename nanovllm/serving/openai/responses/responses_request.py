@@ -7,9 +7,9 @@ from typing import Any
 
 from nanovllm.checks.values import check_number, shorten
 from nanovllm.compat.names import BODY, TABLES, accepted
-from nanovllm.serving.openai.fields import without_unknown
+from nanovllm.serving.openai.fields import INSIDE, Known, by_type, fields, without_unknown
 from nanovllm.serving.openai.openai_request import KNOWN_BY_URL
-from nanovllm.serving.openai.responses.items import add_items, is_open, read_input
+from nanovllm.serving.openai.responses.items import add_items, is_open, known_of_item, read_input, without_other_tools
 from nanovllm.serving.openai.shown import CHAT
 from nanovllm.serving.openai.tools import functions_of, is_other
 
@@ -27,6 +27,21 @@ RENAMED = {  # fields of a chat -> what a response calls them
 }
 PASSED_ON = ({*BODY} | KNOWN_BY_URL[CHAT]) - READ_HERE - RENAMED.keys() - TABLES[WHAT].keys()
 KNOWN = READ_HERE | RENAMED.keys() | TABLES[WHAT].keys() | PASSED_ON
+OF_FORMATS: dict[str, Known] = {
+    "text": fields("type"),
+    "json_object": fields("type", "schema"),
+    "json_schema": fields("type", "name", "description", "schema", "strict"),
+}
+OF_CHOICES: dict[str, Known] = {"function": fields("type", "name"), "allowed_tools": fields("type", "mode", "tools")}
+OF_TOOLS: dict[str, Known] = {"function": fields("type", "name", "description", "parameters", "strict")}
+INSIDE_HERE: dict[str, Known] = {
+    "input": [known_of_item],
+    "reasoning": fields("effort", "summary", "generate_summary"),
+    "stream_options": INSIDE["stream_options"],
+    "text": fields("verbosity", format=by_type(OF_FORMATS)),
+    "tool_choice": by_type(OF_CHOICES),
+    "tools": [by_type(OF_TOOLS)],
+}
 ECHOED = ("user", "safety_identifier", "prompt_cache_key")
 # Of what nothing is left to say: the items that these are about never come, reasoning stands in content as it is.
 INCLUDABLE = {
@@ -64,7 +79,7 @@ class Asked:
 
 def translate(body: dict[str, Any], kept: Kept) -> Asked:
     """Raises ValueError for what cannot be honoured, and what `kept` raises for an answer that is not there."""
-    body, unknown = without_unknown(body, KNOWN)
+    body, unknown = without_unknown(body, KNOWN, INSIDE_HERE)
     if wrong := next((name for name in body if name in RENAMED), None):
         raise ValueError(f"{wrong} is a field of chats; here it is {RENAMED[wrong]}")
     body = accepted(body, sorted(KNOWN - TABLES[WHAT].keys()), WHAT)
@@ -72,7 +87,7 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
     if background and not store:
         raise ValueError("background can only be used when `store` is true")
     chat = {name: body[name] for name in PASSED_ON & body.keys()}
-    chat |= _max_tokens(body) | _reasoning(body, unknown) | _response_format(body, unknown) | _logprobs(body, unknown)
+    chat |= _max_tokens(body) | _reasoning(body) | _response_format(body) | _logprobs(body, unknown)
     chat |= chat_tools(body)
     if chat.get("stream"):
         options = body.get("stream_options", {})
@@ -80,6 +95,8 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
     items = read_input(body.get("input"), kept.items)
     before = kept.conversation(_string(body, "previous_response_id")) if "previous_response_id" in body else []
     messages = add_items(before, items)
+    items, left_out = without_other_tools(items)
+    unknown += left_out
     if is_open(items):
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
     chat["messages"] = _instructed(_string(body, "instructions"), messages) if body.get("instructions") else messages
@@ -87,9 +104,12 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
 
 
 def _instructed(instructions: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages that begin with these instructions. Many templates take one system message, and only as the first."""
+    """Messages that begin with these instructions. Many templates take one system message, and only as the first.
+
+    One that is no text has pictures, and is refused as in any chat.
+    """
     texts, rest = [instructions], list(messages)
-    while rest and rest[0]["role"] in ("system", "developer"):
+    while rest and rest[0]["role"] in ("system", "developer") and isinstance(rest[0]["content"], str):
         texts.append(rest.pop(0)["content"])
     return [{"role": "system", "content": "\n\n".join(texts)}, *rest]
 
@@ -125,17 +145,17 @@ def _max_tokens(body: dict[str, Any]) -> dict[str, Any]:
     return {"max_completion_tokens": check_number("max_output_tokens", body["max_output_tokens"], Integral, 1)}
 
 
-def _reasoning(body: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
+def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
     """A summary is always the whole: reasoning is shown as it is."""
-    given = _object(body, "reasoning", ("effort", "summary", "generate_summary"), unknown)
+    given = _object(body, "reasoning")
     return {"reasoning_effort": given["effort"]} if "effort" in given else {}
 
 
-def _response_format(body: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
-    if (form := _object(body, "text", ("format", "verbosity"), unknown).get("format")) is None:
+def _response_format(body: dict[str, Any]) -> dict[str, Any]:
+    if (form := _object(body, "text").get("format")) is None:
         return {}
     if isinstance(form, dict) and form.get("type") == "json_schema":
-        holder = {name: value for name, value in form.items() if name != "type" and value is not None}
+        holder = {name: value for name, value in form.items() if name != "type"}
         form = {"type": "json_schema", "json_schema": holder}
     return {"response_format": form}
 
@@ -149,13 +169,10 @@ def _logprobs(body: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
     return {"logprobs": True, "top_logprobs": num} if "message.output_text.logprobs" in include else {}
 
 
-def _object(body: dict[str, Any], name: str, known: tuple[str, ...], unknown: list[str]) -> dict[str, Any]:
-    """A field that is an object, here without nulls and without what nobody knows."""
+def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(given := body.get(name, {}), dict):
         raise ValueError(f"{name} must be an object, found {shorten(given)}")
-    body[name], more = without_unknown(given, known)
-    unknown += [f"{name}: {other}" for other in more]
-    return body[name]
+    return given
 
 
 def _switch(body: dict[str, Any], name: str, default: bool) -> bool:
@@ -200,8 +217,7 @@ def _nested(tool: Any, where: str) -> dict[str, Any]:
         return {"type": tool["type"]}
     if not isinstance(tool.get("name"), str):
         raise ValueError(f"{where} needs a string 'name' beside its type, found {shorten(tool)}")
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
 def _allowed(tools: list[dict[str, Any]], choice: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
