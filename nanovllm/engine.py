@@ -9,9 +9,10 @@ that is what happens when an exception comes out of the middle of a step.
 import sys
 import time
 from collections.abc import Callable
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from nanovllm import wings
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
 from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within, notify
@@ -19,11 +20,9 @@ from nanovllm.checks.interruptions import interruptible_imports
 from nanovllm.checks.names import known_names
 from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
-from nanovllm.core.block_manager import broadcast
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.features import assembly
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.files.prompt_length import length_check
 from nanovllm.files.tokenizer import load_tokenizer, with_eos
@@ -36,17 +35,13 @@ from nanovllm.stats import EngineStats
 if TYPE_CHECKING:
     from nanovllm.features.cache_reports.events import KVEventBatch
     from nanovllm.features.callers.metrics import Metric
-    from nanovllm.features.grammar.grammar import GrammarCompiler
-    from nanovllm.features.images.processor import ImageProcessor
     from nanovllm.features.lora.adapter import Adapter
     from nanovllm.features.lora.lora_request import LoRARequest
-    from nanovllm.features.lora.registry import KnownAdapters
     from nanovllm.worker.model_runner import ModelRunnerOutput
 
 # Python takes this module for a package, so that `import nanovllm.engine.arg_utils` reaches compat/paths.py.
 __path__: list[str] = []
 
-TIER_WAIT_S = 0.02  # the longest sleep while a tier brings blocks; new requests are noticed after it
 SEEDS_PER_ENGINE_SEED = 1_000_003  # so many requests get seeds before those of the next engine seed begin
 
 Arguments = ParamSpec("Arguments")
@@ -68,6 +63,7 @@ def change(
 class LLMEngine:
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
+    wings       {name: Wing}, what its options have put beside it (wings.py), in the order in which they act
     requests    {request id: Request} of those queued or running
     to_abort    {request id: Request} of those that the change in progress, or the next step, ends. Any thread may add
                 some, at any time
@@ -90,24 +86,18 @@ class LLMEngine:
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config, config)
         tokenizer_place = resolve_tokenizer(config.tokenizer) if config.tokenizer else directory
         self.tokenizer = load_tokenizer(tokenizer_place)
-        assembly.use_processors_template(self.tokenizer, tokenizer_place, model_config)
+        wings.use_processors_template(self.tokenizer, tokenizer_place, model_config)
         self.model_config = with_eos(model_config, self.tokenizer, directory)
-        weight_stamps = assembly.check_cache_options(config, directory)
-        self.model_runner = assembly.make_runner(config, self.model_config)
-        self.speculation = assembly.make_speculation(config, directory, self.model_config, self.tokenizer)
+        self.wings: dict[str, wings.Wing] = {}
+        self.model_runner = wings.make_runner(config, self.model_config)
+        prepared = wings.prepare(self)
         forks.watch()
         self.model_runner.load(directory)
-        self.kv_pool = self.model_runner.prepare(assembly.largest_image(self))
-        self.block_manager = assembly.make_block_manager(
+        self.kv_pool = self.model_runner.prepare(wings.largest_image(self))
+        self.block_manager = wings.make_block_manager(
             self.kv_pool, enable_prefix_caching=config.enable_prefix_caching, hash_algo=config.prefix_caching_hash_algo
         )
-        # These read config, model_config, model_runner and block_manager of the engine, which are set by now.
-        self.kv_events = assembly.make_kv_events(self)
-        self.block_times = assembly.make_block_times(config)
-        self.tiers = assembly.make_tiers(self, directory, weight_stamps)
-        # kv_events comes last: its followers may look at what the other two have recorded.
-        listeners = (self.tiers, self.block_times, self.kv_events)
-        self.block_manager.on_event = broadcast(*[each.on_event for each in listeners if each is not None])
+        wings.attach(self, prepared)
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=config.max_num_seqs,
@@ -131,27 +121,6 @@ class LLMEngine:
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
         return cls(engine_args)
 
-    @cached_property
-    def known_adapters(self) -> "KnownAdapters":
-        """The LoRA adapters that requests have named."""
-        from nanovllm.features.lora.registry import KnownAdapters
-
-        return KnownAdapters(self.model_config, self.config)
-
-    @cached_property
-    def grammars(self) -> "GrammarCompiler":
-        """Compiles the grammars that structured outputs must fit."""
-        from nanovllm.features.grammar.grammar import GrammarCompiler
-
-        return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
-
-    @cached_property
-    def image_processor(self) -> "ImageProcessor":
-        """Makes placeholders and pixels of pictures. Raises ValueError for a model that sees none."""
-        from nanovllm.features.images.requests import make_processor
-
-        return make_processor(self)
-
     # -- requests -------------------------------------------------------------------------------------------------
 
     def make_request(
@@ -169,29 +138,30 @@ class LLMEngine:
 
         compile_grammar=False: the caller will call compile_grammars() itself. Compiling may take seconds.
         """
-        checked = check_request(self, prompt, params, lora_request, priority, request_id)
+        asked = check_request(self, prompt, params, lora_request, priority, request_id)
         samples = []
-        for sample_index in range(checked.params.n):
+        for sample_index in range(asked.params.n):
             seq = Sequence(
-                checked.token_ids,
-                checked.params,
-                cache_salt=checked.cache_salt,
-                lora_id=checked.lora_id,
-                mm_spans=() if checked.images is None else checked.images.spans,
+                asked.token_ids,
+                asked.params,
+                cache_salt=asked.cache_salt,
+                lora_id=asked.lora_id,
+                mm_spans=asked.mm_spans,
             )
             seq.sample_index = sample_index
+            seq.priority = asked.priority
             # One sample is enough: its logits give the prompt's logprobs, so it computes the whole prompt.
-            seq.skip_prefix_cache = sample_index == 0 and checked.params.prompt_logprobs is not None
-            checked.add_to(seq)
-            detokenizer = Detokenizer(self.tokenizer, checked.params)
-            if checked.params.stop:
+            seq.skip_prefix_cache = sample_index == 0 and asked.params.prompt_logprobs is not None
+            seq.parts = {name: part.for_sample() for name, part in asked.parts.items()}
+            detokenizer = Detokenizer(self.tokenizer, asked.params)
+            if asked.params.stop:
                 seq.stop_checker = detokenizer
             samples.append(Sample(seq, detokenizer))
         request = Request(
             request_id=request_id or "",
-            prompt=checked.text,
-            prompt_token_ids=checked.token_ids,
-            params=checked.params,
+            prompt=asked.text,
+            prompt_token_ids=asked.token_ids,
+            params=asked.params,
             samples=samples,
             stream=stream,
             metrics=RequestMetrics(arrival_time=time.perf_counter()),
@@ -256,9 +226,8 @@ class LLMEngine:
         if request.params.output_kind is RequestOutputKind.FINAL_ONLY:
             request.stream = False
         if request.params.output_kind is RequestOutputKind.DELTA and request.stream:
-            from nanovllm.features.callers.output_kind import OutputFilter
-
-            request.output_filter = OutputFilter(RequestOutputKind.DELTA)
+            output_kind = wings.load("features.callers.output_kind")
+            request.output_filter = output_kind.OutputFilter(RequestOutputKind.DELTA)
         return self.enqueue([request])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
@@ -312,9 +281,9 @@ class LLMEngine:
         while reset_running_requests and self.scheduler.running:
             self.scheduler.preempt_last()
         was_reset = self.block_manager.reset_prefix_cache()
-        if was_reset and reset_connector and self.tiers is not None:
-            for store in self.tiers.stores:
-                store.reset()
+        if was_reset and reset_connector:
+            for wing in self.wings.values():
+                wing.reset()
         return was_reset
 
     def has_unfinished_requests(self) -> bool:
@@ -339,29 +308,23 @@ class LLMEngine:
         return self.make_outputs(scheduled, progressed, started)
 
     def poll(self) -> None:
-        """Take in blocks that lower tiers have brought since the last step, and ask for those that sequences wait for.
-
-        If nothing can run without such blocks, sleep until some arrive, TIER_WAIT_S at most.
-        """
-        if self.tiers is not None:
-            self.tiers.poll(self.scheduler.waiting)
-            if self.scheduler.waiting and not self.scheduler.running and self._none_may_start():
-                self.tiers.wait(TIER_WAIT_S)
-
-    def _none_may_start(self) -> bool:
-        """Does every waiting sequence let others pass? True as well if none is waiting."""
-        return not any(map(self.scheduler.may_start, self.scheduler.waiting))
+        """Take in what wings have brought since the last step: blocks of lower tiers."""
+        for wing in self.wings.values():
+            wing.begin_step(self.scheduler)
 
     def propose_drafts(self) -> dict[int, list[int]]:
         """{seq_id: draft tokens}, which the step checks beside the tokens that it has to compute."""
-        return {} if self.speculation is None else self.speculation.propose(self.scheduler)
+        drafts: dict[int, list[int]] = {}
+        for wing in self.wings.values():
+            drafts |= wing.propose(self.scheduler)
+        return drafts
 
     def schedule(self, drafts: dict[int, list[int]], started: float) -> SchedulerOutput:
         """Choose the step's work. started: the step's time, for the metrics of requests that are first worked on."""
         scheduled = self.scheduler.schedule(drafts)
-        assert scheduled.chunks or self._none_may_start(), "no chunk, although a waiting sequence may start"
-        if self.tiers is not None:
-            self.tiers.save_evicted()  # before the step overwrites the evicted blocks
+        assert scheduled.chunks or self.scheduler.none_may_start(), "no chunk, although a waiting sequence may start"
+        for wing in self.wings.values():
+            wing.scheduled(scheduled)
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
         self.scheduled = scheduled
         self.stats.count_scheduled(scheduled)
@@ -383,8 +346,8 @@ class LLMEngine:
                 request.pooled = pooled
                 request.add_tokens(chunk, logprobs, now)
                 progressed[request.request_id] = request
-        if self.speculation is not None:
-            self.speculation.observe(scheduled)
+        for wing in self.wings.values():
+            wing.observe(scheduled)
         return list(progressed.values())
 
     def make_outputs(
@@ -465,9 +428,7 @@ class LLMEngine:
 
     def get_metrics(self) -> "list[Metric]":
         """Counters since the engine was built, under vLLM's names."""
-        from nanovllm.features.callers.metrics import metrics_of
-
-        return metrics_of(self)
+        return wings.load("features.callers.metrics").metrics_of(self)
 
     @property
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
@@ -487,9 +448,7 @@ class LLMEngine:
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what PyTorch does until stop_profile(). Raises ValueError without LLM(profiler_config=...)."""
-        from nanovllm.features.callers.profile import Profile
-
-        self._profile = Profile.of(self, profile_prefix)
+        self._profile = wings.load("features.callers.profile").Profile.of(self, profile_prefix)
 
     def stop_profile(self) -> None:
         """End the recording and write its trace. Do nothing if no recording was started."""
@@ -515,6 +474,11 @@ class LLMEngine:
 
     def __getattr__(self, name: str) -> Any:
         """Raise an AttributeError; for a method that only vLLM's LLMEngine has, it says what to use instead."""
+        if name in wings.ON_DEMAND:
+            made = self.__dict__[name] = wings.load(wings.ON_DEMAND[name]).make(self)
+            return made
+        if name in wings.BESIDE_AN_ENGINE and "wings" in vars(self):
+            return self.wings.get(name)
         if hasattr(type(self), name):  # one of our properties has raised an AttributeError: raise the same one again
             return object.__getattribute__(self, name)
         from nanovllm.compat.refused import refused_method

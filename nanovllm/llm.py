@@ -6,18 +6,14 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nanovllm.checks.exits import finish_at_exit
+from nanovllm import wings
 from nanovllm.checks.names import known_names
 from nanovllm.checks.values import make_all
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
-from nanovllm.features.callers.ctrl_c import between_steps
-from nanovllm.features.callers.fair_lock import FairLock
-from nanovllm.features.callers.progress import progress_bar
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt, items_of, one_per_prompt, split_prompts
 from nanovllm.request import Request
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
     from nanovllm.features.cache_reports.events import KVEventBatch
     from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.chat_template.render import ChatPrompt
-    from nanovllm.features.images.processor import ImageProcessor
     from nanovllm.features.lora.lora_request import LoRARequest
     from nanovllm.features.pooling.outputs import (
         ClassificationRequestOutput,
@@ -40,14 +35,64 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 Result = TypeVar("Result")
-CHAT_OPTIONS = (
-    "continue_final_message",
-    "chat_template",
-    "chat_template_kwargs",
-    "chat_template_content_format",
-    "tools",
-    "mm_processor_kwargs",
-)
+
+
+class Calls:
+    """What an LLM does with its engine, call after call.
+
+    This is all that a script with one thread needs. An LLM takes features/callers/shared_calls.py, which has the same
+    methods: there several threads may call at once, Ctrl-C comes between two steps, and a progress bar is drawn.
+    """
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self.engine = engine
+        self._enqueued: list[Request] = []
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """work(), which changes the engine or reads from it."""
+        return work()
+
+    def ask(self, work: Callable[[], Result]) -> Result:
+        """work(), which code that a step calls may ask for in the middle of it, too."""
+        return work()
+
+    def around(self, call: Callable[[], Result]) -> Result:
+        """call(), which makes calls of this LLM."""
+        return call()
+
+    def complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        """Queue requests, unless they are queued already, and make steps until all have ended."""
+        try:
+            self.engine.enqueue([request for request in requests if not request.request_id])
+            while not all(request.finished for request in requests):
+                self.engine.step()
+        except BaseException:
+            self.engine.abort_requests(requests)
+            raise
+        return [request.output() for request in requests]
+
+    def stream(self, request: Request) -> Generator[RequestOutput, None, None]:
+        """Queue a request. Yields its output after each step that has given it a token, and once it has ended."""
+        try:
+            self.engine.enqueue([request])
+            while not request.finished:
+                num_tokens = request.num_generated_tokens
+                self.engine.step()
+                if request.finished or request.num_generated_tokens > num_tokens:
+                    yield request.output()
+        except BaseException:  # also when the iterator is closed
+            self.engine.abort_requests([request])
+            raise
+
+    def enqueue(self, requests: list[Request]) -> list[str]:
+        """Queue requests for wait()."""
+        self._enqueued += requests
+        return self.engine.enqueue(requests)
+
+    def wait(self, use_tqdm: bool) -> list[RequestOutput]:
+        """Compute what was enqueued."""
+        requests, self._enqueued = self._enqueued, []
+        return self.complete(requests, use_tqdm)
 
 
 class LLM:
@@ -59,9 +104,7 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
-        self._turns = FairLock()  # of the threads that use it; whoever steps does it for all of them
-        self._enqueued: dict[str, Request] = {}  # nobody waits for these yet (enqueue)
-        finish_at_exit(self._turns)
+        self._calls = wings.make_calls(self.engine)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
@@ -94,7 +137,7 @@ class LLM:
         takes effect between two steps: the call's requests are dropped, and the LLM stays usable.
         """
         requests = self._requests(prompts, sampling_params, lora_request, priority, **vllm_options)
-        return self._complete(requests, use_tqdm)
+        return self._calls.complete(requests, use_tqdm)
 
     def chat(
         self,
@@ -110,7 +153,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role", "content"}, with the chat template.
 
-        options: those in CHAT_OPTIONS; render_chat() in features/chat_template/render.py explains them.
+        options: those in features/chat_template/chat.py; render_chat() in render.py, beside it, explains them.
         """
         items = items_of(messages)
         conversations: list[Any] = [items_of(item) for item in items or ()]
@@ -138,32 +181,10 @@ class LLM:
         mm_processor_kwargs: options of the model's image processor. is_trusted: the messages may name any image file of
         this machine; False: those below allowed_local_media_path.
         """
-        from nanovllm.features.chat_template.render import render_chat
-
-        options = known_names(options, CHAT_OPTIONS, "chat")
-        images = self.engine.model_config.images
-        image_token = keep_images = None
-        if images is not None:
-            from nanovllm.features.images.sources import ClientImages
-
-            image_token = self.get_tokenizer().convert_ids_to_tokens(images.image_token_id)
-            keep_images = list if is_trusted else ClientImages
-        prompt = render_chat(
-            self.get_tokenizer(),
-            messages,
-            add_generation_prompt,
-            check=self.engine.check_length,
-            keep_images=keep_images,
-            image_token=image_token,
-            **options,
+        chat = wings.load("features.chat_template.chat")
+        return chat.chat_prompt(
+            self.engine, messages, add_generation_prompt, cache_salt, mm_processor_kwargs, is_trusted, **options
         )
-        if cache_salt is not None:
-            prompt["cache_salt"] = cache_salt
-        if mm_processor_kwargs:
-            if images is not None and not is_trusted:
-                mm_processor_kwargs = self._image_processor(is_trusted).client_options(mm_processor_kwargs)
-            prompt["mm_processor_kwargs"] = mm_processor_kwargs
-        return prompt
 
     def stream(
         self,
@@ -177,12 +198,10 @@ class LLM:
         The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
         """
         params = self._params_list(sampling_params, 1)[0]
-        outputs = self._stream(self.engine.make_request(prompt, params, lora_request, priority, stream=True))
+        outputs = self._calls.stream(self.engine.make_request(prompt, params, lora_request, priority, stream=True))
         if params.output_kind is RequestOutputKind.CUMULATIVE:
             return outputs
-        from nanovllm.features.callers.output_kind import OutputFilter
-
-        return OutputFilter(params.output_kind).through(outputs)
+        return wings.load("features.callers.output_kind").OutputFilter(params.output_kind).through(outputs)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: "BeamSearchParams", **options: Any
@@ -193,9 +212,8 @@ class LLM:
         progress at the same time.
         Raises ValueError.
         """
-        from nanovllm.features.beam_search.search import beam_search
-
-        return between_steps(self.engine, partial(beam_search, self, prompts, params, **options))
+        beam_search = wings.load("features.beam_search.search").beam_search
+        return self._calls.around(partial(beam_search, self, prompts, params, **options))
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields a last output (finish_reason "abort"). Unknown ids are ignored.
@@ -203,7 +221,7 @@ class LLM:
         A callback that a step runs (a logits processor, on_step, on_kv_events) may call abort() and stats(). Then the
         request ends when the step ends. Any other method raises RuntimeError in the middle of a step.
         """
-        self._turns.run(partial(self.engine.abort_request, request_id), within=True)
+        self._calls.ask(partial(self.engine.abort_request, request_id))
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
@@ -218,13 +236,11 @@ class LLM:
         ends an answer to the names of the checkpoint's files that say so. images is there once a picture has come:
         tower_runs, one for each picture that was looked at, and tower_bytes, of its weights on all ranks.
         """
-        from nanovllm.features.callers.snapshot import snapshot
-
-        return self._turns.run(partial(snapshot, self.engine), within=True)
+        return self._calls.ask(partial(wings.load("features.callers.snapshot").snapshot, self.engine))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes, as LLMEngine.reset_prefix_cache describes it."""
-        return self._turns.run(partial(self.engine.reset_prefix_cache, reset_running_requests, reset_connector))
+        return self._calls.run(partial(self.engine.reset_prefix_cache, reset_running_requests, reset_connector))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams, with vLLM's defaults for what it leaves out."""
@@ -240,21 +256,14 @@ class LLM:
     ) -> list[str]:
         """Queue prompts and compute nothing yet. The arguments are those of generate(). Returns the requests' ids."""
         requests = self._requests(prompts, sampling_params, lora_request, priority, **vllm_options)
-        try:
-            return self._in_turn(partial(self._enqueue_for_later, requests))
-        except BaseException:
-            self._drop(requests)
-            raise
+        return self._calls.enqueue(requests)
 
     def wait_for_completion(self, output_type: Any = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Compute what was enqueued. Returns one output for each prompt, in the order in which the prompts came.
 
         output_type is accepted because vLLM has it. The outputs are RequestOutputs, whatever it says.
         """
-        requests = list(self._enqueued.values())
-        outputs = self._complete(requests, use_tqdm)
-        self._in_turn(partial(self._end, requests))
-        return outputs
+        return self._calls.wait(use_tqdm)
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer, as transformers loads it."""
@@ -262,7 +271,7 @@ class LLM:
 
     def get_metrics(self) -> "list[Metric]":
         """Counters since the engine was built, under vLLM's names; stats() has more, under ours."""
-        return self._turns.run(self.engine.get_metrics, within=True)
+        return self._calls.ask(self.engine.get_metrics)
 
     @property
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
@@ -293,21 +302,15 @@ class LLM:
 
         The option pooling_task is needed, and says which of the two: "embed" or "classify".
         """
-        from nanovllm.features.pooling import calls
-
-        return calls.encode(self, prompts, pooling_params, **options)
+        return wings.load("features.pooling.calls").encode(self, prompts, pooling_params, **options)
 
     def embed(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> "list[EmbeddingRequestOutput]":
         """Compute an embedding of each prompt: outputs.embedding, a list of numbers, scaled to length 1 by default."""
-        from nanovllm.features.pooling import calls
-
-        return calls.embed(self, prompts, **options)
+        return wings.load("features.pooling.calls").embed(self, prompts, **options)
 
     def classify(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> "list[ClassificationRequestOutput]":
         """Compute outputs.probs of each prompt: a number for each label of the checkpoint."""
-        from nanovllm.features.pooling import calls
-
-        return calls.classify(self, prompts, **options)
+        return wings.load("features.pooling.calls").classify(self, prompts, **options)
 
     def score(
         self, data_1: str | list[str], data_2: str | list[str], /, **options: Any
@@ -316,9 +319,7 @@ class LLM:
 
         data_1 is one query, or a list with a query for each document; data_2 is one document or a list of documents.
         """
-        from nanovllm.features.pooling import calls
-
-        return calls.score(self, data_1, data_2, **options)
+        return wings.load("features.pooling.calls").score(self, data_1, data_2, **options)
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
@@ -343,91 +344,6 @@ class LLM:
 
         arguments_list = list(zip(prompt_list, params_list, adapters, priorities, strict=True))
         return make_all("prompts", arguments_list, make_request)
-
-    def _complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        """Queue requests, unless they are queued already, and make steps until all have ended."""
-
-        def complete() -> list[RequestOutput]:
-            unfinished = set(self._in_turn(partial(self._enqueue, requests)))
-            with progress_bar(self.engine.stats, self.engine.block_manager.stats, len(requests), use_tqdm) as advance:
-                while unfinished:
-                    unfinished = self._in_turn(partial(self._step, unfinished))
-                    advance(len(requests) - len(unfinished))
-            return [request.output() for request in requests]
-
-        try:
-            return between_steps(self.engine, complete)
-        except BaseException:
-            self._drop(requests)
-            raise
-
-    def _stream(self, request: Request) -> Generator[RequestOutput, None, None]:
-        num_tokens, finished = 0, False
-        try:
-            self._in_turn(partial(self._enqueue, [request]))
-            while not finished:
-                output = self._in_turn(partial(self._step_of_stream, request, num_tokens))
-                if output is not None:
-                    num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
-                    finished = output.finished
-                    yield output
-        except BaseException:  # also when the iterator is closed
-            self.engine.to_abort[request.request_id] = request  # first of all: Ctrl-C may interrupt any call
-            self._drop([request])
-            raise
-
-    def _drop(self, requests: list[Request]) -> None:
-        """End requests that nobody waits for any more: now or, in the middle of a step, with its end."""
-        self.engine.to_abort.update({request.request_id: request for request in requests})
-        with suppress(RuntimeError):  # of a thread that waits for its turn already: the next step ends them
-            self._in_turn(partial(self._end, requests), within=True)
-
-    def _in_turn(self, work: Callable[[], Result], within: bool = False) -> Result:
-        """work(), while no other thread changes the engine; a Ctrl-C takes effect afterwards."""
-        return between_steps(self.engine, partial(self._turns.run, work, within=within))
-
-    # In a turn of this thread. Another thread's step may have brought what this one waits for, and has served it, too.
-
-    def _enqueue(self, requests: list[Request]) -> list[str]:
-        """Queue those that are not queued yet. Returns all their ids."""
-        self.engine.enqueue([request for request in requests if not request.request_id])
-        return [request.request_id for request in requests]
-
-    def _enqueue_for_later(self, requests: list[Request]) -> list[str]:
-        request_ids = self._enqueue(requests)
-        self._enqueued.update(zip(request_ids, requests, strict=True))
-        return request_ids
-
-    def _end(self, requests: list[Request]) -> None:
-        """Nobody waits for these any more."""
-        self.engine.abort_requests(requests)
-        ended = {request.request_id for request in requests}
-        self._enqueued = {name: request for name, request in self._enqueued.items() if name not in ended}
-
-    def _step(self, request_ids: set[str]) -> set[str]:
-        """Make a step unless all of these requests have ended. Returns the ids of those that have not."""
-        engine = self.engine
-        if request_ids.isdisjoint(engine.requests):
-            engine.recover()  # unless the step that ended them is taken back here
-        elif not engine.step():
-            return request_ids  # none has ended in this step, and looking for those that others have ended takes time
-        return request_ids & engine.requests.keys()
-
-    def _step_of_stream(self, request: Request, num_tokens: int) -> RequestOutput | None:
-        """Make a step unless the request has ended, or has more tokens than these. None if it has no more yet."""
-
-        def has_news() -> bool:
-            return request.finished or request.num_generated_tokens > num_tokens
-
-        self.engine.recover()
-        if not has_news():
-            self.engine.step()
-        return request.output() if has_news() else None
-
-    def _image_processor(self, is_trusted: bool) -> "ImageProcessor":
-        from nanovllm.features.images.requests import processor_for
-
-        return processor_for(self.engine, is_trusted)
 
     def _params_list(self, params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
         if params is None:

@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from nanovllm import wings
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer
@@ -45,26 +46,16 @@ class Sample:
         if isinstance(seq.stop_reason, str):  # a stop string: the detokenizer has cut the text there
             return self.detokenizer.text
         token_ids = seq.generated_token_ids
-        if self.ended_by_token and not params.include_stop_str_in_output:
+        if seq.ended_by_token and not params.include_stop_str_in_output:
             token_ids = token_ids[:-1]
         return self.detokenizer.whole_text(token_ids)
-
-    @property
-    def ended_by_token(self) -> bool:
-        """Did an EOS or stop token end it? Then its last token is that one."""
-        seq = self.seq
-        if seq.finish_reason != "stop" or isinstance(seq.stop_reason, str):  # a str is a stop string
-            return False
-        if isinstance(seq.stop_reason, int):  # a stop token
-            return True
-        return seq.grammar is None or seq.tokens[-1] in seq.grammar.eos_token_ids  # EOS, or a complete grammar
 
     @property
     def error(self) -> str:
         """Why it has ended with finish_reason "error"; "" if it has not."""
         if self.seq.finish_reason != "error":
             return ""
-        reason = "".join(part.error for part in (self.seq.grammar, self.seq.functions) if part is not None)
+        reason = "".join(part.error for part in self.seq.parts.values())
         return reason or (
             "there is no token to choose: the logits hold NaN or infinity, or no token is allowed. With dtype='float16'"
             " it is mostly that hidden states pass 65,504, its largest number: 'bfloat16' and 'float32' hold them"
@@ -111,10 +102,9 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
 
     @property
-    def num_image_bytes(self) -> int:
-        """Of the pictures that it holds until it is finished."""
-        images = self.samples[0].seq.images
-        return 0 if images is None else images.num_bytes
+    def num_held_bytes(self) -> int:
+        """Bytes that its prompt's parts, such as images, hold until it is finished."""
+        return sum(part.num_bytes for part in self.samples[0].seq.parts.values())
 
     @property
     def finished(self) -> bool:
@@ -146,7 +136,7 @@ class Request:
         new_token_ids = seq.tokens[chunk.known_end :]
         # With stop strings, the scheduler has given the tokens to this detokenizer: it is the seq.stop_checker.
         if self.text_grows and seq.stop_checker is None:
-            shown_token_ids = new_token_ids[:-1] if sample.ended_by_token else new_token_ids
+            shown_token_ids = new_token_ids[:-1] if seq.ended_by_token else new_token_ids
             sample.detokenizer.append(shown_token_ids)
         for of_token in logprobs[: len(new_token_ids)]:  # rows after a rejected draft token are dropped
             if of_token is not None:
@@ -163,8 +153,7 @@ class Request:
 
         entries: the logprobs of a sample or of the prompt.
         """
-        from nanovllm.features.logprobs.entries import make_entries
-
+        make_entries = wings.load("features.logprobs.entries").make_entries
         tokenizer = self.samples[0].detokenizer.tokenizer if self.params.detokenize else None
         del entries[position:]  # there are some if a prompt is computed again after a preemption or a failed step
         entries.append(make_entries(tokenizer, of_token, token_ids, position))

@@ -79,7 +79,7 @@ def test_schedules(checkpoint, variant, kind):
             options = options | dict(speculative_config={"method": "ngram", "num_speculative_tokens": 8})
         llm = LLM(folder, **KINDS[kind], **ROOMY | options)
         if "draft tokens" in name:  # some of them right
-            llm.engine.speculation = reckless(Hostile(continuations, random.Random(0)), random.Random(0))
+            llm.engine.wings["speculation"] = reckless(Hostile(continuations, random.Random(0)), random.Random(0))
         for temperature in ("cold", "warm"):
             assert bits(llm, prompts, params) == expected, f"{name}, {temperature}"
         stats = llm.stats()

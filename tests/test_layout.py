@@ -20,14 +20,14 @@ checkpoint checks.callbacks checks.exits checks.forks checks.interruptions check
 config
 core.block_hash core.block_manager core.cache_stats core.integrity core.scheduler core.sequence detokenizer engine
 files.config_json files.end_tokens files.hub files.model_fields files.prompt_length files.system files.tensor_files
-files.token_bytes files.tokenizer llm outputs prompts request sampling_params stats
+files.token_bytes files.tokenizer llm outputs prompts request sampling_params stats wings
 worker.attention worker.batch worker.cpu.argmax worker.cpu.c_kernels worker.cpu.compiler worker.cpu.memory
 worker.cpu.onednn worker.cpu.platform worker.cpu.pointers worker.cpu.recorded_step worker.cpu.recorder
 worker.cpu.reorder worker.cpu.threads worker.kernels worker.kv_cache worker.layers worker.loader worker.model
 worker.model_runner worker.modes worker.platform worker.sampler
 """
 WINGS = """
-features.assembly features.callers.ctrl_c features.callers.fair_lock features.callers.progress
+features.callers.ctrl_c features.callers.fair_lock features.callers.progress features.callers.shared_calls
 """
 LOADED = """
 import sys

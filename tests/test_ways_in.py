@@ -173,11 +173,11 @@ def check(part: str, sequences: list[Sequence], expected: Sequence) -> None:
     assert sequences, "nothing was queued, and nothing was refused"
     for seq in sequences:
         if part in OF_IMAGES:
-            [image], [wanted] = seq.images.images, expected.images.images
+            [image], [wanted] = seq.parts["images"].images, expected.parts["images"].images
             assert image.content_hash == wanted.content_hash
             assert [span.content_hash for span in seq.mm_spans] == [wanted.content_hash]
         elif part == "adapter":
-            assert seq.adapter.request.lora_name == "mine" and seq.lora_id == expected.lora_id
+            assert seq.parts["adapter"].request.lora_name == "mine" and seq.lora_id == expected.lora_id
         elif part == "salt":
             assert seq.cache_salt == "a salt"
         else:

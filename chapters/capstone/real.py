@@ -83,12 +83,12 @@ class RealServer:
         engine, scheduler = self.engine, self.engine.scheduler
         self.llm.reset_prefix_cache()
         scheduler.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
-        engine.speculation = None
+        engine.wings.pop("speculation", None)
         before, seams = engine.block_manager.stats.snapshot(), None
         if asked is not None:
             assert self.speculation is not None
             drafts = ChosenDrafts(self.speculation.proposer, setup, self.speculation.max_rows)
-            engine.speculation = drafts
+            engine.wings["speculation"] = drafts
             seams = Seams(asked, setup, scheduler, drafts)
         to_come, clients, requests = deque(due), list[Client](), dict[int, Request]()
         by_seq: dict[int, Client] = {}

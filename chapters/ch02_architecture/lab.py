@@ -154,7 +154,7 @@ def show_layers(story: Story, llm: LLM) -> None:
     table = Table("layer", "object", "its file", "what it holds", show_edge=False)
     queues = f"waiting: {len(engine.scheduler.waiting)}, running: {len(engine.scheduler.running)}"
     layers = (
-        ("1 API", llm, f"threads that wait for their turn: {len(llm._turns.queue)}"),
+        ("1 API", llm, "calls of threads, one after another"),
         ("2 engine loop", engine, f"requests: {len(engine.requests)}; a tokenizer"),
         ("3 scheduler", engine.scheduler, queues),
         ("  block manager", manager, f"{len(manager.blocks)} blocks of {manager.block_size} tokens, as numbers"),

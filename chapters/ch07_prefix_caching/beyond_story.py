@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from rich.table import Table
 
 from chapters.ch07_prefix_caching.beyond import ORDERS, PLACES, played
 from chapters.ch07_prefix_caching.beyond_drawing import draw_visits
-from chapters.patching import replaced, use_manager
+from chapters.patching import use_manager
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
@@ -23,6 +24,7 @@ from nanovllm.core.tiers.store import BLOCK
 from nanovllm.core.tiers.tiers import Tiers
 from nanovllm.features.tiers.directory import CacheDirectory
 from nanovllm.features.tiers.disk_store import DiskStore
+from nanovllm.features.tiers.make import EngineTiers
 from nanovllm.features.tiers.memory_store import MemoryStore
 from nanovllm.features.tiers.pool_data import PoolData
 from nanovllm.features.tiers.segment import Space
@@ -70,7 +72,7 @@ class Costs:
 
 
 @contextmanager
-def tiers_below(llm: LLM, folder: Path, num_blocks: int) -> Iterator[Tiers]:
+def tiers_below(llm: LLM, folder: Path, num_blocks: int) -> Iterator[EngineTiers]:
     """The engine gets a pool of so many blocks, memory and a disk for a while."""
     engine, size = llm.engine, llm.engine.block_manager.block_size
     data: Any = PoolData(engine.model_runner)
@@ -78,12 +80,12 @@ def tiers_below(llm: LLM, folder: Path, num_blocks: int) -> Iterator[Tiers]:
     directory.use([Space("0" * 32, BLOCK, size, data.block_bytes)])
     disk = DiskStore(directory)
     manager = BlockManager(num_blocks, size, hash_algo="sha256")
-    tiers = Tiers(manager, data, MemoryStore(GIB), disk)
+    tiers = EngineTiers(manager, data, MemoryStore(GIB), disk)
     manager.on_event = tiers.on_event
     with ExitStack() as stack:
         stack.callback(disk.close)
         stack.enter_context(use_manager(llm, manager))
-        stack.enter_context(replaced(engine, "tiers", tiers))
+        stack.enter_context(patch.dict(engine.wings, tiers=tiers))
         yield tiers
 
 

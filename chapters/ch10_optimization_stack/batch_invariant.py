@@ -3,8 +3,8 @@
 import random
 import struct
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import xxhash
 
@@ -106,7 +106,9 @@ class OneQuestion:
     def _ask(self, *prompts: list[int], drafts: bool = False) -> RequestOutput:
         """The output of the last one."""
         given: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
-        with nullcontext() if drafts else replaced(self.llm.engine, "speculation", None):
+        with patch.dict(self.llm.engine.wings):
+            if not drafts:
+                self.llm.engine.wings.pop("speculation", None)
             return self.llm.generate(given, PARAMS, use_tqdm=False)[-1]
 
 

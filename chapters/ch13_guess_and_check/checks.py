@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, product
 from typing import Any
+from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 from chapters.ch13_guess_and_check import checks_resume
@@ -415,7 +416,7 @@ def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
         expected = other.expected
         speculation = Speculation(remembers(other), 3, 10**6)
         speculation.times = GivenTimes(lambda num_rows: 10 + 0.5 * num_rows)  # type: ignore[assignment]
-        with replaced(other.llm.engine, "speculation", speculation), steps_watched(other.llm) as steps:
+        with patch.dict(other.llm.engine.wings, speculation=speculation), steps_watched(other.llm) as steps:
             compare_answers(other, expected)
         if not num_asked or not any(step.draft_token_ids for step in steps):
             raise Wrong("the engine checked no draft token at all", got=f"it asked {num_asked} times")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -123,8 +124,10 @@ def chunks_watched(llm: LLM) -> Iterator[list[ScheduledChunk]]:
 @contextmanager
 def drafting(llm: LLM, proposer: Proposer | None, num_draft_tokens: int) -> Iterator[None]:
     """For a while, this engine always checks this many draft tokens. proposer None: it checks none."""
-    speculation = Always(proposer, num_draft_tokens, 10**6) if proposer is not None else None
-    with replaced(llm.engine, "speculation", speculation):
+    with patch.dict(llm.engine.wings):
+        llm.engine.wings.pop("speculation", None)
+        if proposer is not None:
+            llm.engine.wings["speculation"] = Always(proposer, num_draft_tokens, 10**6)
         yield
 
 

@@ -1,11 +1,14 @@
 """What only the engine can say about a request: tokens and parameters. SamplingParams has checked the rest."""
 
+from dataclasses import dataclass, field
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from nanovllm import wings
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import check_number, check_range, shorten
-from nanovllm.core.sequence import Sequence
+from nanovllm.core.block_hash import MMSpan
+from nanovllm.core.sequence import SequencePart
 from nanovllm.prompts import parse_prompt
 from nanovllm.sampling_params import SamplingParams
 
@@ -15,70 +18,45 @@ if TYPE_CHECKING:
 IMAGE_KEYS = frozenset(("multi_modal_data", "mm_processor_kwargs"))  # of a prompt
 
 
-class CheckedRequest(NamedTuple):
-    """What a caller asks for, in the engine's terms. text: the prompt's, if it was one."""
+@dataclass
+class Asked:
+    """A request while it is being checked: what the caller asks for, in the engine's terms.
 
+    prompt, lora_request   as the caller has given them
+    image_keys             keys of the prompt that only prompts with images have
+    text                   the prompt's, if it was one
+    lora_id, mm_spans, parts   of its sequences; wings add them (wings.read_request)
+    """
+
+    prompt: Any
+    params: SamplingParams
+    lora_request: Any
+    priority: int
+    image_keys: frozenset[str]
     text: str | None
     token_ids: list[int]
-    images: Any  # a PromptImages, if the prompt has some
-    params: SamplingParams
     cache_salt: str | None
-    adapter: Any
-    priority: int
-    bad_words: Any
-    processors: list[Any]
-
-    @property
-    def lora_id(self) -> int | None:
-        return None if self.adapter is None else self.adapter.lora_id
-
-    def add_to(self, seq: Sequence) -> None:
-        """What a sequence carries for features."""
-        seq.images = self.images
-        seq.bad_words, seq.adapter, seq.priority = self.bad_words, self.adapter, self.priority
-        if self.processors or self.params.logits_processors:
-            from nanovllm.features.logits_processors.functions import CallersFunctions
-
-            of_engine = [make() for make in self.processors]
-            seq.functions = CallersFunctions([*of_engine, *self.params.logits_processors])
+    lora_id: int | None = None
+    mm_spans: tuple[MMSpan, ...] = ()
+    parts: dict[str, SequencePart] = field(default_factory=dict)
 
 
 def check_request(
     engine: "LLMEngine", prompt: Any, params: SamplingParams, lora_request: Any, priority: Any, request_id: Any
-) -> CheckedRequest:
+) -> Asked:
     """Everything that a caller can get wrong, and the prompt tokenized. Raises ValueError."""
     if not isinstance(request_id, str | None):
         raise ValueError(f"request_id must be a string, found {shorten(request_id)}")
     check_generates(engine)
-    pictures = None
-    if isinstance(prompt, dict) and not IMAGE_KEYS.isdisjoint(prompt):
-        from nanovllm.features.images.requests import split_prompt
-
-        prompt, pictures = split_prompt(engine, prompt)
-    text, token_ids, cache_salt = parse_prompt(engine.tokenizer, prompt, engine.check_length)
+    image_keys = IMAGE_KEYS.intersection(prompt) if isinstance(prompt, dict) else frozenset[str]()
+    of_text = {key: value for key, value in prompt.items() if key not in image_keys} if image_keys else prompt
+    text, token_ids, cache_salt = parse_prompt(engine.tokenizer, of_text, engine.check_length)
     params = check_params(params, engine.model_config)
-    vocab_size, max_model_len = engine.model_config.vocab_size, engine.scheduler.max_model_len
-    num_generated = 1 if params.generates else 0
-    check_token_ids(token_ids, vocab_size, max_model_len, num_generated)
-    if (params.logits_processors or engine.config.logits_processors) and engine.config.tensor_parallel_size > 1:
-        raise ValueError("logits_processors need tensor_parallel_size=1: a function cannot be sent to the ranks")
-    priority = check_priority(priority, engine.config.scheduling_policy)
-    adapter = None if lora_request is None else engine.known_adapters.check(lora_request)
-    bad_words = None
-    if params.bad_words:
-        from nanovllm.features.logits_processors.bad_words import BadWords  # a table of all tokens' bytes
-
-        bad_words = BadWords(engine.tokenizer, list(params.bad_words), engine.model_config.vocab_size)
-    processors = []
-    if engine.config.logits_processors:
-        from nanovllm.features.logits_processors.classes import check_classes
-
-        processors = check_classes(engine, params)
-    images = None
-    if pictures is not None:  # the most work comes last
-        token_ids, images = pictures.expand(token_ids, max_model_len - num_generated)
-        check_token_ids(token_ids, vocab_size, max_model_len, num_generated)
-    return CheckedRequest(text, token_ids, images, params, cache_salt, adapter, priority, bad_words, processors)
+    asked = Asked(prompt, params, lora_request, 0, image_keys, text, token_ids, cache_salt)
+    check_token_ids(engine, asked)
+    asked.priority = check_priority(priority, engine.config.scheduling_policy)
+    wings.read_request(engine, asked)
+    return asked
 
 
 def check_priority(given: Any, policy: str) -> int:
@@ -119,18 +97,25 @@ def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
     return params
 
 
-def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int, num_generated: int) -> None:
-    """Raise a ValueError for a prompt that no step could compute. num_generated: the fewest tokens that follow it."""
+def check_token_ids(engine: "LLMEngine", asked: Asked) -> None:
+    """Raise a ValueError for a prompt that no step could compute."""
+    token_ids, vocab_size = asked.token_ids, engine.model_config.vocab_size
     if not token_ids:
         raise ValueError("the prompt is empty: there is no token to continue from")
-    if len(token_ids) > max_model_len - num_generated:
+    max_tokens = most_prompt_tokens(engine, asked)
+    if len(token_ids) > max_tokens:
         raise ValueError(
-            f"the prompt has {len(token_ids)} tokens; max_model_len is {max_model_len}, prompt and output "
-            f"together, so at most {max_model_len - num_generated} fit"
+            f"the prompt has {len(token_ids)} tokens; max_model_len is {engine.scheduler.max_model_len}, prompt and "
+            f"output together, so at most {max_tokens} fit"
         )
     if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
         vocabulary = f"the vocabulary (0 to {vocab_size - 1})"
         raise ValueError(f"token id {shorten(token_ids[at])} at position {at} is outside {vocabulary}")
+
+
+def most_prompt_tokens(engine: "LLMEngine", asked: Asked) -> int:
+    """max_model_len, less a place for the first token if one is generated."""
+    return engine.scheduler.max_model_len - asked.params.generates
 
 
 def _check_some_token_is_left(params: SamplingParams, model: ModelConfig) -> None:

@@ -90,8 +90,8 @@ def next_chunk(seq: Sequence, num_tokens: int, block_manager: BlockManager) -> S
     is_cached = block_manager.is_cached(seq, start)  # only the last token of a fully cached prompt
     chunk = ScheduledChunk(seq, start, end, write_start=end if is_cached else start)
     seq.num_computed_tokens = end
-    if seq.state is not None:
-        seq.state.advance(end)
+    for part in seq.parts.values():
+        part.advance(end)
     return chunk
 
 
@@ -163,7 +163,7 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence behind the others of its priority. Raises ValueError if it is empty or too long."""
-        is_whole = seq.pools or not seq.sampling_params.generates
+        is_whole = seq.is_pooling or not seq.sampling_params.generates
         max_tokens = self.max_model_len if is_whole else self.max_model_len - 1  # one place is for the first token
         if not 1 <= len(seq.tokens) <= max_tokens:
             bounds = f"1 to {max_tokens} tokens (max_model_len={self.max_model_len}, prompt and output)"
@@ -205,6 +205,10 @@ class Scheduler:
     def may_start(self, seq: Sequence) -> bool:
         """False for a waiting sequence that lets others pass: its blocks are on their way, or others are isolated."""
         return not seq.awaits_blocks and (self.only is None or seq.seq_id in self.only)
+
+    def none_may_start(self) -> bool:
+        """Does every waiting sequence let others pass? True as well if none is waiting."""
+        return not any(map(self.may_start, self.waiting))
 
     def can_admit(self) -> bool:
         """Could the first sequence that may start be admitted now, if the token budget allowed it?
@@ -268,7 +272,7 @@ class Scheduler:
         for chunk, token_ids in zip(output.chunks, sampled_token_ids, strict=True):
             if not chunk.reaches_end:
                 continue
-            if chunk.seq.pools:
+            if chunk.seq.is_pooling:
                 self.finish(chunk.seq, "stop", None)
             elif not chunk.seq.sampling_params.generates:
                 self.finish(chunk.seq, "error" if token_ids[0] == NO_TOKEN else "length", None)
@@ -393,8 +397,8 @@ class Scheduler:
     def check_stop(self, seq: Sequence, token_id: int) -> tuple[str | None, int | str | None]:
         """Returns (finish_reason, stop_reason) after token_id; (None, None) if the sequence goes on.
 
-        Call it once for each new token: the stop checker and the grammar take the token in, unless it is the EOS or
-        stop token that ends the sequence.
+        Call it once for each new token: the stop checker and the sequence's parts, such as a grammar, take the token
+        in, unless it is the EOS or stop token that ends the sequence.
         """
         params = seq.sampling_params
         if token_id == NO_TOKEN:
@@ -408,9 +412,9 @@ class Scheduler:
             stop_string = seq.stop_checker.append([token_id])
             if stop_string is not None:
                 return "stop", stop_string
-        if seq.grammar is not None and seq.grammar.is_complete(seq.generated_token_ids):
-            reason = "error" if seq.grammar.error else "stop"
-            return reason, None
+        for part in seq.parts.values():
+            if (reason := part.check_stop(seq)) is not None:
+                return reason, None
         if self.num_tokens_left(seq) <= 0:
             return "length", None
         return None, None
@@ -427,6 +431,8 @@ class Scheduler:
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
         seq.stop_reason = stop_reason
+        is_eos = stop_reason is None and seq.tokens[-1] in self.eos_token_ids
+        seq.ended_by_token = reason == "stop" and (is_eos or isinstance(stop_reason, int))
         self.running.remove(seq)
         self.block_manager.free(seq)
         del self.seqs[seq.seq_id]

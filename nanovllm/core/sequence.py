@@ -5,19 +5,13 @@ A sequence knows nothing of schedulers or tensors; they write their progress int
 
 from enum import Enum, auto
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.core.block_hash import MMSpan
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from nanovllm.core.snapshots.state import SequenceState
     from nanovllm.detokenizer import Detokenizer
-    from nanovllm.features.grammar.grammar import AfterReasoning, Grammar
-    from nanovllm.features.images.prompt_images import PromptImages
-    from nanovllm.features.logits_processors.bad_words import BadWords
-    from nanovllm.features.logits_processors.functions import CallersFunctions
-    from nanovllm.features.lora.adapter import Adapter
 
 
 class SequenceStatus(Enum):
@@ -29,6 +23,35 @@ class SequenceStatus(Enum):
 
 _next_seq_id = count()
 NO_TOKEN = -1  # sampled where no token can be chosen: the logits are NaN or infinite (finish_reason "error")
+
+
+class SequencePart:
+    """What a wing keeps beside a sequence. Each method does nothing unless a wing says otherwise.
+
+    error            why no token can follow; "" if one can. The sequence then ends with finish_reason "error"
+    changes_logits   does it change the logits of the sequence's rows?
+    needs_blocks     does it go when the sequence loses its blocks?
+    """
+
+    error = ""
+    changes_logits = False
+    needs_blocks = False
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds for as long as the sequence lives."""
+        return 0
+
+    def for_sample(self) -> "SequencePart":
+        """The part of one sample of a request. The same for all, if it does not change."""
+        return self
+
+    def check_stop(self, seq: "Sequence") -> str | None:
+        """The finish_reason, if the sequence ends with the token that it has just got."""
+        return None
+
+    def advance(self, end: int) -> None:
+        """The next step computes the sequence's tokens up to `end`."""
 
 
 class Sequence:
@@ -44,6 +67,8 @@ class Sequence:
                             none of its blocks is registered
     was_admitted            it has had blocks; if it waits, it was preempted, or its step has failed
     awaits_blocks           it waits for K/V that is on its way into the pool (core/tiers); others may pass it
+    ended_by_token          an EOS or stop token has ended it, and is its last token
+    parts                   {name: SequencePart}, what wings keep beside it: "grammar", "images", ...
 
     With blocks of 4 tokens, a sequence of 10 whose table is [7, 2, 9]:
 
@@ -80,19 +105,15 @@ class Sequence:
         self.hash_collision = False
         self.was_admitted = False
         self.awaits_blocks = False
+        self.ended_by_token = False
 
         # The engine sets these, most of them for some requests only.
         self.request_id = ""  # the request that this sequence belongs to
         self.priority = 0  # the lowest number comes first
         self.stop_checker: Detokenizer | None = None  # its sample's, if it has stop strings; gets each accepted token
         self.skip_prefix_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
-        self.pools = False  # its last hidden state is wanted, and no token is sampled (features/pooling)
-        self.bad_words: BadWords | None = None  # texts that must not be generated
-        self.images: PromptImages | None = None  # of its prompt, with their placeholders
-        self.state: SequenceState | None = None  # of a running sequence, if the model is a hybrid one
-        self.adapter: Adapter | None = None  # the weights that lora_id names
-        self.grammar: Grammar | AfterReasoning | None = None  # what the output must fit
-        self.functions: CallersFunctions | None = None  # functions of the caller that change its logits
+        self.is_pooling = False  # its last hidden state is wanted, and no token is sampled (features/pooling)
+        self.parts: dict[str, Any] = {}
 
         # The random numbers of a sample depend on these two and on the token's position in the output (sampler.py).
         self.seed = self.seq_id if sampling_params.seed is None else int(sampling_params.seed)
@@ -116,7 +137,7 @@ class Sequence:
         """
         self.status = SequenceStatus.WAITING
         self.block_table = []
-        self.state = None
+        self.parts = {name: part for name, part in self.parts.items() if not part.needs_blocks}
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
 
@@ -126,6 +147,7 @@ class Sequence:
         self.block_hashes.clear()  # they are computed again when they are needed
         self.finish_reason = None
         self.stop_reason = None
+        self.ended_by_token = False
         self.reset()
 
     def __repr__(self) -> str:

@@ -77,7 +77,7 @@ class _Line:
         """Samples, the tokens that they hold when they begin, and the bytes of their pictures."""
         num_samples = sum(request.params.n for request in self.requests)
         num_tokens = sum(len(request.prompt_token_ids) * request.params.n for request in self.requests)
-        num_image_bytes = sum(request.num_image_bytes for request in self.requests)
+        num_image_bytes = sum(request.num_held_bytes for request in self.requests)
         return num_samples, num_tokens, num_image_bytes
 
     def answer(self) -> Answer:

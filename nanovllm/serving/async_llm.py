@@ -223,7 +223,7 @@ class AsyncLLM:
     async def _made(self, make: Callable[[], list[Request] | OpensPictures[list[Request]]]) -> list[Request]:
         requests = await self.prepare(make)
         with self._counting:
-            self._with_images.update((id(request), request) for request in requests if request.num_image_bytes)
+            self._with_images.update((id(request), request) for request in requests if request.num_held_bytes)
         if any(request.params.structured_outputs is not None for request in requests):
             await self.prepare(lambda: self.engine.compile_grammars(requests), self._compiling)
         return requests
@@ -326,7 +326,7 @@ class AsyncLLM:
         """Raises Overloaded. A few threads open pictures at a time, so those of as many requests may come on top."""
         with self._counting:
             unfinished = [request for request in self._with_images.values() if not request.finished]
-        num_bytes = sum(request.num_image_bytes for request in unfinished)
+        num_bytes = sum(request.num_held_bytes for request in unfinished)
         if num_bytes > MAX_IMAGE_BYTES:
             raise Overloaded(f"the pictures of other requests take {num_bytes:,} bytes already; try again later")
 

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
-from nanovllm.features.assembly import use_processors_template
 from nanovllm.features.chat_template.files import file_of
 from nanovllm.features.chat_template.messages import STRING, as_parts
 from nanovllm.features.chat_template.reads import Reads, reads_of
@@ -30,6 +29,7 @@ from nanovllm.files.end_tokens import described
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.files.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenize, with_eos
 from nanovllm.tools.screen import Screen
+from nanovllm.wings import use_processors_template
 
 if TYPE_CHECKING:
     from nanovllm.files.tensor_files import WeightFiles

@@ -90,7 +90,7 @@ class Batch:
             return torch.tensor(values, dtype=dtype, device="cpu")
 
         segments = None
-        if output.chunks[0].seq.state is not None:
+        if "state" in output.chunks[0].seq.parts:
             from nanovllm.core.snapshots.segments import step_segments
 
             segments = tensor(step_segments(output.chunks))

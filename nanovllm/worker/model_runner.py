@@ -100,12 +100,12 @@ def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]
     if sampling.prompt_rows is not None:
         # First the rows that sample, then those of prompts.
         batch = replace(batch, logits_rows=torch.cat([batch.logits_rows, sampling.prompt_rows.rows]))
-    if any(chunk.seq.images is not None for chunk in output.chunks):
+    if any("images" in chunk.seq.parts for chunk in output.chunks):
         from nanovllm.features.images.rows import with_images
 
         batch = with_images(batch, output)
     adapters = None
-    if any(chunk.seq.adapter is not None for chunk in output.chunks):
+    if any("adapter" in chunk.seq.parts for chunk in output.chunks):
         from nanovllm.features.lora.slots import BatchAdapters
 
         adapters = BatchAdapters.from_scheduler_output(output)

@@ -170,9 +170,7 @@ def changes_logits(seq: Sequence) -> bool:
     """Does anything happen to a sequence's logits before a token is chosen? See LogitsProcessors.from_sequences."""
     params = seq.sampling_params
     return (
-        seq.grammar is not None
-        or seq.bad_words is not None
-        or seq.functions is not None
+        any(part.changes_logits for part in seq.parts.values())
         or params.allowed_token_ids is not None
         or bool(params.logit_bias)
         or seq.num_generated_tokens < params.min_tokens

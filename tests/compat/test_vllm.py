@@ -11,9 +11,9 @@ from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
 from nanovllm.checks.values import size_of
 from nanovllm.compat import names as vllm_names
 from nanovllm.compat import refused as vllm_refused
+from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.features.pooling.params import PoolerConfig, PoolingParams
 from nanovllm.features.speculation.speculative_config import SpeculativeConfig
-from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.options import ServeOptions

@@ -176,7 +176,7 @@ def test_logits_that_are_no_numbers_give_no_token(options, vocab_size):
 @pytest.mark.parametrize("options", [dict(allowed_token_ids=[1, 2]), dict(bad_words=["x"])], ids=str)
 def test_masks_do_not_hide_it(options, bad):
     seq = Sequence([0], SamplingParams(temperature=0, **options))
-    seq.bad_words = SimpleNamespace(banned=lambda generated: [4])
+    seq.parts["bad_words"] = SimpleNamespace(banned=lambda generated: [4], changes_logits=True)
     assert draw([[1.0, 2.0, 3.0, 0.0, 5.0]], [seq]) == [2]
     assert draw([[1.0, 2.0, 3.0, 0.0, bad]], [seq]) == [NO_TOKEN]
 

@@ -39,7 +39,7 @@ class SnapshotCache:
     max_snapshots   slots beside these
     policy          where snapshots are taken (policy.py)
     by_hash         {block hash: Snapshot}, the least recently used first
-    states          {seq_id: state} of running sequences; also seq.state
+    states          {seq_id: state} of running sequences; also seq.parts["state"]
     on_event        called with "snapshot" or "drop_snapshot" and a block hash; the block manager sets it
     """
 
@@ -89,8 +89,8 @@ class SnapshotCache:
             source = snapshot.slot
         wanted = self.policy(len(seq.tokens), num_matched_tokens, block_size)
         slot = self.free_slots.pop()
-        seq.state = SequenceState(slot, source, num_cached, wanted, prompt_end=len(seq.tokens) - 1)
-        self.states[seq.seq_id] = seq.state
+        state = SequenceState(slot, source, num_cached, wanted, prompt_end=len(seq.tokens) - 1)
+        seq.parts["state"] = self.states[seq.seq_id] = state
 
     def take(self, seq: Sequence, block_size: int) -> None:
         """Take snapshots where the newest chunk passes the ends of cached blocks.
@@ -98,7 +98,7 @@ class SnapshotCache:
         Called when blocks have been registered, for the chunk that fills them while it is being scheduled. It does
         nothing for blocks that were registered later (they hold draft tokens that held) or came from a tier.
         """
-        state = seq.state
+        state = seq.parts.get("state")
         if state is None or not state.is_new or self.max_snapshots == 0:
             return
         state.is_new = False
@@ -121,7 +121,7 @@ class SnapshotCache:
 
     def free(self, seq: Sequence) -> None:
         """The sequence does not run any more."""
-        seq.state = None
+        seq.parts.pop("state", None)
         state = self.states.pop(seq.seq_id, None)
         if state is not None:
             self.free_slots.append(state.slot)

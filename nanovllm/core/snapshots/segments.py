@@ -23,7 +23,7 @@ def step_segments(chunks: "list[ScheduledChunk]") -> list[list[int]]:
     """
     table, row = [], 0
     for chunk in chunks:
-        state, begin = chunk.seq.state, chunk.start
+        state, begin = chunk.seq.parts["state"], chunk.start
         assert state is not None
         for start, end, source, target in state.segments:
             logged, first = max(min(end, begin) - start, 0), max(start, begin)

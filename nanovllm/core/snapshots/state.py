@@ -8,6 +8,8 @@ after the last token of a cached block.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nanovllm.core.sequence import SequencePart
+
 NOTHING_READ = -1  # in place of a slot: the state before the first token, all zeros
 
 
@@ -34,8 +36,8 @@ class Segment(NamedTuple):
     target: int
 
 
-@dataclass(slots=True)
-class SequenceState:
+@dataclass
+class SequenceState(SequencePart):
     """
     slot         its own one
     source       the slot that the state is in: its own one, or a snapshot's until a token after that is computed
@@ -52,6 +54,7 @@ class SequenceState:
     num_tokens: int
     wanted: dict[int, bool]
     prompt_end: int
+    needs_blocks = True
     segments: list[Segment] = field(default_factory=list)
     newest: bytes | None = None
     is_new: bool = False

@@ -94,11 +94,11 @@ def beam_search(
         seq, tokens = request.samples[0].seq, request.prompt_token_ids
         # All that its beams' requests need.
         prompt = {"prompt": request.prompt, "prompt_token_ids": tokens, "cache_salt": seq.cache_salt}
-        if seq.images is not None:
-            prompt["multi_modal_data"] = {"image": seq.images}
+        if (images := seq.parts.get("images")) is not None:
+            prompt["multi_modal_data"] = {"image": images}
         first = BeamSearchSequence(prompt, tokens, [], adapter)
         eos_token_ids = engine.model_config.eos_token_ids | {tokenizer.eos_token_id}
-        return Search(first, params, eos_token_ids, seq.adapter, seq.priority)
+        return Search(first, params, eos_token_ids, seq.parts.get("adapter"), seq.priority)
 
     searches = make_all("prompts", list(zip(given, adapters, priorities, strict=True)), begin)
     if concurrency_limit is not None:

@@ -12,17 +12,29 @@ a longer gap than that is computed again.
 import time
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.core.block_manager import BlockEvent
 from nanovllm.features.callers.metrics import Distribution
+from nanovllm.wings import Wing
+
+if TYPE_CHECKING:
+    from nanovllm.engine import LLMEngine
 
 # Upper bounds of vLLM's buckets, in seconds.
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800)
 NAMES = "kv_block_lifetime_seconds kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds".split()
 
 
-class BlockTimes:
+def prepare(engine: "LLMEngine") -> None:
+    """See wings.BESIDE_AN_ENGINE: there is nothing to check."""
+
+
+def attach(engine: "LLMEngine", prepared: None) -> "BlockTimes":
+    return BlockTimes(engine.config.kv_cache_metrics_sample)
+
+
+class BlockTimes(Wing):
     """A listener. sample: the share of blocks that are observed; each is chosen when it is allocated."""
 
     def __init__(self, sample: float, now: Callable[[], float] = time.perf_counter) -> None:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,9 @@ from nanovllm.features.cache_reports.events import (
     KVCacheEvent,
     KVEventBatch,
 )
+from nanovllm.features.cache_reports.kv_events_config import check_kv_events
 from nanovllm.files.system import open_for_owner
+from nanovllm.wings import Wing
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
@@ -94,7 +97,7 @@ class StoreHashes:
                     del self.by_parent[record.parent_hash]
 
 
-class KVEvents:
+class KVEvents(Wing):
     """A listener of a block manager. Events are gathered, and told when a step has succeeded. If telling fails, the
     same events are told again: they say what is there now, so that hearing them twice changes nothing.
 
@@ -138,6 +141,7 @@ class KVEvents:
             self._registered.clear()
             self.publish()
         elif event.kind == "clear":
+            self.take_notes()
             self._events.append(AllBlocksCleared())
             self._hashes.clear()
             self._registered.clear()
@@ -233,11 +237,24 @@ class KVEvents:
             self.path = None  # a line that is missing makes those after it wrong
 
 
-def make_kv_events(engine: "LLMEngine") -> KVEvents:
-    """As kv_events_config says."""
+def prepare(engine: "LLMEngine") -> None:
+    """See wings.BESIDE_AN_ENGINE."""
+    check_kv_events(engine.config)
+
+
+def attach(engine: "LLMEngine", prepared: None) -> KVEvents:
+    """As kv_events_config says. It hears of the tiers below the pool, too."""
     config: Any = engine.config.kv_events_config
     adapter_name = engine.known_adapters.name_of if engine.config.enable_lora else str
-    return KVEvents(engine.block_manager, config.path, adapter_name)
+    events = KVEvents(engine.block_manager, config.path, adapter_name)
+    if (tiers := engine.tiers) is not None and tiers.memory is not None:
+        tiers.memory.on_stored = partial(events.tier_stored, "CPU")
+        tiers.memory.on_removed = partial(events.tier_removed, "CPU")
+    if tiers is not None and tiers.disk is not None:
+        tiers.disk.directory.on_stored = partial(events.tier_stored, "DISK")
+        tiers.disk.directory.on_removed = partial(events.tier_removed, "DISK")
+        tiers.on_kept = tiers.disk.tell_of
+    return events
 
 
 def _told(block: Block) -> Told:

@@ -16,6 +16,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from nanovllm.core.sequence import Sequence, SequencePart
 from nanovllm.features.grammar.after_reasoning import AfterReasoning
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.grammar.schemas import lark_of_json, with_compiled_schemas
@@ -24,6 +25,7 @@ from nanovllm.features.grammar.trial import LIMITS, tried, try_to_compile
 from nanovllm.features.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from nanovllm.engine import LLMEngine
     from nanovllm.request import Request
 
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
@@ -65,7 +67,7 @@ class GrammarCompiler:
             if (asked := request.params.structured_outputs) is not None:
                 grammar = compiled[id(asked)] = compiled.get(id(asked)) or self._compile_for(asked)
                 for sample in request.samples:
-                    sample.seq.grammar = copy(grammar)
+                    sample.seq.parts["grammar"] = copy(grammar)
 
     def _compile_for(self, asked: StructuredOutputsParams) -> "Grammar | AfterReasoning":
         grammar = self.compile(asked)
@@ -99,11 +101,13 @@ class GrammarCompiler:
         return Grammar(matcher, self.vocab_size, self.eos_token_ids, self._vocabulary)
 
 
-class Grammar:
+class Grammar(SequencePart):
     """How far one sequence has come in its grammar. May be asked by two threads.
 
     error: why llguidance has given up (a grammar can grow beyond its limits), or "". No token can follow then, either.
     """
+
+    changes_logits = True
 
     def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: list[int], vocabulary: Vocabulary) -> None:
         self.vocab_size, self.eos_token_ids, self.error = vocab_size, eos_token_ids, ""
@@ -115,6 +119,11 @@ class Grammar:
     def __copy__(self) -> "Grammar":
         """Another one, at its beginning."""
         return Grammar(self._beginning, self.vocab_size, self.eos_token_ids, self.vocabulary)
+
+    def check_stop(self, seq: Sequence) -> str | None:
+        if not self.is_complete(seq.generated_token_ids):
+            return None
+        return "error" if self.error else "stop"
 
     def is_complete(self, token_ids: list[int]) -> bool:
         """Can nothing but EOS follow these tokens, the whole output so far?"""
@@ -165,6 +174,11 @@ class Grammar:
             same = 0
         self._matcher.consume_tokens(token_ids[same:])
         self._token_ids = list(token_ids)
+
+
+def make(engine: "LLMEngine") -> GrammarCompiler:
+    """See wings.ON_DEMAND."""
+    return GrammarCompiler(engine.tokenizer, engine.model_config.vocab_size, engine.model_config.eos_token_ids)
 
 
 def _first_error(matcher: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nanovllm.core.block_hash import MMSpan
+from nanovllm.core.sequence import SequencePart
 
 Position = tuple[int, int, int]  # time, height, width
 
@@ -39,7 +40,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class PromptImages:
+class PromptImages(SequencePart):
     """places: of each image, the indices of its placeholders in the prompt, ascending."""
 
     images: tuple[Image, ...]

@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.requests import IMAGE_KEYS
+from nanovllm.checks.requests import IMAGE_KEYS, Asked, check_token_ids, most_prompt_tokens
 from nanovllm.checks.values import shorten
 from nanovllm.features.images.options import MOST_IMAGES
 from nanovllm.features.images.processor import ImageProcessor, ImagePrompt
@@ -105,8 +105,18 @@ def largest_image(engine: "LLMEngine") -> PromptImages | None:
         return None
 
 
-def make_processor(engine: "LLMEngine") -> ImageProcessor:
-    """Of an engine whose model sees images; the tower's weights are read. Raises ValueError."""
+def read(engine: "LLMEngine", asked: "Asked") -> None:
+    """See wings.READERS."""
+    _, pictures = split_prompt(engine, asked.prompt)
+    if pictures is None:
+        return
+    asked.token_ids, images = pictures.expand(asked.token_ids, most_prompt_tokens(engine, asked))
+    check_token_ids(engine, asked)
+    asked.mm_spans, asked.parts["images"] = images.spans, images
+
+
+def make(engine: "LLMEngine") -> ImageProcessor:
+    """Of an engine whose model sees images; the tower's weights are read. Raises ValueError. See wings.ON_DEMAND."""
     images = engine.model_config.images
     if images is None:
         is_gguf = engine.directory.is_file()

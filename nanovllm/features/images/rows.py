@@ -48,7 +48,7 @@ def with_images(batch: Batch, output: SchedulerOutput) -> Batch:
     positions: list[Position] = []
     row = 0
     for chunk in output.chunks:
-        images = chunk.seq.images
+        images = chunk.seq.parts.get("images")
         if images is None:
             positions += [(at, at, at) for at in range(chunk.start, chunk.end)]
         else:

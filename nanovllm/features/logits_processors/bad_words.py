@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 from unicodedata import category
 
+from nanovllm.core.sequence import SequencePart
 from nanovllm.files.token_bytes import token_bytes
 
 
@@ -27,8 +28,10 @@ class BadWord:
         self.rests = {n: vocabulary.beginning_with(self.bytes[n:]) for n in range(1, len(self.bytes))}
 
 
-class BadWords:
+class BadWords(SequencePart):
     """Of one request. Raises ValueError for what is no text."""
+
+    changes_logits = True
 
     def __init__(self, tokenizer: Any, words: list[str], vocab_size: int) -> None:
         self._bytes = token_bytes(tokenizer)

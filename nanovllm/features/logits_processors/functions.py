@@ -2,16 +2,17 @@
 
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import MAX_POSITIVE, shorten
+from nanovllm.core.sequence import SequencePart
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nanovllm.core.sequence import Sequence
+    from nanovllm.core.sequence import Sequence as TokenSequence
 
 FORMS = "f(generated_token_ids, logits_row) or f(prompt_token_ids, generated_token_ids, logits_row)"
 
@@ -41,7 +42,7 @@ def num_arguments(function: Any) -> int:
     raise ValueError(f"logits_processors holds {shorten(function)}, which cannot be called as {FORMS}")
 
 
-class CallersFunctions:
+class CallersFunctions(SequencePart):
     """Those of one sequence, called one after another.
 
     A function gets a row of float32 [vocab_size] that it may change, and returns the row. What it returns should depend
@@ -50,12 +51,20 @@ class CallersFunctions:
     error: what one of them has done wrong; "" if nothing. The sequence ends there.
     """
 
-    def __init__(self, functions: list[Callable[..., Any]]) -> None:
-        self.functions = [(function, num_arguments(function)) for function in functions]
+    changes_logits = True
+
+    def __init__(self, functions: Sequence[Callable[..., Any]], makers: Sequence[Callable[[], Any]] = ()) -> None:
+        """makers: make functions that each sequence has of its own. They come first."""
+        self._given, self._makers = functions, makers
+        made = [*(make() for make in makers), *functions]
+        self.functions = [(function, num_arguments(function)) for function in made]
         self.error = ""
         self._failed_at = 0  # tokens of the sequence, or of a draft of it, when that happened
 
-    def apply(self, seq: "Sequence", logits: "Tensor") -> "Tensor":
+    def for_sample(self) -> "CallersFunctions":
+        return CallersFunctions(self._given, self._makers)
+
+    def apply(self, seq: "TokenSequence", logits: "Tensor") -> "Tensor":
         """A sequence's row of logits as the functions leave it; NaN, so that no token is chosen, if one has failed.
 
         What is -infinity before stays so: a grammar cannot be left. +infinity counts as 1e10.

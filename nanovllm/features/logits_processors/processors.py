@@ -80,16 +80,17 @@ class LogitsProcessors:
         generated: EntriesOfRows = {}
         for row, seq in enumerate(seqs):
             p = seq.sampling_params
-            if seq.grammar is not None:
+            if (grammar := seq.parts.get("grammar")) is not None:
                 made.grammar_rows.append(row)
-                grammars.append((seq.grammar, seq.generated_token_ids))
+                grammars.append((grammar, seq.generated_token_ids))
             if p.allowed_token_ids is not None:
                 made.allowed.append((row, torch.tensor(p.allowed_token_ids, dtype=torch.int64, device="cpu")))
-            if seq.bad_words is not None and (banned := seq.bad_words.banned(seq.generated_token_ids)):
+            bad_words = seq.parts.get("bad_words")
+            if bad_words is not None and (banned := bad_words.banned(seq.generated_token_ids)):
                 made.banned.append((row, torch.tensor(banned, dtype=torch.int64, device="cpu")))
             if p.logit_bias:
                 bias[row] = p.logit_bias.keys(), p.logit_bias.values()
-            if seq.functions is not None:
+            if "functions" in seq.parts:
                 made.functions.append((row, seq))
             if seq.num_generated_tokens < p.min_tokens:  # this token must not end the sequence
                 stop_token_ids = [*p.stop_token_ids, *eos_token_ids]
@@ -136,8 +137,7 @@ class LogitsProcessors:
             rows, token_ids, added = self.bias
             logits[rows, token_ids] += added
         for row, seq in self.functions:
-            assert seq.functions is not None
-            logits[row] = seq.functions.apply(seq, logits[row])
+            logits[row] = seq.parts["functions"].apply(seq, logits[row])
         if self.seen is not None:
             rows, token_ids, factors = self.seen
             values = logits[rows, token_ids]

@@ -19,6 +19,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.sandbox import Sandbox, TooMuch
 from nanovllm.checks.values import check_number, shorten, typed
 from nanovllm.config import EngineConfig
+from nanovllm.core.sequence import SequencePart
 from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.files.config_json import read_json
 from nanovllm.files.hub import resolve_checkpoint
@@ -90,7 +91,7 @@ def stored_linear_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 @dataclass(frozen=True, eq=False)
-class Adapter:
+class Adapter(SequencePart):
     """An adapter in the CPU's memory: its files may change or go while requests wait for it.
 
     lora_id:  stands for these weights, in the hashes of blocks and in slots; the registry chooses it

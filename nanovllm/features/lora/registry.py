@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from nanovllm.checkpoint import ModelConfig
@@ -16,9 +16,24 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.features.lora.adapter import Adapter
 from nanovllm.features.lora.lora_request import LoRARequest
 
+if TYPE_CHECKING:
+    from nanovllm.checks.requests import Asked
+    from nanovllm.engine import LLMEngine
+
 logger = logging.getLogger("nanovllm")
 
 Known = tuple[LoRARequest, str]  # named so first, or when it was loaded in place; digest of its weights
+
+
+def make(engine: "LLMEngine") -> "KnownAdapters":
+    """See wings.ON_DEMAND."""
+    return KnownAdapters(engine.model_config, engine.config)
+
+
+def read(engine: "LLMEngine", asked: "Asked") -> None:
+    """See wings.READERS."""
+    adapter = engine.known_adapters.check(asked.lora_request)
+    asked.lora_id, asked.parts["adapter"] = adapter.lora_id, adapter
 
 
 class KnownAdapters:

@@ -31,7 +31,7 @@ class BatchAdapters:
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput) -> "BatchAdapters | None":
-        adapters = {c.seq.lora_id: c.seq.adapter for c in output.chunks if c.seq.adapter is not None}
+        adapters = {c.seq.lora_id: c.seq.parts["adapter"] for c in output.chunks if "adapter" in c.seq.parts}
         if not adapters:
             return None
         numbers: dict[int | None, int] = {lora_id: number for number, lora_id in enumerate(adapters)}

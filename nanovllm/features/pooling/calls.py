@@ -64,7 +64,7 @@ def encode(
         )
 
     requests = make_all("prompts", list(zip(given, params, adapters, priorities, strict=True)), make)
-    return llm._complete(requests, use_tqdm)
+    return llm._calls.complete(requests, use_tqdm)
 
 
 def embed(
@@ -115,7 +115,7 @@ def score(
     requests = pairs.make_requests(
         llm.engine, pooling_params, adapters, truncation, chat_template, priorities=priorities
     )
-    return pairs.scores(llm.engine, llm._complete(requests, use_tqdm))
+    return pairs.scores(llm.engine, llm._calls.complete(requests, use_tqdm))
 
 
 def _truncation(num_tokens: int | None, more: dict[str, Any] | None) -> Any:

@@ -1,7 +1,7 @@
 """PoolingRequest: a prompt whose last hidden state is wanted, from its checks to its PoolingRequestOutput.
 
 To the scheduler its sequence is one like all others: it is cut into chunks, found in the prefix cache, preempted. It
-ends with the step that computes its last token, from which nothing is sampled (Sequence.pools).
+ends with the step that computes its last token, from which nothing is sampled (Sequence.is_pooling).
 """
 
 import logging
@@ -159,7 +159,9 @@ def make_request(
     nothing = SamplingParams(**SAMPLES_NOTHING)  # type: ignore[arg-type]
     lora_id = None if adapter is None else adapter.lora_id
     seq = Sequence(token_ids, nothing, cache_salt=salt, lora_id=lora_id)
-    seq.adapter, seq.priority, seq.pools = adapter, priority, True
+    seq.priority, seq.is_pooling = priority, True
+    if adapter is not None:
+        seq.parts["adapter"] = adapter
     samples, metrics = [PoolingSample(seq, Detokenizer(engine.tokenizer, nothing))], RequestMetrics(time.perf_counter())
     of_request = dict(pooling_params=params, pooling=pooling)
     return PoolingRequest(request_id or "", None, token_ids, nothing, samples, False, metrics, **of_request)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.features.speculation.step_times import StepTimes
+from nanovllm.wings import Wing
 
 if TYPE_CHECKING:
     from nanovllm.core.scheduler import Scheduler, SchedulerOutput
@@ -86,7 +87,7 @@ class Record:
         self.num_checked = memory * self.num_checked + min(num_accepted + 1, num_draft_tokens)
 
 
-class Speculation:
+class Speculation(Wing):
     """Proposes the draft tokens of a step, and learns from what became of them.
 
     num_speculative_tokens  draft tokens of one sequence in a step, at most
@@ -112,8 +113,8 @@ class Speculation:
             wanted = list(counts.items())
             for (seq, count), proposal in zip(wanted, self.proposer.propose(wanted), strict=True):
                 draft = proposal[:count]
-                if seq.grammar is not None:
-                    draft = seq.grammar.possible(seq.generated_token_ids, draft)
+                if (grammar := seq.parts.get("grammar")) is not None:
+                    draft = grammar.possible(seq.generated_token_ids, draft)
                 drafts[seq.seq_id] = draft
         self._started = time.perf_counter()
         return drafts

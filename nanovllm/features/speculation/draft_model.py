@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,17 +19,29 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import SchedulerOutput, next_chunk
 from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
-from nanovllm.features.assembly import make_block_manager
 from nanovllm.features.speculation.choose import Proposer, Speculation
 from nanovllm.features.speculation.ngrams import NgramProposer
 from nanovllm.features.speculation.speculative_config import SpeculativeConfig, max_num_logits
 from nanovllm.features.speculation.step_times import NUM_TIMES
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.files.tokenizer import load_tokenizer
+from nanovllm.wings import make_block_manager
 from nanovllm.worker.cpu import memory as cpu_memory
 from nanovllm.worker.model_runner import ModelRunner
 
+if TYPE_CHECKING:
+    from nanovllm.engine import LLMEngine
+
 KV_SHARE = 1 / 16  # of the memory that the KV pool may take, for the draft model's
+
+
+def prepare(engine: "LLMEngine") -> Speculation | None:
+    """See wings.BESIDE_AN_ENGINE."""
+    return make_speculation(engine.config, engine.directory, engine.model_config, engine.tokenizer)
+
+
+def attach(engine: "LLMEngine", speculation: Speculation) -> Speculation:
+    return speculation
 
 
 def make_speculation(
@@ -150,15 +162,16 @@ class DraftModel:
         if draft is None:
             params = replace(seq.sampling_params, logprobs=None, prompt_logprobs=None)
             draft = Sequence(seq.tokens[: seq.num_prompt_tokens], params, cache_salt=seq.cache_salt)
-            draft.seed, draft.sample_index, draft.bad_words = seq.seed, seq.sample_index, seq.bad_words
-            draft.grammar = seq.grammar
+            draft.seed, draft.sample_index = seq.seed, seq.sample_index
+            draft.parts = {name: seq.parts[name] for name in ("bad_words", "grammar") if name in seq.parts}
         same = min(draft.num_computed_tokens, len(seq.tokens) - 1)
         while draft.tokens[:same] != seq.tokens[:same]:
             same -= 1
         draft.tokens, draft.num_computed_tokens = list(seq.tokens), same
         del draft.block_hashes[same // self.manager.block_size :]
         # A cached block is never written again. Or draft tokens are in a state, which cannot go back.
-        is_behind = draft.state is not None and same < draft.state.num_tokens
+        state = draft.parts.get("state")
+        is_behind = state is not None and same < state.num_tokens
         if is_behind or same < draft.num_registered_blocks * self.manager.block_size:
             self.manager.free(draft)
         if not draft.block_table and not self.manager.allocate_with_prefix(draft):
@@ -171,7 +184,7 @@ class DraftModel:
         draft = self.drafts[seq]
         if draft.tokens[-1] == NO_TOKEN:
             return False
-        if draft.grammar is not None and draft.grammar.is_complete(draft.generated_token_ids):
+        if any(part.check_stop(draft) is not None for part in draft.parts.values()):
             return False
         return draft.sampling_params.ignore_eos or draft.tokens[-1] not in self.runner.model_config.eos_token_ids
 

@@ -11,8 +11,8 @@ from starlette.routing import Route
 
 from nanovllm import __version__
 from nanovllm.checks.values import check_range, list_of, shorten
+from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.files.tokenizer import tokenize
-from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.serving.async_llm import AsyncLLM, OpensPictures
 from nanovllm.serving.http.metrics import Metrics
 from nanovllm.serving.http.options import ServeOptions

@@ -9,11 +9,11 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checks.requests import check_generates
 from nanovllm.checks.values import check_number, shorten
 from nanovllm.compat.names import accepted
+from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.reasoning.think import Reasoning
 from nanovllm.features.tool_calls.parse import MARKERS, format_of
 from nanovllm.files.tokenizer import tokenize
-from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.request import Request
 from nanovllm.serving.openai.reading import PLAIN, Parsers, Reading
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, SWITCHES, scoring
@@ -180,8 +180,8 @@ def check_answers(requests: Iterable[Request]) -> None:
     """Raise SampleFailed, or ValueError for a grammar, if a sample has ended with finish_reason "error"."""
     for sample in (sample for request in requests for sample in request.samples):
         if sample.error:
-            is_grammars = sample.seq.grammar is not None and sample.seq.grammar.error
-            raise (ValueError if is_grammars else SampleFailed)(sample.error)
+            grammar = sample.seq.parts.get("grammar")
+            raise (ValueError if grammar is not None and grammar.error else SampleFailed)(sample.error)
 
 
 def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:

@@ -14,6 +14,7 @@ from threading import Lock, Thread
 import torch
 from torch import Tensor
 
+from nanovllm.checks.exits import Worker, finish_at_exit
 from nanovllm.files.system import available_bytes
 from nanovllm.worker.cpu.pointers import address
 
@@ -101,8 +102,9 @@ def prefault(parts: list[Tensor]) -> Thread:
             num_bytes = min(HUGE_PAGE - begin % HUGE_PAGE, part.nbytes)
             ctypes.memset(begin, 0, num_bytes)  # other threads run meanwhile
 
-    thread = Thread(target=clear, daemon=True)
+    thread = Worker(target=clear, daemon=True)
     thread.start()
+    finish_at_exit(thread)  # an LLM that cannot be built does not join it
     return thread
 
 

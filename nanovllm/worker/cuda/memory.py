@@ -37,7 +37,8 @@ def free_bytes(
     before = torch.cuda.memory_allocated()
     num_tokens = min(config.max_num_batched_tokens, max_model_len)
     seq = Sequence([0] * num_tokens, SamplingParams(top_p=0.9))
-    seq.images = largest_image
+    if largest_image is not None:
+        seq.parts["images"] = largest_image
     seq.block_table = [0] * cdiv(num_tokens, block_size)
     chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (config.max_num_batched_tokens // num_tokens)
     run(SchedulerOutput(chunks, [], num_tokens * len(chunks)))

@@ -33,7 +33,7 @@ class StateModel(CacheModel):
         super().execute(output)
         sampled = []
         for chunk in output.chunks:
-            state, tokens = chunk.seq.state, chunk.seq.tokens
+            state, tokens = chunk.seq.parts["state"], chunk.seq.tokens
             for start, end, source, target in state.segments:
                 assert len(self.states[source]) == start, f"slot {source} has read {self.states[source]}"
                 self.states[target] = self.states[source] + tuple(tokens[start:end])
@@ -194,7 +194,7 @@ def test_any_schedule_has_the_right_states(rng: random.Random):
         scheduler.check_integrity()
         if rng.random() < 0.1:
             for chunk in output.chunks:  # something was computed before it failed
-                for segment in chunk.seq.state.segments:
+                for segment in chunk.seq.parts["state"].segments:
                     model.states[segment.target] = ("torn",)
             fail_step(scheduler, output)
         else:

@@ -126,7 +126,7 @@ class World:
             read = read_so_far(chunk.seq)
             for position in range(chunk.write_start, chunk.end):
                 self.pool.kv[chunk.seq.block_table[position // BLOCK]][position % BLOCK] = read[position + 1]
-            for start, end, source, target in chunk.seq.state.segments if chunk.seq.state is not None else ():
+            for start, end, source, target in chunk.seq.parts["state"].segments if "state" in chunk.seq.parts else ():
                 before = read[0] if source == NOTHING_READ else self.pool.states[source]
                 assert before == read[start], f"{chunk.seq}: a wrong state"
                 self.pool.states[target] = read[end]

@@ -24,6 +24,7 @@ from tests.core.by_hand import CacheModel, admit, compute, fail_step, sequence
 from tests.core.tiers.world import BLOCK as BLOCK_SIZE
 from tests.core.tiers.world import SlowStore, World
 from tests.errors import expect
+from tests.faults import Instants
 
 ON = {"enable_kv_cache_events": True, "publisher": "null"}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -139,18 +140,17 @@ def test_with_tiers_below_the_pool(is_hybrid):
     assert world.tiers.hit_tokens["disk"] != [0, 0] and world.scheduler.num_preemptions > 0
 
 
-def test_after_an_exception_out_of_any_line(checkpoint, monkeypatch):
-    files = (*interruptions.FILES, f"{nanovllm.__path__[0]}/features/cache_reports/")
-    monkeypatch.setattr(interruptions, "FILES", files)
+def test_after_an_exception_out_of_any_line(checkpoint):
+    instants = Instants(*interruptions.LINES.files, f"{nanovllm.__path__[0]}/features/cache_reports/")
     options = dict(block_size=interruptions.BLOCK_SIZE, num_gpu_blocks_override=interruptions.NUM_BLOCKS)
     llm = LLM(str(checkpoint()), **options, max_model_len=40, kv_events_config=ON)
     llm.engine.model_runner = interruptions.StandIn(llm.engine.model_config.vocab_size)
     follower = Follower()
     llm.on_kv_events = follower
-    lines = interruptions.lines_to_try(lambda: interruptions.answers(llm))
+    lines = instants.of(lambda: interruptions.answers(llm), interruptions.EXECUTIONS)
     for line in random.Random(0).sample(lines, 25):
         with suppress(interruptions.Interrupted):
-            interruptions.interrupted_at({line}, lambda: interruptions.answers(llm))
+            instants.interrupt({line}, lambda: interruptions.answers(llm), interruptions.interrupt)
         llm.generate([[7]], GREEDY, use_tqdm=False)
         assert holds(follower, llm.engine.block_manager), f"after an exception at line {line}"
 
@@ -299,6 +299,7 @@ def test_tiers_of_an_engine(checkpoint, tmp_path):
             prompts = [[*rng.choice(stems), *rng.choices(range(200), k=rng.randint(1, 9))] for _ in range(3)]
             llm.generate(prompts, GREEDY, use_tqdm=False)
             if rng.random() < 0.15:
+                disk.flush()  # or its thread may tell of a block that it has written just now
                 assert llm.reset_prefix_cache(reset_connector=rng.random() < 0.3)
                 assert not follower.blocks
             seen |= {medium for medium, _ in follower.blocks}

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from nanovllm import LLM
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.core.sequence import SequenceStatus
 from nanovllm.features.callers.progress import progress_bar
+from nanovllm.features.callers.shared_calls import SharedCalls
 from nanovllm.stats import EngineStats
 from tests.processes import LIMIT_S
 from tests.short_requests import TEXT, sampled
@@ -45,14 +45,14 @@ def test_ctrl_c_between_steps_in_a_cell_that_awaits(llm, monkeypatch):
     def cancel(signum, frame):
         heard.append(signum)
 
-    def step_and_interrupt(llm, request_ids):
-        outputs = step(llm, request_ids)
+    def step_and_interrupt(calls, request_ids):
+        outputs = step(calls, request_ids)
         os.kill(os.getpid(), signal.SIGINT)
         return outputs
 
     cancel.__module__ = "ipykernel.ipkernel"
-    step = LLM._step
-    monkeypatch.setattr(LLM, "_step", step_and_interrupt)
+    step = SharedCalls._step
+    monkeypatch.setattr(SharedCalls, "_step", step_and_interrupt)
     before = signal.signal(signal.SIGINT, cancel)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -221,7 +221,7 @@ def test_probabilities_are_renormalised(llm):
     for seed in range(200):
         logits = torch.randn(1, 320, generator=generator) * 3
         seq = Sequence([1], SamplingParams(temperature=0.8, seed=seed, logprobs=1))
-        seq.grammar = llm.engine.grammars.compile(params.structured_outputs)
+        seq.parts["grammar"] = llm.engine.grammars.compile(params.structured_outputs)
         [token_id], [found] = sample(logits.clone(), SamplingBatch.from_sequences([seq]))
         shares = (logits[0, allowed].double() / 0.8).softmax(0).cumsum(0)
         assert token_id == allowed[int((shares <= uniform_noise(seq)).sum())]

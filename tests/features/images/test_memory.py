@@ -60,8 +60,8 @@ def test_requests_that_wait_hold_pictures_and_no_floats(kind, folder_of):
     before = num_pixels_of_towers()
     requests = [llm.engine.make_request(prompt, GREEDY) for prompt in prompts]
     assert num_pixels_of_towers() <= before + 1
-    assert [request.num_image_bytes for request in requests] == [60 * 40 * 3] * 12
-    assert llm._complete(requests, use_tqdm=False) and num_pixels_of_towers() <= before + 1
+    assert [request.num_held_bytes for request in requests] == [60 * 40 * 3] * 12
+    assert llm._calls.complete(requests, use_tqdm=False) and num_pixels_of_towers() <= before + 1
     assert [request.output().outputs[0].token_ids for request in requests] == expected
     assert llm.stats()["images"]["tower_runs"] == 12
 
@@ -131,7 +131,7 @@ def test_a_batch_job_opens_few_pictures_at_a_time(folder_of, monkeypatch):
             body = {"messages": question(url_of(picture(40, 40, number))), "max_tokens": 2}
             line = {"custom_id": str(number), "method": "POST", "url": CHAT, "body": body}
             yield number, json.dumps(line).encode()
-            most = max(most, sum(request.num_image_bytes for request in llm.engine.requests.values()))
+            most = max(most, sum(request.num_held_bytes for request in llm.engine.requests.values()))
 
     answers = [answer for some in answer_lines.answer_lines(llm, lines()) for answer in some]
     assert len(answers) == 15 and all(answer.body for answer in answers)

@@ -71,7 +71,7 @@ def test_order():
         temperature=0, logit_bias={3: 5.0}, allowed_token_ids=[1, 3], repetition_penalty=4.0, logits_processors=[look]
     )
     seq = Sequence([3], params)
-    seq.functions = CallersFunctions(params.logits_processors)
+    seq.parts["functions"] = CallersFunctions(params.logits_processors)
     logits = torch.tensor([[9.0, 4.0, 9.0, 1.0]])
     assert sample(logits, SamplingBatch.from_sequences([seq]))[0] == [1]
     assert seen == [([], [-torch.inf, 4.0, -torch.inf, 6.0])]
@@ -142,7 +142,7 @@ def test_with_drafts_and_preemption(checkpoint):
     llm = LLM(folder, **SMALL | dict(num_gpu_blocks_override=24, max_model_len=64), speculative_config=speculative)
     known = [prompt + output.token_ids for prompt, output in zip(prompts, expected, strict=True)]
     known += [prompt + output.token_ids[:7] + [300, 4, 5] for prompt, output in zip(prompts, expected, strict=True)]
-    llm.engine.speculation = reckless(Hostile(known, random.Random(0)), random.Random(0))
+    llm.engine.wings["speculation"] = reckless(Hostile(known, random.Random(0)), random.Random(0))
     assert [o.outputs[0] for o in llm.generate(prompts, params)] == expected
     assert llm.stats()["num_accepted_tokens"] > 0 and llm.stats()["num_preemptions"] > 0
 

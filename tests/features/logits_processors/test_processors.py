@@ -25,7 +25,8 @@ def test_masks_against_a_loop():
         )
         seq = Sequence([3, 4], params)
         seq.tokens += [5, allowed[2]]
-        seq.bad_words = SimpleNamespace(banned=lambda generated, ids=(allowed[3], allowed[4]): list(ids))
+        banned = [allowed[3], allowed[4]]
+        seq.parts["bad_words"] = SimpleNamespace(banned=lambda generated, ids=banned: ids, changes_logits=True)
         row = logits[0].tolist()
         if seed % 2:
             row = [x if i in allowed else -torch.inf for i, x in enumerate(row)]

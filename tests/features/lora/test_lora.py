@@ -211,7 +211,9 @@ def test_files_that_change_or_go(base, adapters, tmp_path, processes, num_ranks)
     options = dict(dtype="float32", enable_lora=True, max_loras=1, num_gpu_blocks_override=64, block_size=4)
     llm = processes.llm(base, num_ranks, **options) if num_ranks > 1 else LLM(str(base), **options)
     requests = [llm.engine.make_request(SHARED, GREEDY, lora) for lora in (changed, gone, None, adapters[1])]
-    assert llm.engine.known_adapters.check(changed) is requests[0].samples[0].seq.adapter, "it is in memory once"
+    assert llm.engine.known_adapters.check(changed) is requests[0].samples[0].seq.parts["adapter"], (
+        "it is in memory once"
+    )
     for file in ("adapter_model.safetensors", "adapter_config.json"):
         shutil.copy(Path(adapters[3].lora_path, file), folders[0] / file)  # into the same file, and longer
     shutil.rmtree(folders[1])

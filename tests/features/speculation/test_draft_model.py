@@ -169,7 +169,7 @@ def test_a_draft_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, quan
         pytest.skip("there is no C compiler")
     expected = [output for request in requests for output in generate(plain, [request])]
     answers = [o.prompt_token_ids + o.outputs[0].token_ids for o in expected]
-    drafting.engine.speculation = Speculation(Hostile(answers, random.Random(1)), 8, 100)
+    drafting.engine.wings["speculation"] = Speculation(Hostile(answers, random.Random(1)), 8, 100)
     found = [output for request in requests for output in generate(drafting, [request])]
     assert drafting.stats()["num_accepted_tokens"] > 20
     assert [o.outputs for o in found] == [o.outputs for o in expected]

@@ -165,7 +165,7 @@ def assert_same_logprobs(found: list | None, expected: list | None, tolerance: f
 def hostile(llm: LLM, outputs: list[RequestOutput], seed: int) -> None:
     """Draft for this engine, knowing what it will say."""
     continuations = [o.prompt_token_ids + sample.token_ids for o in outputs for sample in o.outputs]
-    llm.engine.speculation = reckless(Hostile(continuations, random.Random(seed)), random.Random(seed))
+    llm.engine.wings["speculation"] = reckless(Hostile(continuations, random.Random(seed)), random.Random(seed))
 
 
 SETTINGS = [  # pools and budgets from roomy to as tight as can be
@@ -200,7 +200,7 @@ def test_300_random_requests_are_answered_as_without_draft_tokens(checkpoint, op
     assert 0 < sum(m.num_accepted_tokens for m in metrics) < sum(m.num_draft_tokens for m in metrics)
 
     llm = LLM(str(checkpoint()), speculative_config=NGRAM, **options)
-    llm.engine.speculation = reckless(llm.engine.speculation.proposer, rng)
+    llm.engine.wings["speculation"] = reckless(llm.engine.speculation.proposer, rng)
     assert_same(generate(llm, requests), expected, tolerance)
     assert llm.stats()["num_draft_tokens"] > 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.config import EngineConfig
 from nanovllm.core.block_hash import BlockHasher
+from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.tiers.store import BLOCK, STATE
 from nanovllm.core.tiers.tiers import Tiers
 from nanovllm.features.tiers.directory import CacheDirectory, prepared
@@ -16,11 +17,36 @@ from nanovllm.features.tiers.disk_store import DiskStore
 from nanovllm.features.tiers.fingerprint import file_digest, fingerprint, stamp_of, weight_paths
 from nanovllm.features.tiers.memory_store import MemoryStore
 from nanovllm.features.tiers.segment import Space
+from nanovllm.wings import Wing
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
 
 logger = logging.getLogger("nanovllm")
+WAIT_S = 0.02  # the longest sleep while blocks are on their way; new requests are noticed after it
+
+
+class EngineTiers(Tiers, Wing):
+    """Those beside an engine."""
+
+    def begin_step(self, scheduler: Scheduler) -> None:
+        """If nothing can run without blocks that are on their way, sleep until some arrive, WAIT_S at most."""
+        self.poll(scheduler.waiting)
+        if scheduler.waiting and not scheduler.running and scheduler.none_may_start():
+            self.wait(WAIT_S)
+
+    def scheduled(self, output: SchedulerOutput) -> None:
+        self.save_evicted()  # before the step overwrites the evicted blocks
+
+    def reset(self) -> None:
+        for store in self.stores:
+            store.reset()
+
+
+def prepare(engine: "LLMEngine") -> dict[Path, str]:
+    """See wings.BESIDE_AN_ENGINE. Returns a stamp of each of the checkpoint's files, for they may change meanwhile."""
+    check_options(engine.config)
+    return weight_stamps(engine.directory)
 
 
 def check_options(config: EngineConfig) -> None:
@@ -34,8 +60,8 @@ def check_options(config: EngineConfig) -> None:
             raise ValueError(f"prefix_cache_dir: {config.prefix_cache_dir} cannot be used: {error}") from error
 
 
-def make_tiers(engine: "LLMEngine", directory: Path, weight_stamps: dict[Path, str]) -> Tiers:
-    """Of an engine whose runner is prepared. directory: the checkpoint's.
+def attach(engine: "LLMEngine", weight_stamps: dict[Path, str]) -> EngineTiers:
+    """Of an engine whose runner is prepared. weight_stamps: see prepare().
 
     Blocks are hashed with SHA-256, and adapters by their content, so that a hash holds in every process and cannot be
     made to collide.
@@ -47,17 +73,8 @@ def make_tiers(engine: "LLMEngine", directory: Path, weight_stamps: dict[Path, s
     manager.hasher = BlockHasher(manager.block_size, "sha256", adapter_digest)
     data: Any = PoolData(runner) if config.tensor_parallel_size == 1 else RanksData(runner)
     memory = MemoryStore(config.cpu_cache_bytes) if config.cpu_cache_bytes else None
-    disk = None if config.prefix_cache_dir is None else open_disk(engine, data, directory, weight_stamps)
-    tiers = Tiers(manager, data, memory, disk)
-    events = engine.kv_events
-    if events is not None and memory is not None:
-        memory.on_stored = partial(events.tier_stored, "CPU")
-        memory.on_removed = partial(events.tier_removed, "CPU")
-    if events is not None and disk is not None:
-        disk.directory.on_stored = partial(events.tier_stored, "DISK")
-        disk.directory.on_removed = partial(events.tier_removed, "DISK")
-        tiers.on_kept = disk.tell_of
-    return tiers
+    disk = None if config.prefix_cache_dir is None else open_disk(engine, data, engine.directory, weight_stamps)
+    return EngineTiers(manager, data, memory, disk)
 
 
 def open_disk(engine: "LLMEngine", data: Any, directory: Path, weight_stamps: dict[Path, str]) -> DiskStore | None:

@@ -1,0 +1,133 @@
+"""Every wing can be deleted: a Llama generates the same without it, and what asks for it names the folder."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nanovllm
+
+PACKAGE = Path(nanovllm.__path__[0])
+FEATURES = sorted(f"features/{path.parent.name}" for path in PACKAGE.glob("features/*/__init__.py"))
+WINGS = ["serving", "jobs", "tools", "compat", "core/tiers", "core/snapshots", "worker/cuda", *FEATURES]
+
+# What a Llama says, and then what happens when something asks for a wing.
+PROGRAM = """
+import json, sys
+# An editable installation finds a folder where it was.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in finder.__module__]
+import nanovllm
+from nanovllm import LLM, SamplingParams
+
+path, *asks = sys.argv[1:]
+llm = LLM(path, block_size=4, num_gpu_blocks_override=14, max_model_len=48, max_num_seqs=4)
+prompts = [[40 + i for i in range(9)] + [n] for n in range(4)]
+fixed = dict(max_tokens=12, ignore_eos=True)
+greedy = SamplingParams(temperature=0, **fixed)
+told = {"package": nanovllm.__path__[0]}
+
+def token_ids(params):
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+told["greedy"] = token_ids(greedy)
+told["sampled"] = token_ids(SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=3, **fixed))
+text = llm.generate(prompts[:1], greedy, use_tqdm=False)[0].outputs[0].text
+[stopped] = llm.generate(prompts[:1], SamplingParams(temperature=0, stop=[text[2:4]], **fixed), use_tqdm=False)
+told["stopped"] = stopped.outputs[0].text, stopped.outputs[0].finish_reason
+told["streamed"] = [output.outputs[0].token_ids for output in llm.stream(prompts[1], greedy)][-1]
+told["num_cached_tokens"] = stopped.num_cached_tokens
+told["num_preemptions"] = llm.engine.scheduler.num_preemptions
+llm.engine.scheduler.check_integrity()
+errors = []
+for ask in asks:
+    try:
+        exec(ask)
+        errors.append("no error")
+    except (ValueError, ImportError) as error:
+        errors.append(str(error))
+print(json.dumps([told, errors]))
+"""
+
+ASKS = {  # a wing -> what asks for it. llm is of a plain Llama, at `path`; {variant} is another checkpoint
+    "serving": "from nanovllm import AsyncLLM",
+    "jobs": "import nanovllm.jobs.run_batch",
+    "tools": "import nanovllm.tools.cli",
+    "compat": "from nanovllm import EngineArgs",
+    "core/tiers": "LLM(path, cpu_cache_bytes=1 << 20)",
+    "core/snapshots": "LLM('{qwen3-next}').generate([[1, 2]])",
+    "worker/cuda": "import nanovllm.worker.cuda.platform",
+    "features/beam_search": "llm.beam_search([[1]], None)",
+    "features/cache_reports": "LLM(path, kv_cache_metrics=True)",
+    "features/callers": "llm.stats()",
+    "features/chat_template": "llm.chat([{'role': 'user', 'content': 'hi'}])",
+    "features/experts": "LLM('{qwen3-moe}')",
+    "features/grammar": "SamplingParams(structured_outputs={'regex': 'a'})",
+    "features/hybrid": "LLM('{qwen3-next}')",
+    "features/images": "llm.generate({'prompt_token_ids': [1], 'multi_modal_data': {'image': 'a.png'}})",
+    "features/logits_processors": "llm.generate([[1]], SamplingParams(repetition_penalty=1.5))",
+    "features/logprobs": "llm.generate([[1]], SamplingParams(logprobs=1))",
+    "features/lora": "LLM(path, enable_lora=True)",
+    "features/parallel": "LLM(path, tensor_parallel_size=2)",
+    "features/pooling": "llm.embed('hi')",
+    "features/positions": "LLM('{mistral-window}')",
+    "features/quantization": "LLM(path, quantization='int8')",
+    "features/reasoning": "import nanovllm.tools.check_model",
+    "features/speculation": "LLM(path, speculative_config={'method': 'ngram', 'num_speculative_tokens': 2})",
+    "features/tiers": "LLM(path, prefix_cache_dir=path + '.cache')",
+    "features/tool_calls": "import nanovllm.tools.check_model",
+}
+
+
+def house_without(wings: list[str], folder: Path) -> Path:
+    """A copy of the package from which these folders are gone."""
+    shutil.copytree(PACKAGE, folder / "nanovllm", ignore=shutil.ignore_patterns("__pycache__"))
+    for wing in wings:
+        shutil.rmtree(folder / "nanovllm" / wing)
+    return folder
+
+
+def report(folder: Path, path: Path, *asks: str) -> tuple[dict, list[str]]:
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", PROGRAM, str(path), *asks]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told, errors = json.loads(done.stdout.splitlines()[-1])
+    assert told.pop("package") == str(folder / "nanovllm")
+    return told, errors
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint) -> dict:
+    """What the whole house says."""
+    told, _ = report(PACKAGE.parent, checkpoint())
+    assert told["num_preemptions"] > 0 and told["num_cached_tokens"] > 0 and told["stopped"][1] == "stop"
+    return told
+
+
+def asked(wing: str, checkpoint: Any) -> str:
+    return re.sub(r"\{([a-z0-9-]+)\}", lambda found: str(checkpoint(found[1])), ASKS[wing])
+
+
+def test_all_wings_are_gone(checkpoint, tmp_path, expected):
+    told, errors = report(house_without(WINGS, tmp_path), checkpoint(), *(asked(wing, checkpoint) for wing in ASKS))
+    assert told == expected
+    for wing, error in zip(ASKS, errors, strict=True):
+        assert "nanovllm/" in error and "is not there" in error, f"{wing}: {error}"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("wing", WINGS)
+def test_one_wing_is_gone(checkpoint, tmp_path, expected, wing):
+    told, [error] = report(house_without([wing], tmp_path), checkpoint(), asked(wing, checkpoint))
+    assert told == expected
+    assert f"nanovllm/{wing}/, which is not there" in error
+
+
+def test_every_wing_is_asked_for():
+    assert sorted(ASKS) == sorted(WINGS)
