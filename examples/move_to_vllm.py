@@ -10,7 +10,7 @@ What moves, in both directions: LLM, EngineArgs, LLMEngine, AsyncLLM, SamplingPa
 LoRARequest, generate() and chat(), prompts as text, token ids or dicts, flags (FlexibleArgumentParser), what comes
 back, embed() and score() of pooling models, and the module paths that scripts import these from. What does not: vLLM's
 multimodal input; our stream(), abort(), stats() and optimizations.
-examples/move_to_vllm.md has both, name by name.
+examples/move_to_vllm.md lists the options, and what to write instead of those that are missing.
 """
 
 import argparse

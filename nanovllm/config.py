@@ -10,7 +10,6 @@ from nanovllm.checks.names import check_option, names_checked, option
 from nanovllm.checks.values import HIGHEST_SEED, LOWEST_SEED, MAX_INT32, check_choice, list_of, shorten, size_of
 from nanovllm.core.block_hash import HASH_FUNCTIONS
 
-__path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 DTYPES = {
     "auto": "auto",
     "float": "float32",
@@ -194,10 +193,3 @@ def _checked(f: Field, value: Any) -> Any:
             raise ValueError(f"{name} must be {PLACES[name]}, found {shorten(value)}")
         return str(value)
     return check_option(f, value)
-
-
-def __getattr__(name: str) -> Any:
-    """Classes that vLLM has in this module."""
-    from nanovllm.compat.paths import class_in
-
-    return class_in(__name__, name)

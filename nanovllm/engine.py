@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from nanovllm.features.lora.lora_request import LoRARequest
     from nanovllm.worker.model_runner import ModelRunnerOutput
 
-# Python takes this module for a package, so that `import nanovllm.engine.arg_utils` reaches compat/paths.py.
-__path__: list[str] = []
-
 SEEDS_PER_ENGINE_SEED = 1_000_003  # so many requests get seeds before those of the next engine seed begin
 
 Arguments = ParamSpec("Arguments")
@@ -473,14 +470,10 @@ class LLMEngine:
         return self.known_adapters.pin(lora_id)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an AttributeError; for a method that only vLLM's LLMEngine has, it says what to use instead."""
+        """What a wing keeps beside the engine (wings.py), by its name. None for a Wing that no option has asked for."""
         if name in wings.ON_DEMAND:
             made = self.__dict__[name] = wings.load(wings.ON_DEMAND[name]).make(self)
             return made
         if name in wings.BESIDE_AN_ENGINE and "wings" in vars(self):
             return self.wings.get(name)
-        if hasattr(type(self), name):  # one of our properties has raised an AttributeError: raise the same one again
-            return object.__getattribute__(self, name)
-        from nanovllm.compat.refused import refused_method
-
-        raise refused_method(type(self), name)
+        return object.__getattribute__(self, name)  # raises the AttributeError, also the one of a property's code

@@ -349,9 +349,3 @@ class LLM:
         if params is None:
             params = self.get_default_sampling_params()
         return one_per_prompt("sampling_params", params, num)
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise an AttributeError; for a method that only vLLM's LLM has, it says what to use instead."""
-        from nanovllm.compat.refused import refused_method
-
-        raise refused_method(type(self), name)

@@ -5,8 +5,6 @@ from typing import Any
 
 from nanovllm.stats import DraftRates
 
-__path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
-
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -105,10 +103,3 @@ class RequestOutput:
         if key not in ("text", "token_ids"):
             raise KeyError(f"{key!r}: a RequestOutput has the keys 'text' and 'token_ids'; all else is an attribute")
         return getattr(self.outputs[0], key)
-
-
-def __getattr__(name: str) -> Any:
-    """Classes that vLLM has in this module."""
-    from nanovllm.compat.paths import class_in
-
-    return class_in(__name__, name)

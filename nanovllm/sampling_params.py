@@ -10,13 +10,12 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.names import check_option, names_checked, option
+from nanovllm.checks.names import check_option, known_names, names_checked, option
 from nanovllm.checks.values import HIGHEST_SEED, LOWEST_SEED, MAX_POSITIVE, MIN_POSITIVE, check_number, list_of, shorten
 
 if TYPE_CHECKING:
     from nanovllm.features.grammar.params import StructuredOutputsParams
 
-__path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's limit; each of them is ranked in the whole vocabulary, at each position
 
 
@@ -131,9 +130,7 @@ class SamplingParams:
         """
         fields = self.__dataclass_fields__
         if name not in fields:
-            from nanovllm.compat.names import accepted
-
-            accepted({name: value}, fields, "SamplingParams")
+            known_names({name: value}, fields, "SamplingParams")
             return  # an option of vLLM's, at a value that changes nothing
         if name in ("stop", "bad_words"):
             value = list_of(value, str, "strings", name)
@@ -196,10 +193,3 @@ def _output_kind(value: Any) -> RequestOutputKind:
         names = ", ".join(kind.name for kind in RequestOutputKind)
         raise ValueError(f"output_kind must be a RequestOutputKind ({names}), found {value!r}")
     return RequestOutputKind(number)
-
-
-def __getattr__(name: str) -> Any:
-    """Classes that vLLM has in this module."""
-    from nanovllm.compat.paths import class_in
-
-    return class_in(__name__, name)

@@ -9,7 +9,7 @@ from tests.errors import expect
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (dict(max_model_length=5), "LLM has no argument 'max_model_length'; did you mean 'max_model_len'"),
+        (dict(max_model_length=5), "LLM has no argument 'max_model_length' (found 5); did you mean 'max_model_len'?"),
         (dict(dtype="int8"), "dtype must be one of"),
         (dict(max_num_seqs=0), "max_num_seqs must be a whole number between 1 and 2147483647"),
         (dict(block_size=-1), "block_size must be a whole number"),

@@ -1,1 +1,1 @@
-"""What a person may pass: values, options, requests, vLLM's names. Checked once, at the boundary."""
+"""What a person may pass: values, options, their names, requests. Checked once, at the boundary."""

@@ -1,13 +1,14 @@
 """Options, which are fields of dataclasses: what they mean, what they may be, and what happens to unknown names."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import Field, field, fields
 from functools import wraps
+from importlib.util import find_spec
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-from nanovllm.checks.values import Bounds, check_number, shorten
+from nanovllm.checks.values import Bounds, check_number, reject_unknown, shorten
 
 Class = TypeVar("Class", bound=type)
 
@@ -48,34 +49,38 @@ def kinds_of(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-def known_names(given: dict[str, Any], known: Collection[str], what: str) -> dict[str, Any]:
-    """What is given to `what` (a key of compat.names.TABLES), without vLLM's options that ask for nothing.
+def known_names(given: Mapping[str, Any], known: Collection[str], what: str) -> dict[str, Any]:
+    """The arguments that are given to `what`, without vLLM's at a value that changes nothing here.
 
-    Raises ValueError for those that ask for something, and for an unknown name, with the nearest known one.
+    Raises ValueError for any other that is not known, with the nearest one that is.
     """
-    if given.keys() <= set(known):
-        return given
-    from nanovllm.compat.names import accepted
+    if not all(name in known for name in given):
+        if find_spec("nanovllm.compat"):  # it may be deleted, and is loaded only for a script that needs it
+            from nanovllm.compat.neutral import in_our_words
 
-    return accepted(given, known, what)
+            given = in_our_words(given, known, what)
+        reject_unknown(given, known, what)
+    return dict(given)
+
+
+def neutral_options(what: str) -> dict[str, list[Any]]:
+    """vLLM's options that known_names() takes of `what` at some values, and these values."""
+    if not find_spec("nanovllm.compat"):
+        return {}
+    from nanovllm.compat.neutral import NEUTRAL
+
+    return NEUTRAL[what]
 
 
 def names_checked(cls: Class) -> Class:
-    """A dataclass whose constructor raises ValueError for an unknown argument and names the nearest known one.
-
-    It also takes vLLM's and nano-vllm's options of the same purpose where they ask for nothing beyond what this engine
-    does, and raises ValueError where they do.
-    """
+    """A dataclass whose constructor takes what known_names() takes, and raises the same error for anything else."""
+    what = "LLM" if cls.__name__ == "EngineConfig" else cls.__name__  # LLM(...) hands its arguments on
     known = cls.__dataclass_fields__  # type: ignore[attr-defined]
     with_known_names = cls.__init__  # type: ignore[misc]
 
     @wraps(with_known_names)
     def __init__(self: Any, *args: Any, **given: Any) -> None:
-        if not given.keys() <= known.keys():
-            from nanovllm.compat.names import accepted_options
-
-            given = accepted_options(given, type(self))
-        with_known_names(self, *args, **given)
+        with_known_names(self, *args, **known_names(given, known, what))
 
     cls.__init__ = __init__  # type: ignore[misc]
     return cls

@@ -19,17 +19,20 @@ MIN_POSITIVE, MAX_POSITIVE = 1e-10, 1e10
 MAX_LISTED_ERRORS = 20
 LOWEST_SEED, HIGHEST_SEED = -(2**63), 2**64 - 1  # as torch.manual_seed: it is hashed, and enters no tensor
 
+OPTIONS_PAGE = "examples/move_to_vllm.md"  # lists all arguments, options, flags and fields
+
 Bounds = tuple[Any, ...]  # of a number: Integral or Real, then least and most, where they are narrower than the type
 
 
-def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raise a ValueError for the first name in `given` that `what` does not know, naming one it does that is near."""
+def reject_unknown(given: Mapping[str, Any], known: Iterable[str], what: str) -> None:
+    """Raise a ValueError for the first argument that `what` does not take, naming the nearest one that it does."""
     names = list(known)
-    for name in given:
+    for name, value in given.items():
         if name not in names:
-            near = difflib.get_close_matches(name[:80], names, n=1)
-            hint = f"did you mean {near[0]!r}? It" if near else "it"
-            raise ValueError(f"{what} has no argument {shorten(name)}; {hint} takes: {', '.join(names)}")
+            near = difflib.get_close_matches(name[:80], names, n=1, cutoff=0.7)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            found = f"{what} has no argument {shorten(name)} (found {shorten(value)})"
+            raise ValueError(f"{found}{hint} {OPTIONS_PAGE} lists what it takes")
 
 
 def check_number(name: str, value: Any, kind: type, low: float | None = None, high: float | None = None) -> Any:

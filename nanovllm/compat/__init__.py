@@ -1,1 +1,1 @@
-"""What scripts written for vLLM and nano-vllm say beyond what this engine does: taken where it asks for nothing."""
+"""What scripts written for vLLM and nano-vllm import and say: taken where the same thing, or nothing, is asked for."""

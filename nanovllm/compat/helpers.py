@@ -6,7 +6,8 @@ import socket
 import uuid
 from typing import Any
 
-from nanovllm.compat.command_line import FlexibleArgumentParser  # noqa: F401  vllm.utils has it, too
+from nanovllm.checks.names import known_names
+from nanovllm.tools.flags import FlexibleArgumentParser  # noqa: F401  vllm.utils has it, too
 
 ChatCompletionMessageParam = dict[str, Any]
 VLLMValidationError = VLLMClientError = ValueError  # what this engine raises for a person's mistake
@@ -30,11 +31,10 @@ def get_open_port() -> int:
 
 def get_tokenizer(tokenizer_name: str, **options: Any) -> Any:
     """The tokenizer of a checkpoint's directory, GGUF file or hub id, as an LLM has it. options: as LLM's."""
-    from nanovllm.compat.names import accepted
     from nanovllm.files.hub import resolve_tokenizer
     from nanovllm.files.tokenizer import load_tokenizer
 
-    accepted(options, (), "LLM")
+    known_names(options, (), "LLM")
     return load_tokenizer(resolve_tokenizer(tokenizer_name))
 
 

@@ -1,7 +1,7 @@
 """Where vLLM's scripts import from: these module paths lead to the same objects here, wherever they live.
 
-nano-vllm's are here, too. What either has and this engine has not is refused by name and reason
-(refused.py), where it is imported.
+nano-vllm's are here, too. nanovllm/__init__.py asks this file, for a path where this package has no module and for a
+name that a module of ours does not have. What is not here either gets Python's own error.
 """
 
 from importlib import import_module
@@ -9,8 +9,6 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
-
-from nanovllm.compat.refused import NameRefused, refusal
 
 HELPERS = "nanovllm.compat.helpers"
 PATHS = {  # vLLM's module, under our package's name -> ours
@@ -84,14 +82,14 @@ CLASSES = {  # classes that vLLM has in a module of ours -> where they live here
 
 def find_spec(name: str) -> ModuleSpec | None:
     """How such a path is imported; None for a path that neither vLLM nor nano-vllm has."""
-    if not (_is_ours(name) or refusal(name.partition(".")[2])):
-        return None
-    return ModuleSpec(name, OtherPath(), is_package=True)
+    paths = (*PATHS, *NANO_CLASSES)
+    is_known = any(path == name or path.startswith(f"{name}.") for path in paths)  # or is a package above a known one
+    return ModuleSpec(name, OtherPath(), is_package=True) if is_known else None
 
 
 def class_in(module: str, name: str) -> Any:
     """A class that vLLM has in this module of ours. Raises AttributeError."""
-    if name not in CLASSES[module]:
+    if name not in CLASSES.get(module, {}):
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     where, _, class_name = CLASSES[module][name].rpartition(".")
     return getattr(import_module(where), class_name)
@@ -102,14 +100,7 @@ class OtherPath(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        if not _is_ours(name):
-            raise NameRefused(refusal(name.partition(".")[2]), name=name)
         ours = vars(import_module(PATHS[name])) if name in PATHS else {}
         vars(module).update({key: value for key, value in ours.items() if not key.startswith("__")})
         for class_name, (where, our_name) in NANO_CLASSES.get(name, {}).items():
             setattr(module, class_name, getattr(import_module(where), our_name))
-
-
-def _is_ours(name: str) -> bool:
-    """Such a path, or a package above one."""
-    return any(path == name or path.startswith(f"{name}.") for path in (*PATHS, *NANO_CLASSES))

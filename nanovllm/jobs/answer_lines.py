@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.compat.names import TABLES
+from nanovllm.checks.names import neutral_options
 from nanovllm.features.pooling.requests import make_request as make_pooling_request
 from nanovllm.request import Request
 from nanovllm.serving.openai.answer import Answer, response_body
@@ -260,7 +260,7 @@ def _read_line(
         if not isinstance(body, dict):
             raise ValueError(f"body must be an object, found {type(body).__name__}")
         if url in POOLING_URLS:
-            body, left_out = without_unknown(body, {*KNOWN_OF_POOLING[url], *TABLES[BODY]})
+            body, left_out = without_unknown(body, {*KNOWN_OF_POOLING[url], *neutral_options(BODY)})
             return _Line(
                 number, custom_id, warning_of(left_out), lambda: translate_pooling(llm, url, body, served_names)
             )

@@ -18,9 +18,8 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 
 from nanovllm.checks.exits import Worker, finish_at_exit
+from nanovllm.checks.names import known_names
 from nanovllm.checks.values import check_choice
-from nanovllm.compat.names import accepted
-from nanovllm.compat.refused import refused_method
 from nanovllm.config import EngineConfig
 from nanovllm.features.callers.output_kind import OutputFilter
 from nanovllm.features.callers.snapshot import snapshot
@@ -93,7 +92,7 @@ class AsyncLLM:
 
         neutral: start_engine_loop, usage_context and stat_loggers, at the values that ask for nothing.
         """
-        accepted(neutral, ("engine_args",), "AsyncLLM")
+        known_names(neutral, ("engine_args",), "AsyncLLM.from_engine_args")
         return cls(**vars(engine_args))
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -114,7 +113,7 @@ class AsyncLLM:
         Leaving the loop, or cancelling the task, aborts the request: its blocks are free before the next step. Raises
         ValueError for what cannot be run, Overloaded, StepFailed, EngineDied, and TimeoutError after timeout_s.
         """
-        accepted(neutral, GENERATE_ARGUMENTS, "AsyncLLM.generate")
+        known_names(neutral, GENERATE_ARGUMENTS, "AsyncLLM.generate")
         params = self.llm.get_default_sampling_params() if sampling_params is None else sampling_params
         adapter = self._adapter_now(lora_request)
 
@@ -429,9 +428,6 @@ class AsyncLLM:
             await asyncio.wait_for(drained(), drain_timeout)
         except asyncio.TimeoutError:
             raise TimeoutError(f"after {drain_timeout:g} s requests were still there") from None
-
-    def __getattr__(self, name: str) -> Any:
-        raise refused_method(type(self), name)
 
 
 AsyncLLMEngine = EngineClient = AsyncLLM  # vLLM's older name for it, and its name for what a server asks

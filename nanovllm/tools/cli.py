@@ -10,14 +10,20 @@ from numbers import Integral
 from pathlib import Path
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.checks.names import known_names, neutral_options
 from nanovllm.checks.values import check_number
-from nanovllm.compat.command_line import FlexibleArgumentParser
-from nanovllm.compat.names import TABLES, accepted
 from nanovllm.config import EngineConfig
 from nanovllm.files.demo_model import is_demo_model
 from nanovllm.serving.http.options import GROUPS, ServeOptions
 from nanovllm.tools.demo_model import demo_model_path
-from nanovllm.tools.flags import ENGINE_GROUPS, add_flags, add_grouped_flags, add_vllm_flags, flag_of
+from nanovllm.tools.flags import (
+    ENGINE_GROUPS,
+    FlexibleArgumentParser,
+    add_flags,
+    add_grouped_flags,
+    add_vllm_flags,
+    flag_of,
+)
 from nanovllm.tools.screen import Screen, standard_streams
 
 OVERVIEW = """\
@@ -51,12 +57,11 @@ file says so, what the chat template reads and shows; and every warning. Loads n
 
 exit code: 0 the engine can use it, 1 it cannot: an error says why, 2 there is no such model
 """
-SERVE = "nanovllm serve"  # in the tables of vLLM's names
+SERVE = "nanovllm serve"
 SERVE_HELP = """\
 OpenAI's API over HTTP: /v1/models, /v1/chat/completions and /v1/completions; /tokenize and /detokenize; /health, and
 /metrics for Prometheus and for vLLM's Grafana boards. The page at / is a chat, and shows the engine at work beside it.
-vLLM's other flags are known, too: each is accepted at the values that ask for nothing, and refused with a reason at
-others (examples/move_to_vllm.md).
+vLLM's other flags are taken at the values that change nothing here, and refused at others (examples/move_to_vllm.md).
 
 exit code: 0 ended by SIGTERM or Ctrl-C, 1 the engine has died, 2 the server could not start
 """
@@ -157,9 +162,8 @@ def _serve(args: argparse.Namespace) -> int:
         raise ValueError(f'the server needs packages of its own ({error}): pip install "nanovllm[serve]"') from error
 
     given = {f.name: getattr(args, f.name) for f in fields(ServeOptions) if hasattr(args, f.name)}
-    ours = {*given, *EngineConfig.__dataclass_fields__}
-    asked = {name: value for name, value in vars(args).items() if name in TABLES[SERVE] and name not in ours}
-    accepted(asked, (), SERVE)
+    known = (*EngineConfig.__dataclass_fields__, *ServeOptions.__dataclass_fields__)
+    known_names({name: value for name, value in vars(args).items() if name != "command"}, known, SERVE)
     return serve(_engine_config(args), ServeOptions(**given))
 
 
@@ -270,7 +274,7 @@ def _parser() -> argparse.ArgumentParser:
         add_flags(group, chosen, show_defaults=False)
     for command in (serve, chat, generate, batch, bench):
         add_grouped_flags(command, (f for f in fields(EngineConfig) if f.name != "model"), ENGINE_GROUPS)
-    add_vllm_flags(serve, TABLES[SERVE])
+    add_vllm_flags(serve, neutral_options(SERVE))
     return parser
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from ast import literal_eval
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -9,7 +10,6 @@ from dataclasses import Field
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from nanovllm.compat.names import Table
 from nanovllm.config import SIZES
 
 ENGINE_GROUPS = {
@@ -25,6 +25,23 @@ ENGINE_GROUPS = {
 }
 ALIASES = {"tensor_parallel_size": ["-tp"], "pipeline_parallel_size": ["-pp"], "data_parallel_size": ["-dp"]}
 ALIASES |= {"disable_log_requests": ["--disable-uvicorn-access-log"]}
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """An ArgumentParser to which --max_model_len is the same as --max-model-len."""
+
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        return super().add_argument(*map(_with_dashes, names), **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        end = given.index("--") if "--" in given else len(given)
+        return super().parse_known_args([*map(_with_dashes, given[:end]), *given[end:]], namespace)
+
+
+def _with_dashes(arg: str) -> str:
+    name, equals, value = arg.partition("=")
+    return name.replace("_", "-") + equals + value if arg.startswith("--") else arg
 
 
 def flag_of(name: str) -> str:
@@ -63,11 +80,11 @@ def add_grouped_flags(
         add_flags(parser.add_argument_group("more"), left.values())
 
 
-def add_vllm_flags(parser: argparse.ArgumentParser, table: Table) -> None:
-    """A flag for each name of the table that has none yet: of a command whose model may stand behind any of them."""
+def add_vllm_flags(parser: argparse.ArgumentParser, neutral: Mapping[str, list[Any]]) -> None:
+    """A flag for each option that has none yet (neutral: neutral_options()). The model may follow any of them."""
     known = {text for action in parser._actions for text in action.option_strings}
-    for name in (name for name in table if flag_of(name) not in known):
-        is_switch = any(isinstance(neutral, bool) for neutral in table[name][1])
+    for name in (name for name in neutral if flag_of(name) not in known):
+        is_switch = any(isinstance(value, bool) for value in neutral[name])
         kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if is_switch else {"action": _OneOrMore}
         kind |= {} if is_switch else {"type": literal, "nargs": "+"}
         parser.add_argument(flag_of(name), **kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

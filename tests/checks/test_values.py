@@ -12,9 +12,9 @@ from tests.errors import expect
 
 
 def test_unknown_names():
-    reject_unknown(["a"], ["a", "b"], "f")
-    text = "f has no argument 'colour'; did you mean 'color'? It takes: size, color"
-    expect(text, reject_unknown, ["colour"], ["size", "color"], "f")
+    reject_unknown({"a": 1}, ["a", "b"], "f")
+    text = "f has no argument 'colour' (found 'red'); did you mean 'color'? examples/move_to_vllm.md lists what"
+    expect(text, reject_unknown, {"color": 1, "colour": "red"}, ["size", "color"], "f")
 
 
 @pytest.mark.parametrize(

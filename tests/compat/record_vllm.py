@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 from urllib.error import HTTPError
@@ -32,7 +33,7 @@ def of_server(checkpoint: str) -> dict[str, Any]:
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    flags = sorted({action.dest for action in make_arg_parser(FlexibleArgumentParser())._actions} - {"help"})
+    flags = {action.dest for action in make_arg_parser(FlexibleArgumentParser())._actions} - {"help", "model_tag"}
     options = "--served-model-name demo --dtype float32 --max-model-len 512 --max-num-seqs 4 --enforce-eager"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", checkpoint, *options.split()]
     command += ["--block-size", "32", "--port", str(PORT)]
@@ -43,16 +44,16 @@ def of_server(checkpoint: str) -> dict[str, Any]:
                     ask("/health")
                     break
                 time.sleep(1)
-            answers = {name: cases.slim(ask(path, body)) for name, (path, body) in cases.SERVER.items()}
+            answers = {name: ask(path, body) for name, (path, body) in cases.SERVER.items()}
             fields = {*CompletionRequest.model_fields, *ChatCompletionRequest.model_fields}
-            paths = sorted(ask("/openapi.json")[1]["paths"])
-            return {"server": answers, "serve_flags": flags, "body": sorted(fields), "paths": paths}
+            names = {"nanovllm serve": words(flags), "body": words(fields)}
+            return {"server": answers, "names": names}
         finally:
             server.terminate()
 
 
 def ask(path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-    """(status, answer); of a stream the list of its chunks, of an error nothing."""
+    """(status, answer as vllm_cases.py compares it); of an error no answer."""
     data = None if body is None else json.dumps(body).encode()
     request = Request(f"http://127.0.0.1:{PORT}{path}", data, {"Content-Type": "application/json"})
     try:
@@ -61,37 +62,49 @@ def ask(path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
     except HTTPError as error:
         return error.code, None
     if not text.startswith("data: "):
-        return 200, json.loads(text or "null")
-    return 200, [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        return 200, cases.slim(json.loads(text or "null"))
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    return 200, cases.whole(cases.slim(chunks))
+
+
+def words(names: Iterable[str]) -> str:
+    return " ".join(sorted(name for name in names if not name.startswith("_")))
+
+
+def text_of(recorded: dict[str, Any]) -> str:
+    """As JSON with a line for each case."""
+    lines = []
+    for key, value in sorted(recorded.items()):
+        if isinstance(value, dict):
+            inner = (f"{json.dumps(name)}: {json.dumps(case, separators=(',', ':'))}" for name, case in value.items())
+            lines.append(f"{json.dumps(key)}: {{\n" + ",\n".join(inner) + "\n}")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM logs to standard output
     import vllm
-    from vllm import LLM, EngineArgs, LLMEngine, SamplingParams
-    from vllm.config import SpeculativeConfig
+    from vllm import LLM, EngineArgs, SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.utils.argparse_utils import human_readable_int_or_auto
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    def public(cls: type) -> list[str]:
-        return sorted(n for n, m in inspect.getmembers(cls) if callable(m) and not n.startswith("_"))
+    def parameters(method: Any) -> str:
+        return words({*inspect.signature(method).parameters} - {"self"})
 
+    names = {
+        "LLM": words(f.name for f in dataclasses.fields(EngineArgs)),
+        "SamplingParams": words({*SamplingParams.__struct_fields__} - {"output_text_buffer_length"}),
+        "StructuredOutputsParams": words(f.name for f in dataclasses.fields(StructuredOutputsParams) if f.init),
+        "generate": parameters(LLM.generate),
+        "chat": parameters(LLM.chat),
+        "AsyncLLM.generate": parameters(AsyncLLM.generate),
+    }
     recorded: dict[str, Any] = {
         "vllm": vllm.__version__,
-        "engine_args": sorted(f.name for f in dataclasses.fields(EngineArgs)),
-        "sampling_params": sorted(n for n in SamplingParams.__struct_fields__ if not n.startswith("_")),
-        "structured_outputs": sorted(f.name for f in dataclasses.fields(StructuredOutputsParams) if f.init),
-        "speculative_config": sorted(f.name for f in dataclasses.fields(SpeculativeConfig) if f.init),
-        "llm": public(LLM),
-        "llm_engine": public(LLMEngine),
-        "async_llm": public(AsyncLLM),
-        "async_generate": sorted(set(inspect.signature(AsyncLLM.generate).parameters) - {"self"}),
-        **{
-            name: sorted(set(inspect.signature(getattr(LLM, name)).parameters) - {"self"})
-            for name in ("generate", "chat")
-        },
         "lengths": {text: human_readable_int_or_auto(text) for text in cases.LENGTHS},
         "outputs": {},
         "prompts": {},
@@ -113,7 +126,8 @@ def main() -> None:
             )
             for s in output.outputs
         ]
-        return dict(samples=samples, prompt_logprobs=entries(output.prompt_logprobs), cached=output.num_cached_tokens)
+        prompt_logprobs = entries(output.prompt_logprobs)
+        return cases.slim(dict(samples=samples, prompt_logprobs=prompt_logprobs, cached=output.num_cached_tokens))
 
     llm = LLM(
         sys.argv[1],
@@ -139,9 +153,9 @@ def main() -> None:
             recorded["prompts"][name] = output.prompt
         except Exception as error:
             recorded["prompts"][name] = {"error": f"{type(error).__name__}: {error}"[:200]}
-    recorded |= of_server(sys.argv[1])
-    json.dump(recorded, out, indent=1, sort_keys=True)
-    out.write("\n")
+    served = of_server(sys.argv[1])
+    recorded |= {"server": served["server"], "names": names | served["names"]}
+    out.write(text_of(recorded))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What vLLM's server was recorded to answer (record_vllm.py), asked of this one; its flags, and its paths."""
+"""What vLLM's server was recorded to answer (record_vllm.py), asked of this one; its flags; paths that are not here."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tests.compat.vllm_cases as cases
-from nanovllm.compat.names import ANY, PATHS, TABLES
+from nanovllm.compat.neutral import ANY, NEUTRAL
 from nanovllm.tools.cli import SERVE, main
 from nanovllm.tools.flags import flag_of
 from tests.compat.recorded import RECORDED
@@ -25,28 +25,8 @@ def ask(server, path: str, body: dict[str, Any]) -> tuple[int, Any]:
     status, raw = server.send(path, json.dumps(body).encode())
     if not raw.startswith(b"data: "):
         return status, cases.slim(json.loads(raw)) if status == 200 else None
-    return status, [cases.slim(json.loads(line[6:])) for line in raw.splitlines() if line.startswith(b"data: {")]
-
-
-def whole(answer: Any) -> dict[str, Any]:
-    """A stream's chunks as the answer that they make."""
-    if not isinstance(answer, list):
-        return answer
-    choices: dict[int, dict] = {}
-    rest: dict[str, Any] = {}
-    for chunk in answer:
-        rest |= {name: value for name, value in chunk.items() if name != "choices"}
-        for new in chunk["choices"]:
-            choice = choices.setdefault(new["index"], {})
-            for name, value in new.items():
-                choice[name] = _joined(choice[name], value) if name in choice and name != "index" else value
-    return rest | {"choices": [choices[index] for index in sorted(choices)]}
-
-
-def _joined(a: Any, b: Any) -> Any:
-    if isinstance(a, dict):
-        return a | {name: _joined(a[name], value) if name in a else value for name, value in b.items()}
-    return a + b
+    chunks = [cases.slim(json.loads(line[6:])) for line in raw.splitlines() if line.startswith(b"data: {")]
+    return status, cases.whole(chunks)
 
 
 def comparable(answer: Any, body: dict[str, Any]) -> Any:
@@ -80,14 +60,14 @@ def test_answers(server, name):
     (status, expected), (found_status, found) = RECORDED["server"][name], ask(server, path, body)
     assert found_status == status
     if status == 200:
-        found, expected = (comparable(whole(answer), body) for answer in (found, expected))
+        found, expected = (comparable(answer, body) for answer in (found, expected))
         assert close(found, expected), f"{json.dumps(found)}\n{json.dumps(expected)}"
 
 
 def neutral_flags() -> list[str]:
     """vLLM's flags that ask for nothing here, each at its neutral values."""
     given: list[str] = []
-    for name, (_, neutral) in TABLES[SERVE].items():
+    for name, neutral in NEUTRAL[SERVE].items():
         flag = name.replace("_", "-")
         for value in neutral:
             if isinstance(value, bool):
@@ -97,12 +77,13 @@ def neutral_flags() -> list[str]:
     return given
 
 
-def test_every_flag_works_or_is_neutral_or_says_why_not(capsys, tmp_path):
+def test_flags(capsys, tmp_path):
+    """All of vLLM's are taken at values that change nothing; at others the one error says what was found."""
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     ours = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    for name in (name for name in RECORDED["serve_flags"] if name != "model_tag"):
-        assert flag_of(name) in ours or name in TABLES[SERVE] or name == "model", name
+    for name in f"{RECORDED['names']['LLM']} {RECORDED['names'][SERVE]}".split():
+        assert flag_of(name) in ours or name in NEUTRAL[SERVE] or name == "model", name
     missing = str(tmp_path / "no model")
     for words in (
         [missing, *neutral_flags()],
@@ -112,21 +93,25 @@ def test_every_flag_works_or_is_neutral_or_says_why_not(capsys, tmp_path):
         assert main(["serve", *words]) == 2
         assert "no model" in capsys.readouterr().err, "all were taken, and then the model was looked for"
     for words, reason in (
-        (["--skip_tokenizer_init"], "skip_tokenizer_init=True asks for work without a tokenizer"),
-        (["--no-enable-mm-embeds", "--mm-encoder-only"], "mm_encoder_only=True asks for input that is neither"),
-        (["--ssl-keyfile", "key.pem"], "ssl_keyfile='key.pem' asks for TLS (put a proxy before the server)"),
-        (["--middleware", "a.b", "c.d"], "middleware=['a.b', 'c.d'] asks for code of yours"),
-        (["--max-num-queued-reqs=5"], "asks for limits of the queue (ours: `--max-waiting`"),
+        (["--skip_tokenizer_init"], "nanovllm serve has no argument 'skip_tokenizer_init' (found True)"),
+        (["--no-enable-mm-embeds", "--mm-encoder-only"], "no argument 'mm_encoder_only' (found True)"),
+        (["--pipeline-parallel-size=2"], "(found 2); did you mean 'tensor_parallel_size'? examples/move_to_vllm.md"),
+        (["--middleware", "a.b", "c.d"], "no argument 'middleware' (found ['a.b', 'c.d'])"),
         (["--chat-template-content-format", "xml"], "must be one of auto, string, openai"),
     ):
         assert main(["serve", missing, *words]) == 2
         assert reason in capsys.readouterr().err
 
 
-def test_paths(server):
-    """Every path of vLLM's server is here, or its 404 says what to do instead."""
-    for path in (path for path in RECORDED["paths"] if "{" not in path):
-        status, raw = server.send(path)
-        assert status in (200, 405) or json.loads(raw)["error"]["message"].endswith(PATHS[path]), path
-    for path in PATHS:
-        assert server.send(path)[0] == 404, f"{path} is here"
+def test_a_path_that_is_not_here(server):
+    for path, message in (
+        ("/v1/embeddings", "there is no /v1/embeddings here; a server that was started with --runner pooling has it"),
+        ("/tokenizer_info", "started with --enable-tokenizer-info-endpoint has it"),
+        (
+            "/v1/messages",
+            "there is no '/v1/messages' here; did you mean /v1/responses? nanovllm/serving/README.md says",
+        ),
+        ("/sleep", "there is no '/sleep' here. nanovllm/serving/README.md says which paths there are"),
+    ):
+        status, raw = server.send(path, b"{}")
+        assert status == 404 and message in json.loads(raw)["error"]["message"]

@@ -8,8 +8,9 @@ import pytest
 
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.checks.names import known_names
 from nanovllm.compat.command_line import FlexibleArgumentParser
-from nanovllm.compat.names import ENGINE, TABLES
+from nanovllm.compat.neutral import ANY, NEUTRAL
 from nanovllm.config import EngineConfig
 from nanovllm.features.logits_processors.bad_words import BadWords
 from nanovllm.sampling_params import StructuredOutputsParams
@@ -35,7 +36,7 @@ def test_assignment_is_checked():
     assert (params.max_tokens, params.stop, params.logit_bias) == (5, ["x"], {7: 1.0})
     expect("top_p must be a number between", setattr, params, "top_p", 2.0)
     expect("did you mean 'temperature'?", setattr, params, "temprature", 0.0)
-    expect("best_of=2 asks for the best of several answers", setattr, params, "best_of", 2)
+    expect("SamplingParams has no argument 'best_of' (found 2)", setattr, params, "best_of", 2)
     params.best_of = 1
     assert params.top_p == 1.0 and not hasattr(params, "best_of")
     params.seed = -1
@@ -70,7 +71,7 @@ def test_clone_is_checked_and_shares_nothing():
             "allowed_token_ids may leave no token of structured_outputs",
         ),
         (dict(detokenize=1), "detokenize must be True or False"),
-        (dict(frobnicate=1), "SamplingParams has no argument 'frobnicate'; it takes: n, temperature"),
+        (dict(frobnicate=1), "SamplingParams has no argument 'frobnicate' (found 1). examples/move_to_vllm.md lists"),
     ],
 )
 def test_bad_parameters(options, text):
@@ -91,16 +92,23 @@ def test_what_only_the_checkpoint_rules_out(llm, options, text):
 
 
 def test_neutral_values():
-    """A known name is accepted at a neutral value and at None, and refused by its reason at another."""
-    for value in (1, None):
-        assert EngineConfig(model="m", pipeline_parallel_size=value) == EngineConfig(model="m")
-    assert EngineConfig(model="m", swap_space="anything") == EngineConfig(model="m")
-    expect("pipeline_parallel_size=2 asks for", EngineConfig, model="m", pipeline_parallel_size=2)
-    for cls in (EngineConfig, SamplingParams):
-        table = TABLES["LLM" if cls is EngineConfig else "SamplingParams"]
-        given = {"model": "m"} if cls is EngineConfig else {}
-        assert cls(**given, **dict.fromkeys(table)) == cls(**given)
-    expect("pipeline_parallel_size=True", EngineConfig, model="m", pipeline_parallel_size=True)
+    """An option of vLLM's is taken at the values that change nothing and at None, and refused at others."""
+    for cls, table, given in (
+        (EngineConfig, NEUTRAL["LLM"], {"model": "m"}),
+        (SamplingParams, NEUTRAL["SamplingParams"], {}),
+    ):
+        for name, values in table.items():
+            for value in (None, *values):
+                if name != "kv_offloading_size" or value is None:  # which is another name of cpu_cache_bytes
+                    assert cls(**given, **{name: "anything" if value is ANY else value}) == cls(**given)
+            if ANY not in values:
+                expect(f"no argument {name!r} (found 'surprise')", cls, **given, **{name: "surprise"})
+    for what, table in NEUTRAL.items():
+        given = {name: next(iter(values), None) for name, values in table.items()}
+        assert known_names(given, (), what) == known_names(dict.fromkeys(given), (), what) == {}
+    found = "LLM has no argument 'pipeline_parallel_size' (found 2); did you mean 'tensor_parallel_size'?"
+    expect(found, EngineConfig, model="m", pipeline_parallel_size=2)
+    expect("'pipeline_parallel_size' (found True)", EngineConfig, model="m", pipeline_parallel_size=True)
 
 
 # -- engine options ---------------------------------------------------------------------------------------------------
@@ -116,7 +124,7 @@ def test_sizes_and_defaults(checkpoint):
     expect("max_model_len must be a whole number, or one like '8k'", EngineConfig, model="m", max_model_len="8 kB")
     expect("load_format must be one of auto, safetensors", EngineConfig, model="m", load_format="pt")
     expect("hf_overrides must be a dict", EngineConfig, model="m", hf_overrides=print)
-    expect("skip_tokenizer_init=True asks for work without a tokenizer", EngineConfig, skip_tokenizer_init=True)
+    expect("no argument 'skip_tokenizer_init' (found True)", EngineConfig, skip_tokenizer_init=True)
 
 
 def test_overrides_of_the_configuration(checkpoint, tmp_path):
@@ -168,8 +176,8 @@ def test_engine_args_from_the_command_line():
     assert asdict(EngineArgs.from_cli_args(args)) == asdict(expected)
     assert EngineArgs.from_cli_args(parser().parse_args([])).model == "Qwen/Qwen3-0.6B"
     refused = parser().parse_args(["--skip-tokenizer-init"])
-    expect("skip_tokenizer_init=True asks for", EngineArgs.from_cli_args, refused)
-    assert {f"--{name.replace('_', '-')}" for name in ENGINE} <= set(parser()._option_string_actions)
+    expect("no argument 'skip_tokenizer_init' (found True)", EngineArgs.from_cli_args, refused)
+    assert {f"--{name.replace('_', '-')}" for name in NEUTRAL["LLM"]} <= set(parser()._option_string_actions)
 
 
 def test_engine_as_in_vllms_example(checkpoint):
@@ -207,7 +215,7 @@ def test_names_of_llm(llm):
     assert (
         LLM.from_engine_args(EngineArgs(model=llm.engine.config.model)).engine.config.model == llm.engine.config.model
     )
-    with pytest.raises(AttributeError, match="LLM has no 'frobnicate'"):
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'frobnicate'"):
         llm.frobnicate  # noqa: B018
     expect("generate has no argument 'max_tokens'", llm.generate, [PROMPT], max_tokens=5)
     expect("lora_request must be a LoRARequest", llm.generate, [PROMPT], lora_request="x")
@@ -290,6 +298,6 @@ def test_a_class_of_ones_own():
     class Mine(SamplingParams):
         pass
 
-    expect("SamplingParams: best_of=2", Mine, best_of=2)
+    expect("SamplingParams has no argument 'best_of' (found 2)", Mine, best_of=2)
     expect("SamplingParams has no argument 'cls'", Mine, cls=1)
     expect("max_model_len must be a whole number, or one like", EngineConfig, model="m", max_model_len="9" * 400 + "k")

@@ -252,29 +252,22 @@ def slim(answer: Any) -> Any:
     return round(answer, 4) if isinstance(answer, float) else answer
 
 
-# Of vLLM 0.32.0, as the fields above; PoolerConfig is `pooler_config`.
-POOLING_PARAMS = (
-    "use_activation dimensions step_tag_id returned_token_ids task requires_token_ids skip_reading_prefix_cache "
-    "late_interaction_params extra_kwargs output_kind"
-).split()
-POOLER_CONFIG = (
-    "task pooling_type seq_pooling_type tok_pooling_type use_activation enable_flash_late_interaction dimensions "
-    "enable_chunked_processing max_embed_len logit_mean logit_sigma step_tag_id returned_token_ids"
-).split()
-POOLING_BODY = sorted(  # of /v1/embeddings, /rerank, /score and /pooling
-    "model user truncate_prompt_tokens padding truncation_side request_id priority mm_processor_kwargs cache_salt "
-    "input messages add_special_tokens encoding_format embed_dtype endianness dimensions use_activation task "
-    "query queries documents items text_1 text_2 data_1 data_2 top_n max_tokens_per_query max_tokens_per_doc "
-    "instruction chat_template_kwargs".split()
-)
+def whole(answer: Any) -> Any:
+    """A stream's chunks as the answer that they make."""
+    if not isinstance(answer, list):
+        return answer
+    choices: dict[int, dict[str, Any]] = {}
+    rest: dict[str, Any] = {}
+    for chunk in answer:
+        rest |= {name: value for name, value in chunk.items() if name != "choices"}
+        for new in chunk["choices"]:
+            choice = choices.setdefault(new["index"], {})
+            for name, value in new.items():
+                choice[name] = _joined(choice[name], value) if name in choice and name != "index" else value
+    return rest | {"choices": [choices[index] for index in sorted(choices)]}
 
-# Fields of a body of /v1/responses: OpenAI's, and what vLLM adds to them.
-RESPONSE_FIELDS = sorted(
-    "access_programs background background_options context_management conversation image include input instructions "
-    "max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt "
-    "prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store "
-    "stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user "
-    "cache_salt chat_template_kwargs enable_response_messages ignore_eos include_stop_str_in_output logit_bias "
-    "mm_processor_kwargs presence_penalty frequency_penalty previous_input_messages previous_response priority "
-    "repetition_penalty request_id seed skip_special_tokens stop structured_outputs top_k vllm_xargs".split()
-)
+
+def _joined(a: Any, b: Any) -> Any:
+    if isinstance(a, dict):
+        return a | {name: _joined(a[name], value) if name in a else value for name, value in b.items()}
+    return a + b

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.compat import names as vllm_names
+from nanovllm.compat.neutral import ANY, NEUTRAL
 from nanovllm.jobs import answer_lines as openai_batch
 from nanovllm.jobs.answer_lines import Answer, CustomIds, answer_lines
 from nanovllm.serving.openai import fields, openai_request
@@ -64,7 +64,7 @@ def test_a_text_of_the_whole_context_is_scored(llm):
 
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [5]}}, "required": ["x"]}}
 POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
-NEUTRAL = {name: values[0] for name, (_, values) in vllm_names.BODY.items()}
+ASKS_FOR_NOTHING = {name: ["x" if v is ANY else v for v in values] for name, values in NEUTRAL["body"].items()}
 PARTS = [{"type": "text", "text": "two"}, {"type": "text", "text": "gulls"}]
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "several prompts": (COMPLETIONS, dict(prompt=["the quick", [5, 6, 7]], n=2)),
@@ -72,7 +72,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "logprobs": (COMPLETIONS, dict(prompt=FOX, logprobs=3, temperature=2)),
     "values that mean no": (
         COMPLETIONS,
-        {name: "x" if value is vllm_names.ANY else value for name, value in NEUTRAL.items()}
+        {name: next(iter(values), None) for name, values in ASKS_FOR_NOTHING.items()}
         | dict(prompt=FOX, stop=None, logprobs=None, response_format={"type": "text"}),
     ),
     "a choice": (COMPLETIONS, dict(prompt=FOX, structured_outputs={"choice": ["red", "blue"]})),
@@ -308,9 +308,9 @@ BAD_LINES = [
     (line()[:-1] + b', "priority": 1}', "found also priority"),
     (line().replace(b'"body": {}', b'"body": 3'), "body must be an object, found int"),
     (line(), "body has no prompt"),
-    (line(prompt=FOX, tools=[{"type": "function"}]), "body has no argument 'tools'; it takes: add_special_tokens"),
+    (line(prompt=FOX, tools=[{"type": "function"}]), "body has no argument 'tools' (found [{'type': 'function'}])."),
     (line(prompt=FOX, messages=USER), "body has no argument 'messages'"),
-    (line(prompt=FOX, stream=True), "body: stream=True asks for streaming; this engine does not do that"),
+    (line(prompt=FOX, stream=True), "body has no argument 'stream' (found True)."),
     (line(prompt=FOX, model="gpt-4o"), "body.model is 'gpt-4o', and this is tiny"),
     (line(prompt=FOX, temperature=float("nan")), "temperature must be a number"),
     (line(prompt=FOX, n=2000), "number of samples (prompts times n) must be a whole number between 1 and 1024"),

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nanovllm import LLM
-from nanovllm.compat.names import BODY
+from nanovllm.checks.names import neutral_options
 from nanovllm.config import EngineConfig
 from nanovllm.jobs import run_batch
 from nanovllm.serving.openai import openai_request
@@ -19,7 +19,7 @@ from tests.jobs.lines import FOX, USER
 HUGE = [10**k for k in (18, 19, 25, 39, 400, 4299)]
 NUMBERS = [0, 1, 2, 3, 7, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, *HUGE, 0.5, 1.0, 1e-50, 1e-300, 5e-324, 1e38, 1e308]
 TEXTS = ["", " ", "a", FOX, "\ud800", "\0", "\u2028", "[/foo]", "é" * 50, " " * 5000, "<|eos|><|im_end|>", "POST", CHAT]
-NAMES = sorted({*KNOWN_BY_URL[CHAT], *KNOWN_BY_URL[COMPLETIONS], *BODY, "frobnicate"})
+NAMES = sorted({*KNOWN_BY_URL[CHAT], *KNOWN_BY_URL[COMPLETIONS], *neutral_options("body"), "frobnicate"})
 
 numbers = st.sampled_from([*NUMBERS, *(-x for x in NUMBERS), math.inf, -math.inf, math.nan]) | st.integers(0, 400)
 scalars = st.none() | st.booleans() | numbers | st.sampled_from(TEXTS) | st.text(max_size=5)

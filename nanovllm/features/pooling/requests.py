@@ -11,9 +11,9 @@ from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from nanovllm.checks.names import known_names
 from nanovllm.checks.requests import check_priority
 from nanovllm.checks.values import check_choice, check_number, check_range, shorten
-from nanovllm.compat.names import accepted
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
@@ -50,7 +50,7 @@ class Truncation:
     @classmethod
     def of(cls, **given: Any) -> "Truncation":
         """Raises ValueError."""
-        given = accepted(given, cls.__dataclass_fields__, "tokenization_kwargs")
+        given = known_names(given, cls.__dataclass_fields__, "tokenization_kwargs")
         found = cls(**{name: value for name, value in given.items() if value is not None})
         if found.truncate_prompt_tokens is not None:
             check_number("truncate_prompt_tokens", found.truncate_prompt_tokens, Integral, -1)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nanovllm.compat.names import TABLES
+from nanovllm.checks.names import neutral_options
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM, Overloaded
 from nanovllm.serving.http.access import check_request_id
@@ -96,7 +96,8 @@ class _Call:
     def translate(self, raw: bytes) -> None:
         """In a thread beside the event loop. Raises ValueError."""
         state, url = self.request.state, self.request.scope["path"]
-        body, self.unknown = without_unknown(parse_json(raw), {"request_id", *KNOWN_BY_URL[url], *TABLES[BODY]})
+        known = {"request_id", *KNOWN_BY_URL[url], *neutral_options(BODY)}
+        body, self.unknown = without_unknown(parse_json(raw), known)
         given = self.request.headers.get("x-request-id", "") or check_request_id(body.pop("request_id", ""))
         body.pop("request_id", None)
         state.request_id = given or state.request_id

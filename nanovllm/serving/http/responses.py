@@ -1,6 +1,7 @@
 """What every endpoint needs: who may ask, how much may be sent, errors in OpenAI's shape, and clients that go away."""
 
 import asyncio
+import difflib
 import hashlib
 import hmac
 import re
@@ -11,14 +12,15 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanovllm.checks.values import shorten
-from nanovllm.compat.names import PATHS
 from nanovllm.serving.async_llm import Overloaded
 from nanovllm.serving.engine_thread import EngineDied, StepFailed
 from nanovllm.serving.openai.json_lines import MAX_MESSAGE_CHARS, to_json
 from nanovllm.serving.openai.openai_request import SampleFailed, UnknownModel
+from nanovllm.serving.openai.pooling import URLS as POOLING_URLS
 
 Result = TypeVar("Result")
 Put = Callable[[str], Awaitable[None]]
@@ -35,6 +37,12 @@ GUARDED = (
     "/detokenize",
     "/reset_prefix_cache",
 )
+
+NEEDED_FLAGS = {  # paths that only some servers have -> how these were started
+    **dict.fromkeys(POOLING_URLS, "--runner pooling"),
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--allow-runtime-lora-updating"),
+    "/tokenizer_info": "--enable-tokenizer-info-endpoint",
+}
 
 # What is raised -> status, type and code of the error.
 ERRORS: dict[type[BaseException], tuple[int, str, str | None]] = {
@@ -70,13 +78,22 @@ def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
 
 async def answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 404:
-        why = PATHS.get(path := request.scope["path"], "the page at / and nanovllm/serving/README.md say what is here")
-        error = HTTPException(404, f"there is no {shorten(path)} here: {why}", error.headers)
+        error = HTTPException(404, _no_path(request), error.headers)
     status, body = error_of(error)
     headers = dict(getattr(error, "headers", None) or {})
     if status == 429:
         headers["Retry-After"] = "1"
     return json_response(body, status, headers)
+
+
+def _no_path(request: Request) -> str:
+    path = request.scope["path"]
+    if flag := NEEDED_FLAGS.get(path):
+        return f"there is no {path} here; a server that was started with {flag} has it"
+    paths = [route.path for route in request.app.routes if isinstance(route, Route)]
+    near = difflib.get_close_matches(path[:80], paths, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"there is no {shorten(path)} here{hint} nanovllm/serving/README.md says which paths there are"
 
 
 async def answer_nobody(request: Request, error: Exception) -> Response:

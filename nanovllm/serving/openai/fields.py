@@ -2,7 +2,7 @@
 
 Clients send new fields before servers know them. They are left out, and whoever sent them is told: in a header of the
 answer (of a batch job, in the record), and once in the log. A field that is known and asks for what this engine does
-not do is refused (compat/names.py).
+not do is refused (checks/names.py).
 """
 
 import difflib
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from nanovllm.compat.names import TABLES
+from nanovllm.checks.names import neutral_options
 from nanovllm.features.chat_template.messages import KEYS_OF_IMAGES
 from nanovllm.serving.openai.openai_request import KNOWN_BY_URL
 
@@ -70,7 +70,7 @@ INSIDE: dict[str, Known] = {
     "stream_options": fields("include_usage", "continuous_usage_stats", "include_obfuscation"),
     "tool_choice": fields("type", function=fields("name")),
 }
-KNOWN = set().union(TABLES["body"], *KNOWN_BY_URL.values())
+KNOWN = set().union(neutral_options("body"), *KNOWN_BY_URL.values())
 
 
 def without_unknown(

@@ -6,9 +6,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.checks.names import known_names
 from nanovllm.checks.requests import check_generates
 from nanovllm.checks.values import check_number, shorten
-from nanovllm.compat.names import accepted
 from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.reasoning.think import Reasoning
@@ -64,7 +64,7 @@ def translate(
     max_samples: of all prompts together. max_logprobs: of one position; -1: of all words. ValueError for what we cannot
     honour.
     """
-    body = accepted({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
+    body = known_names({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
     model = body.get("model") or (served_names[0] if served_names else "")
     check_generates(llm.engine)
     adapter = check_model(llm, model, served_names)

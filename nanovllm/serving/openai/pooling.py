@@ -12,8 +12,8 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from nanovllm import LLM
+from nanovllm.checks.names import known_names
 from nanovllm.checks.values import check_choice, check_number, make_all, shorten
-from nanovllm.compat.names import accepted
 from nanovllm.features.pooling.outputs import PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.features.pooling.requests import PoolingRequest, Truncation, make_request, pooling_of
@@ -35,7 +35,7 @@ KNOWN_BY_URL |= dict.fromkeys(SCORE, OF_PAIRS | {name for names in NAMES for nam
 MAX_TEXTS = 2048  # of one body: OpenAI's limit
 MAX_CHARS_OF_PAIRS = 20_000_000  # of one body's prompts: a query is read with each of its documents
 
-BODY = "body of an embedding"  # in the tables of vLLM's names
+BODY = "body of an embedding"  # in errors, and in compat/neutral.py
 
 Respond = Callable[[str, list[PoolingRequestOutput]], dict[str, Any]]  # (id, outputs of the requests) -> the answer
 
@@ -52,7 +52,7 @@ def translate(
 ) -> PoolingJob:
     """salt: a tenant's. request_id: what the requests' ids begin with. ValueError for what cannot be honoured."""
     pooling_of(llm.engine, url)
-    body = accepted(body, sorted(KNOWN_BY_URL[url]), BODY)
+    body = known_names(body, sorted(KNOWN_BY_URL[url]), BODY)
     model = body.get("model") or (served_names[0] if served_names else "")
     adapter = check_model(llm, model, served_names)
     own = body.get("cache_salt")

@@ -34,7 +34,7 @@ def test_messages(llm, monkeypatch):
     expect("chat_template_kwargs must be a dict", llm.chat, [user], chat_template_kwargs=["thinking"])
     expect("chat_template must be a template's text", llm.chat, [user], chat_template=5)
     expect("it needs add_generation_prompt=False", llm.chat, [user], continue_final_message=True)
-    expect("chat has no argument 'chat_tempalte'; did you mean 'chat_template'?", llm.chat, [user], chat_tempalte="x")
+    expect("(found 'x'); did you mean 'chat_template'?", llm.chat, [user], chat_tempalte="x")
     expect("not empty", llm.chat, [])
     llm.get_tokenizer().chat_template = None
     expect("no chat template", llm.chat, [user])

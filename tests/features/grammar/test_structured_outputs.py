@@ -131,7 +131,7 @@ def test_every_kind(llm):
         (dict(choice=[]), "choice must be a list of texts, none of them empty, found []"),
         (dict(choice=["a", 5]), "choice must be a list of texts"),
         (dict(regex=5), "regex must be a string, found 5"),
-        (dict(jason={}), "StructuredOutputsParams has no argument 'jason'; did you mean 'json'?"),
+        (dict(jason={}), "StructuredOutputsParams has no argument 'jason' (found {}); did you mean 'json'?"),
         (dict(regex="a", structural_tag="x"), "found regex and structural_tag"),
         (dict(regex="a", reasoning=("", "")), "reasoning must be two texts"),
     ],

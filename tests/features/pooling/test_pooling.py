@@ -182,7 +182,7 @@ def test_what_is_asked(checkpoint, llm):
     expect("there must be a prompt", llm.embed, [])
     expect("prompts[1]: a prompt must have 1 to 256 tokens (max_model_len), found 0", llm.embed, ["x", []])
     expect("a token id of the prompt must be", llm.embed, [[5, 320]])
-    expect("`use_activation`", PoolingParams, normalize=True)
+    expect("PoolingParams has no argument 'normalize' (found True)", PoolingParams, normalize=True)
     expect("did you mean 'dimensions'", PoolingParams, dimension=3)
     expect("2 prompts need 2 pooling_params", llm.embed, ["x", "y"], pooling_params=[PoolingParams()])
     cut = make(checkpoint("qwen3"), hf_overrides={"is_matryoshka": True}, pooler_config={"use_activation": False})

@@ -140,7 +140,7 @@ def test_a_vocabulary_padded_to_another_size_is_the_same(tmp_path, checkpoint, e
         ({"method": "self", "prompt_lookup_max": 2}, "prompt_lookup_max is for ngram"),
         ({"method": "self", "quantization": "int2"}, "one of int8, int4, found 'int2'"),
         ({"method": "ngram", "num_speculative_token": 2}, "did you mean 'num_speculative_tokens'"),
-        ({"model": "x", "draft_tensor_parallel_size": 2}, "asks for a draft model on several ranks"),
+        ({"model": "x", "draft_tensor_parallel_size": 2}, "no argument 'draft_tensor_parallel_size'"),
         ("ngram", "must be a dict"),
     ],
 )

@@ -412,7 +412,7 @@ def test_keys_guard_what_is_more_than_numbers(checkpoint):
 def test_a_known_path_that_is_not_here_says_why(server):
     for path, message in (
         ("/v1/embeddings", "a server that was started with --runner pooling has it"),
-        ("/sleep", "memory is given back by ending the server"),
+        ("/v1/chat/completion", "there is no '/v1/chat/completion' here; did you mean /v1/chat/completions?"),
         ("/v1/nothing", "there is no '/v1/nothing' here"),
     ):
         status, raw = server.send(path, b"{}")

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from nanovllm.checks.names import known_names, neutral_options
 from nanovllm.checks.values import check_number, shorten
-from nanovllm.compat.names import BODY, TABLES, accepted
 from nanovllm.serving.openai.fields import INSIDE, Known, by_type, fields, without_unknown
 from nanovllm.serving.openai.openai_request import KNOWN_BY_URL
 from nanovllm.serving.openai.responses.items import add_items, is_open, known_of_item, read_input, without_other_tools
 from nanovllm.serving.openai.shown import CHAT
 from nanovllm.serving.openai.tools import functions_of, is_other
 
-WHAT = "body of a response"  # the table of its fields
+WHAT = "body of a response"  # in errors, and in compat/neutral.py
 READ_HERE = {
     *("input", "instructions", "previous_response_id", "store", "background", "metadata"),
     *("include", "max_output_tokens", "reasoning", "text", "tools", "tool_choice", "top_logprobs"),
@@ -25,8 +25,9 @@ RENAMED = {  # fields of a chat -> what a response calls them
     "reasoning_effort": "reasoning.effort",
     "logprobs": 'include: ["message.output_text.logprobs"]',
 }
-PASSED_ON = ({*BODY} | KNOWN_BY_URL[CHAT]) - READ_HERE - RENAMED.keys() - TABLES[WHAT].keys()
-KNOWN = READ_HERE | RENAMED.keys() | TABLES[WHAT].keys() | PASSED_ON
+NEUTRAL = neutral_options(WHAT).keys()
+PASSED_ON = (neutral_options("body").keys() | KNOWN_BY_URL[CHAT]) - READ_HERE - RENAMED.keys() - NEUTRAL
+KNOWN = READ_HERE | RENAMED.keys() | PASSED_ON
 OF_FORMATS: dict[str, Known] = {
     "text": fields("type"),
     "json_object": fields("type", "schema"),
@@ -79,10 +80,10 @@ class Asked:
 
 def translate(body: dict[str, Any], kept: Kept) -> Asked:
     """Raises ValueError for what cannot be honoured, and what `kept` raises for an answer that is not there."""
-    body, unknown = without_unknown(body, KNOWN, INSIDE_HERE)
+    body, unknown = without_unknown(body, KNOWN | NEUTRAL, INSIDE_HERE)
     if wrong := next((name for name in body if name in RENAMED), None):
         raise ValueError(f"{wrong} is a field of chats; here it is {RENAMED[wrong]}")
-    body = accepted(body, sorted(KNOWN - TABLES[WHAT].keys()), WHAT)
+    body = known_names(body, sorted(KNOWN), WHAT)
     store, background = _switch(body, "store", True), _switch(body, "background", False)
     if background and not store:
         raise ValueError("background can only be used when `store` is true")
