@@ -15,11 +15,11 @@ from nanovllm.config import EngineConfig
 from nanovllm.features.beam_search.params import BeamSearchParams
 from nanovllm.features.cache_reports.kv_events_config import KVEventsConfig
 from nanovllm.features.callers.profile import ProfilerConfig
+from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.features.pooling.params import PoolerConfig, PoolingParams
 from nanovllm.features.pooling.requests import Truncation
 from nanovllm.features.speculation.speculative_config import SpeculativeConfig
-from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.prompts import PROMPT_KEYS
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.async_llm import AsyncLLM
