@@ -15,7 +15,7 @@ import nanovllm
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.logprobs.scores import TokenLogprobs
 from nanovllm.sampling_params import RequestOutputKind
-from nanovllm.worker.model_runner import ModelRunnerOutput, RowOutputs
+from nanovllm.worker.model_runner import ModelRunnerOutput
 from tests.faults import Instants
 
 FOLDER = nanovllm.__path__[0]
@@ -41,7 +41,7 @@ class StandIn:
         self.vocab_size, self.slots = vocab_size, {}
 
     def run(self, output):
-        rows = RowOutputs()
+        result = ModelRunnerOutput()
         for chunk in output.chunks:
             seq = chunk.seq
 
@@ -50,11 +50,13 @@ class StandIn:
 
             for i in range(chunk.write_start, chunk.end):
                 self.slots[slot(i)] = hash(tuple(seq.tokens[: i + 1]))
-            if chunk.reaches_end:
-                found = tuple(self.slots.get(slot(i)) for i in range(chunk.end))
-                rows.token_ids.append(10 + hash((found, seq.sample_index)) % (self.vocab_size - 10))
-                rows.logprobs.append(TokenLogprobs(-1.0, 1, [7], [-2.0]))
-        return ModelRunnerOutput.from_rows(output, rows)
+            found = tuple(self.slots.get(slot(i)) for i in range(chunk.end))
+            token_id = 10 + hash((found, seq.sample_index)) % (self.vocab_size - 10)
+            result.sampled_token_ids.append([token_id] * chunk.num_logits)
+            result.logprobs.append([TokenLogprobs(-1.0, 1, [7], [-2.0])] * chunk.num_logits)
+            result.pooled.append(None)
+            result.prompt_logprobs.append([])
+        return result
 
 
 @pytest.fixture(scope="module")

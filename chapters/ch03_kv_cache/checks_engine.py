@@ -20,7 +20,7 @@ from nanovllm.worker.cpu.recorded_step import RecordedStep
 from nanovllm.worker.cuda.graphs import DecodeGraphs
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.model_runner import ModelRunner
-from nanovllm.worker.platform import ForwardPass, RecordedSteps
+from nanovllm.worker.platform import RecordedSteps
 
 Write = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
@@ -91,7 +91,7 @@ def use_write_kv(function: Write) -> Iterator[None]:
         kernels = replace(runner.kernels, rotary_and_write=rotary_and_write, paged_attention=attention)
         return runner.model(batch, runner.rotary, runner.kv_cache, kernels)
 
-    def run(recorded: RecordedSteps, batch: Batch, forward_pass: ForwardPass) -> None:
+    def run(recorded: RecordedSteps, batch: Batch) -> None:
         """A recorded step would replay what was recorded, with our kernel."""
 
     with (

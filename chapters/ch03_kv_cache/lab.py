@@ -180,18 +180,18 @@ class CacheWorld:
 
     def _watch(self) -> None:
         """Keep each step's Batch, and what layer 0 hands over to be written, on the way through."""
-        execute, rotary_and_write = self.runner.execute, self.runner.kernels.rotary_and_write
+        run_packed, rotary_and_write = self.runner.run_packed, self.runner.kernels.rotary_and_write
 
-        def watched_execute(batch: Batch, *others: Any) -> Any:
+        def watched_run(batch: Batch, *others: Any) -> Any:
             self._seen = batch, list(self.engine.scheduler.running)
-            return execute(batch, *others)
+            return run_packed(batch, *others)
 
         def watched_write(q: Any, k: Any, v: Any, cos_sin: Any, kv_layer: Any, batch: Batch) -> None:
             rotary_and_write(q, k, v, cos_sin, kv_layer, batch)
             if kv_layer[0].data_ptr() == self.cache.layers[0][0].data_ptr():
                 self.layer_0 = {"q": q.clone(), "k": k.clone(), "v": v.clone()}
 
-        self.runner.execute = watched_execute
+        self.runner.run_packed = watched_run
         self.runner.kernels = replace(self.runner.kernels, rotary_and_write=watched_write)
 
     def _rows(self, batch: Batch, seqs: list[Sequence], changed: list[int]) -> list[Row]:

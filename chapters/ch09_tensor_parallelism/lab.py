@@ -293,7 +293,7 @@ def tell_messages(story: Story, world: World) -> None:
     arrays = (f"    Batch.{name} = {getattr(batch, name).tolist()}" for name in fields)
     story.log(f"{method}(", *arrays, f"    SamplingBatch, for {sampling.num_rows} row", ")")
     story.say("It has no request, no sequence and no scheduler in it. These are the answers:")
-    found = ((rank, result.token_ids, result.logprobs) for rank, result in enumerate(answers[0]))
+    found = ((rank, result.sampled_token_ids[0], result.logprobs[0]) for rank, result in enumerate(answers[0]))
     story.log(*(f"rank {rank}: token ids {token_ids}, logprobs {logprobs}" for rank, token_ids, logprobs in found))
     story.say(
         "Every rank has computed the logits of its own words and handed them to rank 0. Rank 0 has sampled, and "

@@ -43,14 +43,14 @@ def fake_time(llm: LLM, step_s: float, token_s: float = 0.0) -> Iterator[FakeTim
     from nanovllm.tools import bench as bench_tool  # it draws with rich, which no browser has
 
     clock, runner = FakeTime(), llm.engine.model_runner
-    ours = runner.execute
+    ours = runner.run_packed
 
-    def execute(batch: Any, *others: Any) -> Any:
+    def run_packed(batch: Any, *others: Any) -> Any:
         clock.pass_by(step_s + token_s * len(batch.input_ids))
         return ours(batch, *others)
 
     with (
-        replaced(runner, "execute", execute),
+        replaced(runner, "run_packed", run_packed),
         replaced(nanovllm.engine, "time", clock),
         replaced(bench_tool, "time", clock),
     ):

@@ -1,8 +1,8 @@
 """One layer of Qwen3.5-0.8B with random weights: what it keeps, and where its time goes (chapter 16). Needs torch."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +10,13 @@ from torch import nn
 
 from chapters.story import stopwatch
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.sequence import Sequence
 from nanovllm.features.hybrid.delta_rule import delta_net
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 from nanovllm.features.hybrid.state_pool import StateSizes
+from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.cpu.reorder import reorder_weight
 from nanovllm.worker.kernels import TORCH_KERNELS
@@ -80,9 +83,13 @@ def time_layer() -> list[Times]:
     for num_rows in NUMS_ROWS:
         hidden = torch.randn(num_rows, config.hidden_size).bfloat16()
         x = net.in_proj(hidden)
+        seq = Sequence([0] * num_rows)
+        seq.block_table = [0]
+        chunk = ScheduledChunk(seq, 0, num_rows, 0)
+        batch = Batch.from_scheduler_output(SchedulerOutput([chunk], [], num_rows), block_size=num_rows)
 
-        def run(function: Any, x: torch.Tensor = x, num_rows: int = num_rows) -> torch.Tensor:
-            return function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[num_rows], attn_metadata={}))
+        def run(function: Any, x: torch.Tensor = x, batch: Batch = batch) -> torch.Tensor:
+            return function(x, net, (None,), replace(batch))  # a copy, for which nothing has been worked out yet
 
         out = run(ours)
 

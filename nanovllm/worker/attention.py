@@ -13,6 +13,8 @@ together, padded to the longest of a group. Longer ones are computed one by one,
 never reads keys that none of its rows may see.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -45,9 +47,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
 
 def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
     out = q.new_empty(q.shape)
-    if "decode_groups" not in batch.attn_metadata:
-        batch.attn_metadata["decode_groups"] = _decode_groups(batch, k_cache.shape[1])
-    for rows, tables, seqlens_k in batch.attn_metadata["decode_groups"]:
+    for rows, tables, seqlens_k in batch.metadata(TorchMetadata, k_cache.shape[1]).decode_groups:
         out[rows] = _decode(q[rows], k_cache, v_cache, tables, seqlens_k)
     start = 0
     for b, num_rows in enumerate(batch.query_lens):
@@ -60,22 +60,33 @@ def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Ten
 Group = tuple[Tensor, Tensor, Tensor]  # of n decodes: rows [n], block tables [n, blocks], seqlens_k [n]
 
 
-def _decode_groups(batch: Batch, block_size: int) -> list[Group]:
-    """The sequences with one query row, those of similar lengths together. The layers of a step share them."""
-    decodes = [b for b, num_rows in enumerate(batch.query_lens) if num_rows == 1]
-    groups: list[list[int]] = []
-    for b in sorted(decodes, key=lambda b: batch.key_lens[b]):
-        # The shortest come first, so a group is padded to the length of the one that joins it last.
-        if not groups or (len(groups[-1]) + 1) * batch.key_lens[b] > MAX_GATHERED_KEYS:
-            groups.append([])
-        groups[-1].append(b)
-    widths = [cdiv(max(batch.key_lens[b] for b in group), block_size) for group in groups]
-    tensors = [torch.tensor(group, dtype=torch.int64, device="cpu") for group in groups]
-    indices = move_together(tensors, batch.block_tables.device)
-    return [
-        (batch.cu_seqlens_q[index].long(), batch.block_tables[index, :width], batch.seqlens_k[index])
-        for index, width in zip(indices, widths, strict=True)
-    ]
+@dataclass(frozen=True, slots=True)
+class TorchMetadata:
+    """What this backend shares among the layers of a step.
+
+    decode_groups   the sequences with one query row, those of similar lengths together
+    """
+
+    decode_groups: list[Group]
+
+    @classmethod
+    def build(cls, batch: Batch, block_size: int) -> "TorchMetadata":
+        decodes = [b for b, num_rows in enumerate(batch.query_lens) if num_rows == 1]
+        groups: list[list[int]] = []
+        for b in sorted(decodes, key=lambda b: batch.key_lens[b]):
+            # The shortest come first, so a group is padded to the length of the one that joins it last.
+            if not groups or (len(groups[-1]) + 1) * batch.key_lens[b] > MAX_GATHERED_KEYS:
+                groups.append([])
+            groups[-1].append(b)
+        widths = [cdiv(max(batch.key_lens[b] for b in group), block_size) for group in groups]
+        tensors = [torch.tensor(group, dtype=torch.int64, device="cpu") for group in groups]
+        indices = move_together(tensors, batch.block_tables.device)
+        return cls(
+            [
+                (batch.cu_seqlens_q[index].long(), batch.block_tables[index, :width], batch.seqlens_k[index])
+                for index, width in zip(indices, widths, strict=True)
+            ]
+        )
 
 
 def _gather(cache: Tensor, tables: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ This is the layout of FlashAttention's varlen functions.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,16 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+class Metadata(Protocol):
+    """What a backend works out of a batch in the first layer of a step, for the others. Each backend has its class."""
+
+    @classmethod
+    def build(cls, batch: "Batch", *args: Any, **options: Any) -> Any: ...
+
+
+M = TypeVar("M", bound=Metadata)
+
+
 @dataclass(frozen=True)
 class Batch:
     """T tokens of B sequences.
@@ -43,8 +54,8 @@ class Batch:
                                      None for other models. They stay in the CPU's memory
     image_rows, images     where the step has placeholders of images, and the vectors that stand in for their
                            embeddings, once the tower has made them: features/images/rows.py
-    attn_metadata          a cache for one step: what a backend works out in the first layer and uses in the others.
-                           replace() begins with an empty one
+    attn_metadata          what backends work out once for all layers of the step: see metadata(). replace() begins
+                           with none
     """
 
     input_ids: Tensor
@@ -59,7 +70,7 @@ class Batch:
     segments: Tensor | None = field(default=None, repr=False)
     image_rows: "list[ImageRows]" = field(default_factory=list, repr=False)
     images: "BatchImages | None" = field(default=None, repr=False)
-    attn_metadata: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    attn_metadata: dict[type, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput, block_size: int) -> "Batch":
@@ -84,7 +95,6 @@ class Batch:
             tables.append(table[: cdiv(chunk.end, block_size)])
             logits_rows += range(len(input_ids) - chunk.num_logits, len(input_ids))
         width = max(map(len, tables))
-        query_lens = [chunk.end - chunk.start for chunk in output.chunks]
 
         def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=dtype, device="cpu")
@@ -94,7 +104,7 @@ class Batch:
             from nanovllm.core.snapshots.segments import step_segments
 
             segments = tensor(step_segments(output.chunks))
-        batch = cls(
+        return cls(
             input_ids=tensor(input_ids),
             positions=tensor(positions),
             slot_mapping=tensor(slots),
@@ -102,13 +112,10 @@ class Batch:
             seqlens_k=tensor(seqlens_k, torch.int32),
             block_tables=tensor([table + [0] * (width - len(table)) for table in tables], torch.int32),
             logits_rows=tensor(logits_rows),
-            max_query_len=max(query_lens),
+            max_query_len=max(chunk.end - chunk.start for chunk in output.chunks),
             max_key_len=max(seqlens_k),
             segments=segments,
         )
-        # They are known here. To read them from a tensor would mean to wait for a GPU.
-        batch.attn_metadata.update(query_lens=query_lens, key_lens=seqlens_k)
-        return batch
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch in a device's memory, moved by one non-blocking copy.
@@ -125,34 +132,37 @@ class Batch:
         """The same batch with what tensors() has named in a device's memory."""
         fields, written = tensors
         batch = replace(self, **fields)
-        batch.attn_metadata.update(query_lens=self.query_lens, key_lens=self.key_lens, written=written)
+        # Its cached properties: to work them out of the device's tensors would mean to wait for the device.
+        vars(batch).update(query_lens=self.query_lens, key_lens=self.key_lens, written=written)
         return batch
 
-    # These are worked out once per step, when somebody first asks for them, and kept in attn_metadata.
-
-    @property
+    @cached_property
     def query_lens(self) -> list[int]:
         """How many rows each sequence has."""
-        if "query_lens" not in self.attn_metadata:
-            self.attn_metadata["query_lens"] = self.cu_seqlens_q.diff().tolist()
-        return self.attn_metadata["query_lens"]
+        return self.cu_seqlens_q.diff().tolist()
 
-    @property
+    @cached_property
     def key_lens(self) -> list[int]:
         """seqlens_k as a list."""
-        if "key_lens" not in self.attn_metadata:
-            self.attn_metadata["key_lens"] = self.seqlens_k.tolist()
-        return self.attn_metadata["key_lens"]
+        return self.seqlens_k.tolist()
 
-    @property
+    @cached_property
     def written(self) -> tuple[Tensor | None, Tensor]:
         """(rows, slots) to write. rows is None if every row is written, which is the usual case."""
-        if "written" not in self.attn_metadata:
-            is_written = self.slot_mapping >= 0
-            rows = None if bool(is_written.all()) else is_written.nonzero().squeeze(1)
-            slots = self.slot_mapping if rows is None else self.slot_mapping[rows]
-            self.attn_metadata["written"] = rows, slots
-        return self.attn_metadata["written"]
+        is_written = self.slot_mapping >= 0
+        if bool(is_written.all()):
+            return None, self.slot_mapping
+        rows = is_written.nonzero().squeeze(1)
+        return rows, self.slot_mapping[rows]
+
+    def metadata(self, kind: type[M], *args: Any) -> M:
+        """A backend's metadata of this step: kind.build(batch, *args) in the first layer, the same object afterwards.
+
+        FlashMetadata in cuda/flash_attention.py is the shortest example.
+        """
+        if kind not in self.attn_metadata:
+            self.attn_metadata[kind] = kind.build(self, *args)
+        return self.attn_metadata[kind]
 
 
 def move_together(tree: Any, device: torch.device) -> Any:

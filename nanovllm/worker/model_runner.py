@@ -20,35 +20,21 @@ from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.modes import in_own_modes, own_modes
-from nanovllm.worker.platform import ForwardPass, RecordedSteps, platform_of_this_machine
+from nanovllm.worker.platform import RecordedSteps, platform_of_this_machine
 from nanovllm.worker.sampler import SamplingBatch, sample_rows
 
 if TYPE_CHECKING:
     from nanovllm.features.hybrid.state_pool import StatePool
     from nanovllm.features.images.prompt_images import PromptImages
     from nanovllm.features.images.tower import Tower
-    from nanovllm.features.logprobs.scores import PromptLogprobs, Scores, TokenLogprobs
+    from nanovllm.features.logprobs.scores import Scores, TokenLogprobs
     from nanovllm.features.lora.slots import BatchAdapters
     from nanovllm.features.parallel.group import RankGroup
 
 logger = logging.getLogger("nanovllm")
 
 DEFAULT_BLOCK_SIZE = 16
-Packed = tuple[Batch, SamplingBatch, "BatchAdapters | None"]  # what pack() makes of a step and execute() computes
-
-
-@dataclass(frozen=True, slots=True)
-class RowOutputs:
-    """What execute() returns for a batch. Each list has an entry for each row of logits, in the order of the rows.
-
-    A pooling model fills `pooled`, every other model token_ids and logprobs. prompt_logprobs is not by rows: it has
-    (seq_id, position, TokenLogprobs of the token there) for each prompt token whose logprobs a request asks for.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: "list[TokenLogprobs | None]" = field(default_factory=list)
-    pooled: list[torch.Tensor] = field(default_factory=list)
-    prompt_logprobs: "PromptLogprobs" = field(default_factory=list)
+Packed = tuple[Batch, SamplingBatch, "BatchAdapters | None"]  # what pack() makes of a step and run_packed() computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +51,6 @@ class ModelRunnerOutput:
     logprobs: "list[list[TokenLogprobs | None]]" = field(default_factory=list)
     pooled: list[torch.Tensor | None] = field(default_factory=list)
     prompt_logprobs: "list[list[tuple[int, TokenLogprobs]]]" = field(default_factory=list)
-
-    @classmethod
-    def from_rows(cls, output: SchedulerOutput, rows: RowOutputs) -> "ModelRunnerOutput":
-        """Give each chunk what was computed in its rows."""
-        prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = {}
-        for seq_id, position, found in rows.prompt_logprobs:
-            prompt_logprobs.setdefault(seq_id, []).append((position, found))
-        return cls(
-            sampled_token_ids=output.per_chunk(rows.token_ids),
-            logprobs=output.per_chunk(rows.logprobs),
-            pooled=[vectors[0] if vectors else None for vectors in output.per_chunk(rows.pooled)],
-            prompt_logprobs=[prompt_logprobs.get(chunk.seq.seq_id, []) for chunk in output.chunks],
-        )
 
 
 def weight_bytes_of(model: Decoder) -> int:
@@ -210,21 +183,12 @@ class ModelRunner:
         """
         if self.measures_memory:
             self.kv_cache = self.kv_cache_of_one_block()
-            free_bytes = self.platform.profile_free_bytes(
-                self.config,
-                self.forward_pass,
-                run=self.run,
-                max_model_len=self.max_model_len,
-                block_size=self.block_size,
-                largest_image=largest_image,
-            )
+            free_bytes = self.platform.profile_free_bytes(self, largest_image)
             if self.tower is not None:
                 self.tower.forget()
                 free_bytes -= self.tower.max_kept_bytes
             self.allocate_kv_cache(free_bytes)
-        self.recorded_steps = self.platform.record_steps(
-            self.config, self.forward_pass, max_model_len=self.max_model_len, block_size=self.block_size
-        )
+        self.recorded_steps = self.platform.record_steps(self)
         self.batch_invariant = self.platform.batch_invariant(self.model, self.kernels)
         logger.info("Batch invariance: %s", self.batch_invariant)
         return KVPool(
@@ -292,13 +256,11 @@ class ModelRunner:
         """Compute one step. A step without chunks computes nothing."""
         if not output.chunks:
             return ModelRunnerOutput()
-        batch, sampling, adapters = pack(output, self.block_size, self.model_config.eos_token_ids)
-        rows = self.execute(batch, sampling, adapters)
-        return ModelRunnerOutput.from_rows(output, rows)
+        return self.run_packed(*pack(output, self.block_size, self.model_config.eos_token_ids))
 
     @torch.inference_mode()
-    def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> RowOutputs:
-        """Compute a step that pack() has packed."""
+    def run_packed(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> ModelRunnerOutput:
+        """Compute a step that pack() has packed. On a rank that gets no logits, nothing is found."""
         if batch.image_rows and self.tower is not None:  # before a step takes away the threads of PyTorch's operations
             batch = self.tower.batch_with_features(batch)
         with self.step_context():
@@ -306,8 +268,8 @@ class ModelRunner:
                 self.adapter_slots.begin_step(adapters, batch)  # even without adapters: it drops the last step's rows
             # Recorded steps know neither adapters nor rows of prompts, and no images.
             is_plain = adapters is None and sampling.prompt_rows is None and not batch.image_rows
-            if self.recorded_steps is not None and is_plain:
-                logits = self.recorded_steps.run(batch, self.forward_pass)
+            if is_plain and self.recorded_steps is not None and self.recorded_steps.fit(self):
+                logits = self.recorded_steps.run(batch)
                 if logits is not None:
                     return self._sample(logits, sampling.to(self.device))
             batch, sampling = on_device(batch, sampling, self.device)
@@ -319,37 +281,38 @@ class ModelRunner:
             scores = sampling.prompt_rows.score(self.model.logits, of_prompts, self.kernels.library)
             return self._sample(logits, sampling, scores)
 
-    @property
-    def forward_pass(self) -> ForwardPass:
-        """Everything that a forward pass reads, except for the batch."""
-        return ForwardPass(model=self.model, rotary=self.rotary, kv_cache=self.kv_cache, kernels=self.kernels)
-
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [R, hidden_size] of the rows whose logits are needed. batch: in the device's memory."""
-        return self.forward_pass.hidden_states(batch)
+        return self.model(batch, self.rotary, self.kv_cache, self.kernels)
 
     def _sample(
         self, logits: torch.Tensor, sampling: SamplingBatch, prompt_scores: "list[Scores] | None" = None
-    ) -> RowOutputs:
+    ) -> ModelRunnerOutput:
         """Choose a token for each row of logits, float32 [num_sampled, vocab_size]. A pooling model's rows are kept.
 
         prompt_scores: of sampling.prompt_rows. What is found comes back from a device by one copy.
         """
-        num_rows = len(logits)
-        if num_rows == 0 and not prompt_scores:  # a step of prompt chunks only, or a rank that gets no logits
-            return RowOutputs()
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        vectors: list[torch.Tensor] = []
+        of_prompts: list[list[tuple[int, TokenLogprobs]]] = [[] for _ in sampling.rows_per_chunk]
         if self.model_config.pooling is not None:
             # A view would keep the whole step's tensor alive.
-            return RowOutputs(pooled=[vector.clone() for vector in logits.cpu()])
-        sampled = None if num_rows == 0 else sample_rows(logits, sampling, self.kernels)
-        sampled, prompt_scores = fetch_together((sampled, prompt_scores))
-        rows = RowOutputs()
-        if sampled is not None:
-            token_ids, logprobs = sampling.on_host(sampled)
-            rows = RowOutputs(token_ids=token_ids, logprobs=logprobs)
-        if sampling.prompt_rows is not None and prompt_scores:
-            rows = replace(rows, prompt_logprobs=sampling.prompt_rows.logprobs(prompt_scores))
-        return rows
+            vectors = [vector.clone() for vector in logits.cpu()]
+        elif len(logits) or prompt_scores:  # not in a step of prompt chunks only, nor on a rank that gets no logits
+            sampled = sample_rows(logits, sampling, self.kernels) if len(logits) else None
+            sampled, prompt_scores = fetch_together((sampled, prompt_scores))
+            if sampled is not None:
+                token_ids, logprobs = sampling.on_host(sampled)
+            if sampling.prompt_rows is not None and prompt_scores:
+                for chunk, position, found in sampling.prompt_rows.logprobs(prompt_scores):
+                    of_prompts[chunk].append((position, found))
+        return ModelRunnerOutput(
+            sampled_token_ids=sampling.per_chunk(token_ids),
+            logprobs=sampling.per_chunk(logprobs),
+            pooled=[of_chunk[0] if of_chunk else None for of_chunk in sampling.per_chunk(vectors)],
+            prompt_logprobs=of_prompts,
+        )
 
     @in_own_modes
     def load_tower(self) -> None:

@@ -12,7 +12,6 @@ Only profile_free_bytes() calls back: it runs whole steps, to see how much memor
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,42 +19,37 @@ from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
-from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.kv_cache import KVCache
-from nanovllm.worker.layers import Linear, RotaryEmbedding
+from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 
 if TYPE_CHECKING:
     from nanovllm.features.images.prompt_images import PromptImages
-
-
-@dataclass(frozen=True)
-class ForwardPass:
-    """Everything that a forward pass reads, except for the batch."""
-
-    model: Decoder
-    rotary: RotaryEmbedding
-    kv_cache: KVCache
-    kernels: Kernels
-
-    def hidden_states(self, batch: Batch) -> Tensor:
-        """Run one step, writing K/V. Returns [R, hidden_size], the hidden states of the batch's logits_rows."""
-        return self.model(batch, self.rotary, self.kv_cache, self.kernels)
+    from nanovllm.worker.model_runner import ModelRunner
 
 
 class RecordedSteps(ABC):
     """Forward passes that were recorded once and are replayed: CUDA graphs, or the calls of C functions."""
 
+    def __init__(self, runner: "ModelRunner") -> None:
+        """runner: has loaded the model and allocated the KV cache. Its parts are kept, and not the runner itself."""
+        self.model = runner.model
+        self.rotary = runner.rotary
+        self.kv_cache = runner.kv_cache
+        self.kernels = runner.kernels
+
+    def fit(self, runner: "ModelRunner") -> bool:
+        """Does a runner still compute with what was recorded?"""
+        recorded = self.model, self.rotary, self.kv_cache, self.kernels
+        return recorded == (runner.model, runner.rotary, runner.kv_cache, runner.kernels)
+
     @abstractmethod
-    def run(self, batch: Batch, forward_pass: ForwardPass) -> Tensor | None:
+    def run(self, batch: Batch) -> Tensor | None:
         """float32 logits [R, vocab_size], valid until the next call; None: this step is not among the recorded ones.
 
-        The next call writes all its logits again, so the sampler may change these in place.
-
-        batch: in the CPU's memory. forward_pass: what the runner would compute the step with. A recorded step is
-        replayed only if it was recorded with the same model, KV cache and kernels.
+        The next call writes all its logits again, so the sampler may change these in place. batch: in the CPU's memory.
         """
 
 
@@ -105,26 +99,16 @@ class Platform(ABC):
         """In which a tower looks at pictures (features/images/tower.py)."""
         return nullcontext()
 
-    def profile_free_bytes(
-        self,
-        config: EngineConfig,
-        forward_pass: ForwardPass,
-        run: Callable[[SchedulerOutput], object],
-        max_model_len: int,
-        block_size: int,
-        largest_image: "PromptImages | None",
-    ) -> int:
+    def profile_free_bytes(self, runner: "ModelRunner", largest_image: "PromptImages | None") -> int:
         """Bytes left for the KV pool by the weights, the largest step and the steps that will be recorded.
 
-        It is called only if free_bytes() is None. forward_pass: has a KV cache of one block. run: computes a whole step
-        with that, sampling included. largest_image: for the largest step, of a model that sees images.
+        It is called only if free_bytes() is None. runner: has a KV cache of one block, with which whole steps are run,
+        sampling included. largest_image: for the largest step, of a model that sees images.
         """
         raise NotImplementedError
 
     @abstractmethod
-    def record_steps(
-        self, config: EngineConfig, forward_pass: ForwardPass, max_model_len: int, block_size: int
-    ) -> RecordedSteps | None:
+    def record_steps(self, runner: "ModelRunner") -> RecordedSteps | None:
         """Record the steps that can be replayed. None if there are none.
 
         By now everything that a step reads has its final place in memory.

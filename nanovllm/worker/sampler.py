@@ -8,7 +8,8 @@ in the batch and however often it was preempted.
 import hashlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from nanovllm.features.logits_processors.processors import LogitsProcessors
     from nanovllm.features.logprobs.scores import LogprobRows, PromptRows, Scores, TokenLogprobs
     from nanovllm.worker.kernels import Kernels
+
+Row = TypeVar("Row")
 
 # The fields of a SamplingBatch that are tensors in every batch.
 TENSORS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")
@@ -45,7 +48,7 @@ def uniform_noise(seq: Sequence) -> float:
 class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
-    num_rows        how many rows sample
+    rows_per_chunk  how many rows sample, of each chunk of the step
     logprob_rows    those of whose tokens the logprobs are wanted (features/logprobs/scores.py); None: none
     processors      what happens to the logits before a token is chosen; None: nothing
     random_rows     rows with a temperature: their token is drawn. The other rows take the most likely token
@@ -56,7 +59,7 @@ class SamplingBatch:
     top_k 0 keeps all tokens.
     """
 
-    num_rows: int
+    rows_per_chunk: list[int]
     logprob_rows: "LogprobRows | None"
     processors: "LogitsProcessors | None"
     random_rows: Tensor
@@ -73,6 +76,7 @@ class SamplingBatch:
         """What the sampler needs to know of a step's rows that sample, and of prompts whose logprobs are wanted."""
         seqs = [seq for chunk in output.chunks for seq in chunk.sampled_seqs()]
         batch = cls.from_sequences(seqs, eos_token_ids)
+        batch.rows_per_chunk = [chunk.num_logits for chunk in output.chunks]
         if any(chunk.seq.skip_prefix_cache for chunk in output.chunks):
             from nanovllm.features.logprobs.scores import PromptRows
 
@@ -81,7 +85,7 @@ class SamplingBatch:
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
-        """What the sampler needs to know of these sequences, which sample one row each."""
+        """What the sampler needs to know of these sequences, which sample one row each: in a chunk of its own."""
         all_params = [seq.sampling_params for seq in seqs]
         logprob_rows = None
         wanted = [params.logprob_token_ids or params.logprobs for params in all_params]
@@ -98,7 +102,7 @@ class SamplingBatch:
             processors = LogitsProcessors.from_sequences(seqs, eos_token_ids)
         if not random_rows:
             return cls(
-                num_rows=len(seqs),
+                rows_per_chunk=[1] * len(seqs),
                 logprob_rows=logprob_rows,
                 processors=processors,
                 random_rows=EMPTY,
@@ -114,7 +118,7 @@ class SamplingBatch:
             return torch.tensor(values, dtype=dtype, device="cpu")
 
         return cls(
-            num_rows=len(seqs),
+            rows_per_chunk=[1] * len(seqs),
             logprob_rows=logprob_rows,
             processors=processors,
             random_rows=tensor(random_rows, torch.int64),
@@ -125,6 +129,15 @@ class SamplingBatch:
             noise=tensor([uniform_noise(seqs[row]) for row in random_rows], torch.float64),
             has_filters=any(params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 for params in random_params),
         )
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows_per_chunk)
+
+    def per_chunk(self, rows: list[Row]) -> list[list[Row]]:
+        """Split a list with an entry for each row that samples into one for each chunk; from nothing, into nothing."""
+        ends = accumulate(self.rows_per_chunk)
+        return [rows[end - count : end] for count, end in zip(self.rows_per_chunk, ends, strict=True)]
 
     def to(self, device: torch.device) -> "SamplingBatch":
         """The same in a device's memory, moved by one non-blocking copy."""

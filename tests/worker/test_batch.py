@@ -6,6 +6,7 @@ import torch
 
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
+from nanovllm.worker.attention import TorchMetadata
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import TILE_ROWS, row_tiles
 
@@ -39,4 +40,11 @@ def test_row_tiles():
     tiles, most_rows = row_tiles(batch)
     assert tiles.tolist() == [[0, 1, 0, 3], [1, TILE_ROWS, 1, 11], [1 + TILE_ROWS, 3, 1, 11 + TILE_ROWS]]
     assert most_rows == TILE_ROWS
-    assert batch.attn_metadata and not replace(batch, max_key_len=99).attn_metadata, "a changed batch is planned anew"
+
+
+def test_metadata_is_built_once_for_each_backend_and_anew_for_a_changed_batch():
+    batch = Batch.from_scheduler_output(SchedulerOutput([chunk(3, 2, 3, [0])], [], 1), 4)
+    metadata = batch.metadata(TorchMetadata, 4)
+    assert batch.metadata(TorchMetadata, 4) is metadata and batch.query_lens == [1]
+    changed = replace(batch, cu_seqlens_q=torch.tensor([0, 2], dtype=torch.int32))
+    assert not changed.metadata(TorchMetadata, 4).decode_groups and changed.query_lens == [2]

@@ -21,9 +21,18 @@ COLUMNS, SUMS = 16, 4  # as in cpu/delta_rule.h
 
 
 class DeltaStep(ctypes.Structure):
-    """delta_step of worker/cpu/delta_rule.c."""
+    """delta_step of worker/cpu/delta_rule.c: what the layers of a step share."""
 
     _fields_ = (("segments", PTR), *args_of(INT, "num_segments num_logged"))
+
+    @classmethod
+    def build(cls, batch: Batch) -> "DeltaStep":
+        table = batch.segments
+        if table is None:
+            table = torch.tensor(fresh_segments(batch.query_lens), dtype=torch.int64, device="cpu")
+        step = cls(address(table, torch.int64, (len(table), 8)), len(table), int(table[:, 4].sum()))
+        step.kept = table  # as long as the step
+        return step
 
 
 class DeltaArgs(ctypes.Structure):
@@ -44,18 +53,6 @@ class GateArgs(ctypes.Structure):
     _fields_ = (("num_rows", INT), *args_of(PTR, "out x gate"), *args_of(INT, "num_heads size row_stride head_stride"))
 
 
-def delta_step(batch: Batch) -> DeltaStep:
-    """What the layers of a step have in common, worked out by the first of them."""
-    if "delta_step" not in batch.attn_metadata:
-        table = batch.segments
-        if table is None:
-            table = torch.tensor(fresh_segments(batch.query_lens), dtype=torch.int64, device="cpu")
-        step = DeltaStep(address(table, torch.int64, (len(table), 8)), len(table), int(table[:, 4].sum()))
-        step.kept = table  # as long as the step
-        batch.attn_metadata["delta_step"] = step
-    return batch.attn_metadata["delta_step"]
-
-
 def padded(size: int, multiple: int = COLUMNS) -> int:
     return -(-size // multiple) * multiple
 
@@ -63,7 +60,7 @@ def padded(size: int, multiple: int = COLUMNS) -> int:
 def delta_net(
     kernels: Kernels, x: Tensor, net: "GatedDeltaNet", state_layer: tuple[Tensor, ...], batch: Batch
 ) -> Tensor:
-    num, sizes, step, num_rows = kernels.num, net.sizes, delta_step(batch), len(x)
+    num, sizes, step, num_rows = kernels.num, net.sizes, batch.metadata(DeltaStep), len(x)
     key_dim, value_dim = padded(sizes.key_dim, SUMS), padded(sizes.value_dim)
     keys = 2 * sizes.num_key_heads * key_dim  # numbers of a row; those of q and k
     values, gates = sizes.num_value_heads * value_dim, 2 * sizes.num_value_heads

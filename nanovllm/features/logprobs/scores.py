@@ -153,7 +153,7 @@ class PromptRows:
     rows        [P] in the batch
     token_ids   [P], the tokens that follow
     parts       of ROWS_AT_A_TIME rows each, what is wanted
-    places      P times (seq_id, position of that token)
+    places      P times (the chunk's index in the step, position of that token)
     """
 
     rows: Tensor
@@ -164,13 +164,13 @@ class PromptRows:
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput) -> "PromptRows | None":
         rows, places, token_ids, wanted, first = list[int](), list[tuple[int, int]](), list[int](), list[int](), 0
-        for chunk in output.chunks:
+        for index, chunk in enumerate(output.chunks):
             seq = chunk.seq
             num_top = seq.sampling_params.prompt_logprobs
             if seq.skip_prefix_cache and num_top is not None:
                 positions = range(chunk.start + 1, min(chunk.end + 1, seq.num_prompt_tokens))
                 rows += range(first, first + len(positions))
-                places += ((seq.seq_id, position) for position in positions)
+                places += ((index, position) for position in positions)
                 token_ids += seq.tokens[positions.start : positions.stop]
                 wanted += [num_top] * len(positions)
             first += chunk.end - chunk.start
@@ -203,4 +203,4 @@ def _int64(numbers: list[int]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
-PromptLogprobs = list[tuple[int, int, TokenLogprobs]]  # (seq_id, position, of the token there)
+PromptLogprobs = list[tuple[int, int, TokenLogprobs]]  # (chunk's index, position, of the token there)

@@ -133,10 +133,10 @@ class ParallelRunner:
         if adapters is not None:
             adapters = adapters.news(self._slots, self.config.max_loras)
         pending = None if sampling.processors is None else sampling.processors.pending
-        rows = self._ask("execute", batch, sampling, adapters, late=pending)[0]
+        result = self._ask("run_packed", batch, sampling, adapters, late=pending)[0]
         if batch.image_rows:
             self._count_images()
-        return ModelRunnerOutput.from_rows(output, rows)
+        return result
 
     def ask_data(self, method: str, *arguments: Any) -> list[Any]:
         """What each rank has in its blocks, or is to have: RankRunner.data."""

@@ -6,6 +6,8 @@ As attention.py has it, but a row at position p attends only to the last `window
 that lie in front of the windows of all rows are not read.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,9 +21,7 @@ TILE_ROWS = 128  # query rows of one sequence that are computed together
 def windowed_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int) -> Tensor:
     """See worker/attention.py for shapes. Tiles of equally many rows, as all decodes, are computed together."""
     out, block_size = q.new_empty(q.shape), k_cache.shape[1]
-    if "tiles" not in batch.attn_metadata:
-        batch.attn_metadata["tiles"] = _tiles(batch)
-    for size, tiles in batch.attn_metadata["tiles"].items():
+    for size, tiles in batch.metadata(WindowMetadata).tiles.items():
         num_blocks = min(cdiv(window + size - 2, block_size) + 1, batch.block_tables.shape[1])  # that a tile reads
         for group in tiles.split(max(1, MAX_GATHERED_ROWS // (num_blocks * block_size))):
             rows = group[:, :1] + torch.arange(size, device=q.device)  # [n, size]
@@ -29,19 +29,25 @@ def windowed_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch
     return out
 
 
-def _tiles(batch: Batch) -> dict[int, Tensor]:
-    """{number of rows: tiles of so many rows [n, 3]}. A tile: its first row, its sequence, keys before its first row's.
+@dataclass(frozen=True, slots=True)
+class WindowMetadata:
+    """What the layers of a step share, whatever their windows.
 
-    The layers of a step share them, whatever their windows.
+    tiles   {number of rows: tiles of so many rows [n, 3]}. A tile: its first row, its sequence, keys before that row's
     """
-    by_size: dict[int, list[tuple[int, int, int]]] = {}
-    row = 0
-    for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
-        for i in range(0, num_rows, TILE_ROWS):
-            by_size.setdefault(min(TILE_ROWS, num_rows - i), []).append((row + i, b, num_keys - num_rows + i))
-        row += num_rows
-    tiles = {size: torch.tensor(of_size, dtype=torch.int64, device="cpu") for size, of_size in by_size.items()}
-    return move_together(tiles, batch.block_tables.device)
+
+    tiles: dict[int, Tensor]
+
+    @classmethod
+    def build(cls, batch: Batch) -> "WindowMetadata":
+        by_size: dict[int, list[tuple[int, int, int]]] = {}
+        row = 0
+        for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
+            for i in range(0, num_rows, TILE_ROWS):
+                by_size.setdefault(min(TILE_ROWS, num_rows - i), []).append((row + i, b, num_keys - num_rows + i))
+            row += num_rows
+        tiles = {size: torch.tensor(of_size, dtype=torch.int64, device="cpu") for size, of_size in by_size.items()}
+        return cls(move_together(tiles, batch.block_tables.device))
 
 
 def attention_row_by_row(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int) -> None:

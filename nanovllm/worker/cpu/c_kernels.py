@@ -70,9 +70,31 @@ class RotaryArgs(ctypes.Structure):
 
 
 class AttentionStep(ctypes.Structure):
-    """attention_step of cpu/attention.h."""
+    """attention_step of cpu/attention.h: what the layers of a step share."""
 
     _fields_ = (*args_of(PTR, "tables tasks scratch"), *args_of(INT, "table_width num_tasks num_parts most_rows"))
+
+    @classmethod
+    def build(cls, batch: Batch, lib: ctypes.CDLL, num_kv_heads: int) -> "AttentionStep":
+        tasks, most_rows = row_tiles(batch)
+        tables = batch.block_tables
+        num_items = len(tasks) * num_kv_heads
+        num_parts = cdiv(batch.max_key_len, lib.part_keys())
+        scratch = None
+        # Whether the parts of a row's keys are computed side by side or not, the result has the same bits.
+        if num_parts == 1 or num_items >= ITEMS_PER_THREAD * num_pool_threads():
+            num_parts = 1
+        else:
+            num_bytes = num_items * num_parts * most_rows * lib.partial_bytes()
+            scratch = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+        step = cls(
+            tables=address(tables, torch.int32, (len(batch.key_lens), tables.shape[1])),
+            tasks=address(tasks, torch.int64, (len(tasks), 4)),
+            scratch=None if scratch is None else address(scratch, torch.uint8, scratch.shape),
+            table_width=tables.shape[1], num_tasks=len(tasks), num_parts=num_parts, most_rows=most_rows,
+        )  # fmt: skip
+        step.kept = tables, tasks, scratch  # as long as the step
+        return step
 
 
 class AttentionArgs(ctypes.Structure):
@@ -257,7 +279,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
 
     def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
         out = q.new_empty(q.shape)
-        step = attention_step(lib, num_kv_heads, batch)
+        step = batch.metadata(AttentionStep, lib, num_kv_heads)
         shape = len(q), config.num_attention_heads, head_dim
         args = AttentionArgs(
             num_rows=len(q), out=address(out, num, shape), q=address(q, num, shape, 1),
@@ -389,44 +411,17 @@ def out_address(out: Tensor, num: torch.dtype, shape: tuple[int, ...], name: str
     return {name if is_rounded else f"{name}_floats": address(out, num if is_rounded else torch.float32, shape)}
 
 
-def attention_step(lib: ctypes.CDLL, num_kv_heads: int, batch: Batch) -> AttentionStep:
-    """What the layers of a step have in common, worked out by the first of them."""
-    if "attention_step" not in batch.attn_metadata:
-        tasks, most_rows = row_tiles(batch)
-        tables = batch.block_tables
-        num_items = len(tasks) * num_kv_heads
-        num_parts = cdiv(batch.max_key_len, lib.part_keys())
-        scratch = None
-        # Whether the parts of a row's keys are computed side by side or not, the result has the same bits.
-        if num_parts == 1 or num_items >= ITEMS_PER_THREAD * num_pool_threads():
-            num_parts = 1
-        else:
-            num_bytes = num_items * num_parts * most_rows * lib.partial_bytes()
-            scratch = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-        step = AttentionStep(
-            tables=address(tables, torch.int32, (len(batch.key_lens), tables.shape[1])),
-            tasks=address(tasks, torch.int64, (len(tasks), 4)),
-            scratch=None if scratch is None else address(scratch, torch.uint8, scratch.shape),
-            table_width=tables.shape[1], num_tasks=len(tasks), num_parts=num_parts, most_rows=most_rows,
-        )  # fmt: skip
-        step.kept = tables, tasks, scratch  # as long as the step
-        batch.attn_metadata["attention_step"] = step
-    return batch.attn_metadata["attention_step"]
-
-
 def row_tiles(batch: Batch) -> tuple[Tensor, int]:
     """[tiles, 4]: first row, number of rows (TILE_ROWS at most), sequence, keys that the first row sees.
 
     And the largest of the numbers of rows.
     """
-    if "row_tiles" not in batch.attn_metadata:
-        tiles: list[int] = []
-        row = most_rows = 0
-        for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
-            size = TILE_ROWS if num_rows > FEW_ROWS else 1
-            for i in range(0, num_rows, size):
-                tiles += row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1
-            row += num_rows
-            most_rows = max(most_rows, min(size, num_rows))
-        batch.attn_metadata["row_tiles"] = torch.tensor(tiles, dtype=torch.int64, device="cpu").view(-1, 4), most_rows
-    return batch.attn_metadata["row_tiles"]
+    tiles: list[int] = []
+    row = most_rows = 0
+    for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
+        size = TILE_ROWS if num_rows > FEW_ROWS else 1
+        for i in range(0, num_rows, size):
+            tiles += row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1
+        row += num_rows
+        most_rows = max(most_rows, min(size, num_rows))
+    return torch.tensor(tiles, dtype=torch.int64, device="cpu").view(-1, 4), most_rows

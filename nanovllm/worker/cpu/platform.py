@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,7 +19,10 @@ from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
-from nanovllm.worker.platform import ForwardPass, Platform
+from nanovllm.worker.platform import Platform
+
+if TYPE_CHECKING:
+    from nanovllm.worker.model_runner import ModelRunner
 
 
 class CPUPlatform(Platform):
@@ -80,15 +84,13 @@ class CPUPlatform(Platform):
         """PyTorch computes it, and the last bits depend on the number of threads: always as many as at the start."""
         return pytorch_threads(self._tower_threads)
 
-    def record_steps(
-        self, config: EngineConfig, forward_pass: ForwardPass, max_model_len: int, block_size: int
-    ) -> RecordedStep | None:
+    def record_steps(self, runner: "ModelRunner") -> RecordedStep | None:
         memory.REGION.close()
         memory.give_freed_memory_back()
         memory.keep_freed_memory()
         if self._prefaulting is not None:
             self._prefaulting.join()
-        return record_step(config, forward_pass)
+        return record_step(runner)
 
     def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:
         """Instructions that multiply pairs or matrices of bf16, which some processors have, round in their own way.

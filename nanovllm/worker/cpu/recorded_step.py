@@ -13,19 +13,21 @@ PyTorch's libraries, say) has no record.
 
 import ctypes
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanovllm.config import EngineConfig
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu.c_kernels import INT, PTR, AttentionStep, args_of, attention_step, gather
+from nanovllm.worker.cpu.c_kernels import INT, PTR, AttentionStep, args_of, gather
 from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.cpu.recorder import Call
 from nanovllm.worker.layers import ForwardContext
-from nanovllm.worker.platform import ForwardPass, RecordedSteps
+from nanovllm.worker.platform import RecordedSteps
+
+if TYPE_CHECKING:
+    from nanovllm.worker.model_runner import ModelRunner
 
 logger = logging.getLogger("nanovllm")
 
@@ -52,16 +54,17 @@ class NotRecordable(Exception):
     """The layers compute something that is no call of a C function."""
 
 
-def record_step(config: EngineConfig, forward_pass: ForwardPass) -> "RecordedStep | None":
+def record_step(runner: "ModelRunner") -> "RecordedStep | None":
     """The record of a model's layers; None where they cannot be recorded, or shall not be."""
+    config = runner.config
     if "recorded_step" not in config.optimizations or config.tensor_parallel_size > 1:
         return None
-    if forward_pass.kernels.library is None:
+    if runner.kernels.library is None:
         return None
-    if forward_pass.model.config.pooling is not None:  # its steps are prompts; PyTorch computes what follows the layers
+    if runner.model_config.pooling is not None:  # its steps are prompts; PyTorch computes what follows the layers
         return None
     try:
-        return RecordedStep(forward_pass, min(MAX_ROWS, config.max_num_batched_tokens))
+        return RecordedStep(runner, min(MAX_ROWS, config.max_num_batched_tokens))
     except NotRecordable as reason:
         logger.info("Steps are not recorded: %s", reason)
         return None
@@ -80,12 +83,11 @@ class RecordedStep(RecordedSteps):
     logits           [max_rows, vocab_size]: where the calls leave them
     """
 
-    def __init__(self, forward_pass: ForwardPass, max_rows: int) -> None:
+    def __init__(self, runner: "ModelRunner", max_rows: int) -> None:
         """Raises NotRecordable."""
-        self.forward_pass = forward_pass
+        super().__init__(runner)
         self.max_rows = max_rows
-        self.model = forward_pass.model
-        self.library = forward_pass.kernels.library
+        self.library = self.kernels.library
         self.library.replay.argtypes = [PTR, INT, INT]
         self.num_kv_heads = self.model.config.num_key_value_heads
         self.inputs = torch.zeros(4, self.max_rows, dtype=torch.int64, device="cpu")
@@ -97,7 +99,7 @@ class RecordedStep(RecordedSteps):
             self.delta_step = DeltaStep(num_logged=self.max_rows)
             prepare_nets(self.model)
         self.memory: tuple[list[Tensor], ...] = [], [], []  # what the calls read and write between inputs and logits
-        with torch.inference_mode(), forward_pass.kernels.recorder.recording() as recorded:
+        with torch.inference_mode(), self.kernels.recorder.recording() as recorded:
             context = self._record_context()
             hidden, residual = self._record_layers(context)
             num_layer_calls = len(recorded)
@@ -107,18 +109,18 @@ class RecordedStep(RecordedSteps):
         self.finish = self._as_array(recorded[num_layer_calls:])
 
     def _record_context(self) -> ForwardContext:
-        cosines, sines = self.forward_pass.rotary.table
+        cosines, sines = self.rotary.table
         positions = self.inputs[1]
         cos_sin = self._gather(cosines, positions), self._gather(sines, positions)
-        return ForwardContext(self._batch(), cos_sin, self.forward_pass.kernels)
+        return ForwardContext(self._batch(), cos_sin, self.kernels)
 
     def _record_layers(self, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """The last layer's hidden and residual, [max_rows, hidden_size]."""
         input_ids = self.inputs[0]
         table = self.model.embed_tokens
-        dtype = self.forward_pass.rotary.table.dtype
+        dtype = self.rotary.table.dtype
         self.looked_up: Tensor | None = None
-        if self.model.lookup is self.forward_pass.kernels.lookup:
+        if self.model.lookup is self.kernels.lookup:
             hidden = self.model.lookup(input_ids, table)
         elif isinstance(table, Tensor) and table.dtype == dtype and table.is_contiguous():
             hidden = self._gather(table, input_ids)
@@ -128,7 +130,7 @@ class RecordedStep(RecordedSteps):
             )
         stream = hidden
         residual: Any = None
-        for i, (layer, kv_layer) in enumerate(zip(self.model.layers, self.forward_pass.kv_cache.layers, strict=True)):
+        for i, (layer, kv_layer) in enumerate(zip(self.model.layers, self.kv_cache.layers, strict=True)):
             with OnlyCalls(self.memory[i % 2]):  # the layer before has its result in the other one
                 hidden, residual = layer(hidden, residual, kv_layer, context)
         if residual is not stream:
@@ -164,15 +166,15 @@ class RecordedStep(RecordedSteps):
             max_query_len=1,
             max_key_len=1,
         )
-        batch.attn_metadata["attention_step"] = self.attention_step
+        # Where layers would build structs of their own they find these, which each step fills anew.
+        batch.attn_metadata[AttentionStep] = self.attention_step
         if self.delta_step is not None:
-            batch.attn_metadata["delta_step"] = self.delta_step
+            batch.attn_metadata[type(self.delta_step)] = self.delta_step
         return batch
 
     def _gather(self, table: Tensor, rows: Tensor) -> Tensor:
         """Record that rows of a table are copied. The copies, [max_rows, table's width]."""
-        kernels = self.forward_pass.kernels
-        return gather(self.library.gather_rows, kernels.recorder, kernels.num, table, rows)
+        return gather(self.library.gather_rows, self.kernels.recorder, self.kernels.num, table, rows)
 
     def _as_array(self, calls: list[Call]) -> Any:
         """recorded_call[] of cpu/replay.c. It points to the calls' arguments, and keeps none of them."""
@@ -185,21 +187,21 @@ class RecordedStep(RecordedSteps):
                 raise NotRecordable(f"a call of {function.__name__} has {args.num_rows} rows")
         return entries
 
-    def run(self, batch: Batch, forward_pass: ForwardPass) -> Tensor | None:
+    def run(self, batch: Batch) -> Tensor | None:
         """None for more than max_rows rows."""
         num_rows, num_results = len(batch.input_ids), len(batch.logits_rows)
-        if max(num_rows, num_results) > self.max_rows or forward_pass != self.forward_pass:
+        if max(num_rows, num_results) > self.max_rows:
             return None
         if 0 in batch.query_lens:  # somebody's mistake: PyTorch looks whether the row before it exists
             return None
         if self.delta_step is not None:
-            from nanovllm.features.hybrid.hybrid_c_kernels import delta_step
+            from nanovllm.features.hybrid.hybrid_c_kernels import DeltaStep
 
-            this_step = delta_step(batch)
+            this_step = batch.metadata(DeltaStep)
             if this_step.num_logged > self.max_rows:
                 return None
             copy_struct(self.delta_step, this_step)
-        copy_struct(self.attention_step, attention_step(self.library, self.num_kv_heads, batch))
+        copy_struct(self.attention_step, batch.metadata(AttentionStep, self.library, self.num_kv_heads))
         for place, values in zip(
             self.inputs, (batch.input_ids, batch.positions, batch.slot_mapping, batch.logits_rows), strict=True
         ):

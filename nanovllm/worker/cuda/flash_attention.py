@@ -5,6 +5,8 @@ One call serves prompts, decodes and batches of both. The package takes float16 
 which copies the whole cache at every call.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,21 +14,31 @@ from torch import Tensor
 from nanovllm.worker.batch import Batch
 
 
+@dataclass(frozen=True, slots=True)
+class FlashMetadata:
+    """What the layers of a step share.
+
+    cu_seqlens_k   [B + 1]: where each sequence's keys would begin if they lay one after another
+    """
+
+    cu_seqlens_k: Tensor
+
+    @classmethod
+    def build(cls, batch: Batch) -> "FlashMetadata":
+        return cls(F.pad(batch.seqlens_k.cumsum(0, dtype=torch.int32), (1, 0)))
+
+
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
     """See nanovllm.worker.attention for shapes and meaning."""
     from flash_attn import flash_attn_varlen_func  # not installed where nobody asks for it
 
-    if (
-        "cu_seqlens_k" not in batch.attn_metadata
-    ):  # [B + 1]: where each sequence's keys would begin if they lay one after another
-        batch.attn_metadata["cu_seqlens_k"] = F.pad(batch.seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
     # Its causal mask, too, lets the last row of a sequence see all keys and each row before it one fewer.
     return flash_attn_varlen_func(
         q,
         k_cache,
         v_cache,
         cu_seqlens_q=batch.cu_seqlens_q,
-        cu_seqlens_k=batch.attn_metadata["cu_seqlens_k"],
+        cu_seqlens_k=batch.metadata(FlashMetadata).cu_seqlens_k,
         max_seqlen_q=batch.max_query_len,
         max_seqlen_k=batch.max_key_len,
         softmax_scale=q.shape[-1] ** -0.5,

@@ -8,29 +8,31 @@ step and proposes only where that pays.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nanovllm.config import EngineConfig
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch, cdiv
-from nanovllm.worker.platform import ForwardPass, RecordedSteps
+from nanovllm.worker.platform import RecordedSteps
+
+if TYPE_CHECKING:
+    from nanovllm.worker.model_runner import ModelRunner
 
 MAX_BATCH = 512
 LADDER = [1, 2, 4, *range(8, MAX_BATCH + 1, 8)]
 NUMBERS_PER_SEQ = 7  # of 32 bits: input id, position and slot have 64
 
 
-def why_no_graphs(config: EngineConfig, forward_pass: ForwardPass) -> str | None:
+def why_no_graphs(runner: "ModelRunner") -> str | None:
     """Why decode steps cannot be recorded; None if they can. A graph cannot wait for a value."""
-    model_config = forward_pass.model.config
-    if "cuda_graphs" not in config.optimizations:
+    model_config = runner.model_config
+    if "cuda_graphs" not in runner.config.optimizations:
         return "they are switched off"
     if model_config.pooling is not None:
         return "the steps of a pooling model are prompts"
-    if forward_pass.kernels.paged_attention is paged_attention:
+    if runner.kernels.paged_attention is paged_attention:
         return "PyTorch's attention gathers as many keys as a step's longest sequence has"
     if model_config.expert_layers:
         return "how many rows meet an expert is known only in the step"
@@ -45,13 +47,12 @@ class DecodeGraphs(RecordedSteps):
     A step is one copy to the device: all its integers lie in one buffer, in the order of _batch().
     """
 
-    def __init__(
-        self, forward_pass: ForwardPass, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
-    ) -> None:
-        self._forward_pass = forward_pass
-        largest = next((size for size in LADDER if size >= max_num_seqs), MAX_BATCH)
-        self._max_key_len = max_model_len
-        self._max_blocks = cdiv(max_model_len, block_size)
+    def __init__(self, runner: "ModelRunner") -> None:
+        super().__init__(runner)
+        device = runner.device
+        largest = next((size for size in LADDER if size >= runner.config.max_num_seqs), MAX_BATCH)
+        self._max_key_len = runner.max_model_len
+        self._max_blocks = cdiv(runner.max_model_len, runner.block_size)
         self._inputs = torch.zeros(largest * (NUMBERS_PER_SEQ + self._max_blocks), dtype=torch.int32, device=device)
         self._tables = torch.zeros(largest, self._max_blocks, dtype=torch.int32, device=device)
         self._rows = torch.arange(largest, device=device)
@@ -63,7 +64,7 @@ class DecodeGraphs(RecordedSteps):
 
             def forward(size: int = size) -> Tensor:
                 # A fresh Batch each time: what attention works out of its numbers must be computed inside the graph.
-                return self._forward_pass.hidden_states(self._batch(size))
+                return self.model(self._batch(size), self.rotary, self.kv_cache, self.kernels)
 
             wide, seqlens_k = padding(size)
             self._fill(size, wide, seqlens_k)
@@ -71,10 +72,8 @@ class DecodeGraphs(RecordedSteps):
             replay, hidden, pool = record(forward, pool)
             self._graphs[size] = replay, hidden
 
-    def run(self, batch: Batch, forward_pass: ForwardPass) -> Tensor | None:
+    def run(self, batch: Batch) -> Tensor | None:
         """None for what is no decode of at most so many sequences."""
-        if forward_pass != self._forward_pass:
-            return None
         num_seqs = len(batch.seqlens_k)
         is_decode = batch.max_query_len == 1 and len(batch.logits_rows) == num_seqs
         if not is_decode or num_seqs > self._sizes[-1]:
@@ -86,7 +85,7 @@ class DecodeGraphs(RecordedSteps):
         self._fill(size, wide, seqlens_k, batch.block_tables)
         replay, hidden = self._graphs[size]
         replay()
-        return forward_pass.model.logits(hidden[:num_seqs])
+        return self.model.logits(hidden[:num_seqs])
 
     def _fill(self, size: int, wide: Tensor, seqlens_k: Tensor, tables: Tensor | None = None) -> None:
         """Bring a step's numbers to where its graph reads them. All in the CPU's memory.

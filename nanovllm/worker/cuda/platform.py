@@ -3,23 +3,24 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
-from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.cuda import graphs, memory
 from nanovllm.worker.cuda.gpu_kernels import load_cuda_kernels
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
-from nanovllm.worker.platform import ForwardPass, Platform
+from nanovllm.worker.platform import Platform
 
 if TYPE_CHECKING:
     from nanovllm.features.images.prompt_images import PromptImages
+    from nanovllm.worker.model_runner import ModelRunner
 
 logger = logging.getLogger("nanovllm")
 
@@ -54,41 +55,14 @@ class CUDAPlatform(Platform):
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
         return nullcontext
 
-    def profile_free_bytes(
-        self,
-        config: EngineConfig,
-        forward_pass: ForwardPass,
-        run: Callable[[SchedulerOutput], object],
-        max_model_len: int,
-        block_size: int,
-        largest_image: "PromptImages | None",
-    ) -> int:
-        why_not = graphs.why_no_graphs(config, forward_pass)
+    def profile_free_bytes(self, runner: "ModelRunner", largest_image: "PromptImages | None") -> int:
+        why_not = graphs.why_no_graphs(runner)
         logger.info("CUDA graphs: %s", "yes" if why_not is None else f"none, because {why_not}")
-        return memory.free_bytes(
-            config,
-            model=forward_pass.model,
-            device=self.device,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            largest_image=largest_image,
-            run=run,
-            record_steps=lambda: self.record_steps(config, forward_pass, max_model_len, block_size),
-        )
+        return memory.free_bytes(runner, largest_image, record_steps=partial(self.record_steps, runner))
 
     @torch.inference_mode()
-    def record_steps(
-        self, config: EngineConfig, forward_pass: ForwardPass, max_model_len: int, block_size: int
-    ) -> graphs.DecodeGraphs | None:
-        if graphs.why_no_graphs(config, forward_pass) is not None:
-            return None
-        return graphs.DecodeGraphs(
-            forward_pass,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            device=self.device,
-        )
+    def record_steps(self, runner: "ModelRunner") -> graphs.DecodeGraphs | None:
+        return graphs.DecodeGraphs(runner) if graphs.why_no_graphs(runner) is None else None
 
     def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:
         """Libraries choose their kernels by the number of rows."""

@@ -17,6 +17,7 @@ from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.features.hybrid.hybrid_config import HybridConfig
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
+from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import HYBRID, HYBRIDS, assert_greedy, edit, make_checkpoint, reference_logits
@@ -71,8 +72,21 @@ def in_numpy(x: torch.Tensor, net: GatedDeltaNet) -> np.ndarray:
     return out.reshape(len(x), -1)
 
 
-def batch_of(*segments: list[int], query_lens: list[int]) -> SimpleNamespace:
-    return SimpleNamespace(segments=torch.tensor(segments), query_lens=query_lens, attn_metadata={})
+def batch_of(*segments: list[int], query_lens: list[int]) -> Batch:
+    """As far as a layer with a state reads it. Without segments, nobody keeps the states."""
+    nothing = torch.empty(0)
+    return Batch(
+        input_ids=nothing,
+        positions=nothing,
+        slot_mapping=nothing,
+        cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0),
+        seqlens_k=nothing,
+        block_tables=nothing,
+        logits_rows=nothing,
+        max_query_len=max(query_lens),
+        max_key_len=0,
+        segments=torch.tensor(segments) if segments else None,
+    )
 
 
 def pool_of(net: GatedDeltaNet, num_slots: int, dtype=torch.float32) -> tuple[torch.Tensor, ...]:
@@ -93,9 +107,7 @@ def functions(dtype=torch.float32):
 def test_against_a_loop(how, sizes):
     net = make_net(**sizes)
     x = torch.randn(70, sum(net.in_proj.out_sizes))
-    found = functions()[how].delta_net(
-        x, net, (None,), SimpleNamespace(segments=None, query_lens=[70], attn_metadata={})
-    )
+    found = functions()[how].delta_net(x, net, (None,), batch_of(query_lens=[70]))
     torch.testing.assert_close(found.double(), torch.from_numpy(in_numpy(x, net)), atol=2e-5, rtol=1e-4)
 
 
@@ -105,7 +117,7 @@ def test_a_chunk_may_end_anywhere(how, dtype):
     """Chunks of 1, 2 and 3 tokens, which are shorter than the convolution; states that move from slot to slot."""
     net, function = make_net(), functions(dtype)[how].delta_net
     x, rng = torch.randn(40, sum(net.in_proj.out_sizes)).to(dtype), random.Random(0)
-    whole = function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[40], attn_metadata={}))
+    whole = function(x, net, (None,), batch_of(query_lens=[40]))
     for _ in range(5):
         pool, parts, start, source = pool_of(net, 6, dtype), [], 0, -1
         while start < 40:
@@ -128,7 +140,7 @@ def test_drafts_are_replayed_from_the_log(how):
     # Tokens 3 and 4 lie in the log. The snapshot is taken between them, in slot 2.
     segments = [0, 2, 0, 0, 1, 0, 0, 0], [2, 0, 0, 1, 1, 0, 7, 0]
     after = function(x[5:], net, pool, batch_of(*segments, query_lens=[7]))
-    whole = function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[12], attn_metadata={}))
+    whole = function(x, net, (None,), batch_of(query_lens=[12]))
     torch.testing.assert_close(after, whole[5:], atol=0 if how == "C" else 1e-5, rtol=0)
     later = function(x[4:], net, pool, batch_of([2, 1, 1, 0, 0, 0, 8, 0], query_lens=[8]))
     torch.testing.assert_close(later, whole[4:], atol=0 if how == "C" else 1e-5, rtol=0)
@@ -137,7 +149,7 @@ def test_drafts_are_replayed_from_the_log(how):
 def test_one_may_begin_where_another_has_ended_in_the_same_step():
     net, function = make_net(), functions()["C"].delta_net
     x = torch.randn(9, sum(net.in_proj.out_sizes))
-    whole = function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[9], attn_metadata={}))
+    whole = function(x, net, (None,), batch_of(query_lens=[9]))
     pool = pool_of(net, 3)
     rows = torch.cat((x[:6], x[4:]))  # the second sequence shares four tokens with the first
     segments = [-1, 2, 0, 0, 0, 0, 4, 0], [2, 0, 0, 0, 0, 4, 2, 0], [2, 1, 1, 0, 0, 6, 5, 0]

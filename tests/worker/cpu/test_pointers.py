@@ -13,6 +13,7 @@ from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.worker.cpu.pointers import address, address_or_null
 from nanovllm.worker.sampler import SamplingBatch
 from tests.checkpoints import SMALL
+from tests.features.hybrid.test_hybrid import batch_of
 from tests.worker.cpu.test_kernels import kernels
 
 FLOATS = torch.zeros(6, 4, 8)
@@ -68,7 +69,7 @@ def test_kernels_refuse_what_they_would_read_wrongly():
 def test_a_float32_parameter_that_lost_its_dtype_is_no_reading_beyond_its_end(checkpoint):
     llm = LLM(str(checkpoint("qwen3.5")), dtype="bfloat16", enforce_eager=True, **SMALL)
     net, found = llm.engine.model_runner.model.layers[0].self_attn.to(torch.bfloat16), kernels(torch.bfloat16)
-    batch = type("Batch", (), {"attn_metadata": {}, "segments": None, "query_lens": [2]})
+    batch = batch_of(query_lens=[2])
     x = torch.zeros(2, sum(net.in_proj.out_sizes)).bfloat16()
     with pytest.raises(TypeError, match=r"reads torch\.float32"):
         kernels_for(found).delta_net(x, net, (), batch)

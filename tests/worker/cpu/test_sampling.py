@@ -128,7 +128,7 @@ def hostile_batch(logits: Tensor, g: torch.Generator) -> SamplingBatch:
     count, num_blocks = len(rows), -(-size // BLOCK)
     near = [0, 0, 1, 2, 5, 40, num_blocks - 1, num_blocks, num_blocks + 1, size - 1, size, size + 1, size // 2]
     batch = SamplingBatch(
-        num_rows=num_rows,
+        rows_per_chunk=[1] * num_rows,
         logprob_rows=None,
         processors=None,
         random_rows=rows,
@@ -313,7 +313,7 @@ def part_of(batch: SamplingBatch, at: list[int]) -> SamplingBatch:
     """The same parameters for some of the random rows, whose logits are rows 0, 1, 2, ..."""
     chosen = torch.tensor(at)
     tensors = {name: getattr(batch, name)[chosen] for name in ("temperature", "top_k", "top_p", "min_p", "noise")}
-    return replace(batch, num_rows=len(at), random_rows=torch.arange(len(at)), **tensors)
+    return replace(batch, rows_per_chunk=[1] * len(at), random_rows=torch.arange(len(at)), **tensors)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

@@ -359,7 +359,7 @@ def whole_heads(q, k, cos, sin) -> None:
 def without_lengths(self, tensors, with_tensors=Batch.with_tensors):
     batch = with_tensors(self, tensors)
     for name in ("query_lens", "key_lens"):
-        batch.attn_metadata.pop(name, None)
+        vars(batch).pop(name)
     return batch
 
 
@@ -371,7 +371,7 @@ def test_heads_that_are_rotated_whole_are_found(checkpoint, gpu, monkeypatch):
 
 
 def test_a_graph_over_attention_that_asks_the_host_is_found(checkpoint, gpu, monkeypatch):
-    monkeypatch.setattr(graphs, "why_no_graphs", lambda config, forward_pass: None)
+    monkeypatch.setattr(graphs, "why_no_graphs", lambda runner: None)
     with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
         LLM(str(checkpoint()), optimizations=("cuda_graphs",), **OPTIONS)
 
