@@ -149,6 +149,12 @@ class EngineConfig:
         if self.enforce_eager:  # so that other code needs to ask only whether `name in config.optimizations`
             object.__setattr__(self, "optimizations", ())
 
+    @property
+    def max_num_logits(self) -> int:
+        """Rows of logits in the largest step: one for each sequence, and the draft tokens of one of them."""
+        speculative: Any = self.speculative_config
+        return self.max_num_seqs + (0 if speculative is None else speculative.num_speculative_tokens)
+
 
 def _checked(f: Field, value: Any) -> Any:
     """The value of an option in its one form. Raises ValueError."""

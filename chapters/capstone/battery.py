@@ -119,7 +119,7 @@ def kept(probs: list[float], top_p: float, top_k: int = 0, min_p: float = 0.0) -
 def compare_top_p(rows: list[tuple[list[float], float, int, float]]) -> None:
     import torch
 
-    from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
+    from nanovllm.worker.sampler import logit_threshold
 
     for probs, top_p, top_k, min_p in rows:
         scaled = torch.tensor([probs], dtype=torch.float64).log()

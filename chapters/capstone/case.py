@@ -68,7 +68,7 @@ def _left(line: list[str]) -> str:
     """What top_p and its companions leave of a row of probabilities."""
     import torch
 
-    from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
+    from nanovllm.worker.sampler import logit_threshold
 
     options = {"top_p": 1.0, "top_k": 0.0, "min_p": 0.0}
     at = next((i for i, word in enumerate(line) if word in options), len(line))

@@ -21,7 +21,7 @@ FILES = {
     2: "core/block_manager.py",
     3: "core/scheduler.py",
     4: "core/scheduler.py",
-    5: "features/logits_processors/top_k_top_p.py",
+    5: "worker/sampler.py",
 }
 
 

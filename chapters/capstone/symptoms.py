@@ -64,7 +64,7 @@ def memory_that_does_not_come_back() -> Iterator[str]:
 def sure_answers_fail() -> Iterator[str]:
     import torch
 
-    from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
+    from nanovllm.worker.sampler import logit_threshold
 
     yield "With top_p=0.9, answers that the model is sure of fail. Where it is unsure they have become duller."
     for probs in ([0.95, 0.03, 0.02], [0.5, 0.3, 0.15, 0.05]):

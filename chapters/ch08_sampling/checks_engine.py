@@ -17,9 +17,8 @@ from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.grammar.params import StructuredOutputsParams
-from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
 from nanovllm.worker import sampler
-from nanovllm.worker.sampler import SamplingBatch
+from nanovllm.worker.sampler import SamplingBatch, logit_threshold
 
 OUR_SAMPLE_RANDOMLY = sampler.sample_randomly
 OUR_FROM_SEQUENCES = SamplingBatch.from_sequences.__func__  # type: ignore[attr-defined]

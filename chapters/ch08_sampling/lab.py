@@ -27,7 +27,7 @@ from chapters.recording import Recording
 from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
-from nanovllm.features.logits_processors import top_k_top_p
+from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch, choose_tokens, sample, uniform_noise
 
 SHARP, OPEN = CAPITAL, "Once upon a time there was a"
@@ -309,7 +309,7 @@ def tell_candidates(story: Story, world: World) -> None:
     vocab_size = len(world.shape.before)
     story.say(
         "Milliseconds to find the thresholds of 16 rows with top_p=0.9, on one core, the best of three: with all "
-        f"{vocab_size:,} logits sorted, with {top_k_top_p.NUM_CANDIDATES:,} candidates, and in C, without sorting, "
+        f"{vocab_size:,} logits sorted, with {sampler.NUM_CANDIDATES:,} candidates, and in C, without sorting, "
         "where a token of each row is drawn as well."
     )
     choose = world.llm.engine.model_runner.kernels.choose_tokens
@@ -320,9 +320,9 @@ def tell_candidates(story: Story, world: World) -> None:
         scaled = (world.logits / temperature).repeat(16, 1)
         args = torch.full((16,), vocab_size), torch.full((16,), 0.9), torch.zeros(16)
         seconds, found = list[float](), list[Tensor]()
-        for num_candidates in (vocab_size, top_k_top_p.NUM_CANDIDATES):
-            work = partial(top_k_top_p.logit_threshold, scaled, *args)
-            with replaced(top_k_top_p, "NUM_CANDIDATES", num_candidates):
+        for num_candidates in (vocab_size, sampler.NUM_CANDIDATES):
+            work = partial(sampler.logit_threshold, scaled, *args)
+            with replaced(sampler, "NUM_CANDIDATES", num_candidates):
                 seconds.append(min(stopwatch(work) for _ in range(3)))
                 found.append(work())
         seqs = [Sequence([0], SamplingParams(temperature=temperature, top_p=0.9, seed=i)) for i in range(16)]
@@ -333,7 +333,7 @@ def tell_candidates(story: Story, world: World) -> None:
         shown.add_row(escape(prompt), str(temperature), f"{kept:,}", *milliseconds, str(same), "(measured)")
     story.show(shown)
     story.say(
-        f"Where top_p ends within {top_k_top_p.NUM_CANDIDATES:,} candidates, they are all it takes. In the last row it "
+        f"Where top_p ends within {sampler.NUM_CANDIDATES:,} candidates, they are all it takes. In the last row it "
         "does not, and everything is looked at after all."
     )
 
@@ -344,7 +344,7 @@ def check_recording(recorded: Recording) -> None:
     [sheet] = recorded.sheets("The border, sorted or not")
     for row in sheet.rows:
         in_order, candidates, in_c = (float(cell) for cell in row[3:6])
-        is_enough = int(row[2].replace(",", "")) < top_k_top_p.NUM_CANDIDATES
+        is_enough = int(row[2].replace(",", "")) < sampler.NUM_CANDIDATES
         if in_c > candidates or candidates > (0.5 if is_enough else 1.5) * in_order:
             raise ValueError(f"{row[0]!r} took {in_order} ms sorted, {candidates} with candidates, {in_c} in C")
     ready = re.search(r"(\d+) of (\d+) were ready", recorded.says("Where a mask comes from: a JSON schema"))

@@ -3,7 +3,7 @@
 import torch
 
 from chapters.svg import svg, words
-from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
+from nanovllm.worker.sampler import logit_threshold
 
 LOGITS = (1.0, 4.0, -2.0, 3.0, 2.0)  # by token id
 NAMES = "ABCDE"

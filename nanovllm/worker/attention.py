@@ -39,8 +39,6 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
     # one. On a GPU, to look for NaN would make each layer wait, so there only _decode replaces masked values by zeros.
     # A prompt whose K/V holds NaN may then spoil its earlier rows, and whoever reuses its blocks ends with an error.
     if out.device.type == "cpu" and not out.isfinite().all():
-        from nanovllm.features.positions.windowed_attention import attention_row_by_row
-
         attention_row_by_row(out, q, k_cache, v_cache, batch, window)
     return out
 
@@ -87,6 +85,21 @@ class TorchMetadata:
                 for index, width in zip(indices, widths, strict=True)
             ]
         )
+
+
+def attention_row_by_row(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int) -> None:
+    """Each row with no other keys than those it sees, all that come before it without a window (0).
+
+    For a step in which a key is not finite: NaN in a key that is masked outlives the mask, as 0 * NaN is NaN.
+    """
+    row = 0
+    for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
+        k, v = (cache[batch.block_tables[b]].flatten(0, 1).transpose(0, 1) for cache in (k_cache, v_cache))
+        for end in range(num_keys - num_rows + 1, num_keys + 1):
+            seen = slice(max(0, end - window) if window else 0, end)
+            query = q[row].view(k.shape[0], -1, q.shape[2])  # [num_kv_heads, group_size, head_dim]
+            out[row] = F.scaled_dot_product_attention(query, k[:, seen], v[:, seen]).view(q.shape[1:])
+            row += 1
 
 
 def _gather(cache: Tensor, tables: Tensor) -> Tensor:

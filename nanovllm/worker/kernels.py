@@ -36,7 +36,6 @@ from torch import Tensor
 
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu.onednn import linear, reorder_weight
 from nanovllm.worker.sampler import SamplingBatch, choose_tokens
 
 Tensors = tuple[Tensor, Tensor]
@@ -97,6 +96,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x1, x2 = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
+
+
+# PyTorch's oneDNN, with weights that are laid out for it once. PyTorch's compiler uses these private operators for
+# weights that do not change; where there are none (on a GPU, in float16), a weight stays as it is.
+
+
+def reorder_weight(weight: Tensor, out_dtype: torch.dtype | None = None, stays: bool = False) -> Tensor | None:
+    if out_dtype not in (None, weight.dtype):  # the operator rounds what it computes
+        return None
+    try:
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    except (RuntimeError, AttributeError):  # float16 needs a CPU that computes in it
+        return None
+
+
+def linear(x: Tensor, reordered: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, reordered, bias, "none", [], "")
 
 
 TORCH_KERNELS = Kernels(

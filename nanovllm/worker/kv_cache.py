@@ -2,6 +2,9 @@
 
 import logging
 import math
+import mmap
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -13,7 +16,6 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import check_number
 from nanovllm.config import EngineConfig
 from nanovllm.worker.batch import cdiv
-from nanovllm.worker.cpu.memory import lazy_zeros
 
 if TYPE_CHECKING:
     from nanovllm.core.snapshots.state import StateSlots
@@ -109,6 +111,27 @@ class KVCache:
         self.layers: list[Any] = [(self.data[0, i], self.data[1, i]) for i in range(config.num_kv_layers)]
         if states is not None:
             self.layers = states.join(self.layers)
+
+
+def lazy_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, what: str = "the KV pool", remedy: str = "lower its size"
+) -> Tensor:
+    """Zeros whose pages the system provides at first use: a large pool costs nothing until it is filled.
+
+    Raises ValueError, which says what the memory was for, and a remedy, if there is not so much.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    try:
+        if sys.platform == "win32":
+            memory = mmap.mmap(-1, num_bytes)
+        else:
+            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ValueError(f"no {num_bytes / 1e9:.2f} GB of memory for {what} ({error}); {remedy}") from error
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):  # a hint: fewer page faults, where the kernel knows it
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def device_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

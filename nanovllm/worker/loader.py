@@ -29,7 +29,7 @@ def load_model(
     kv_cache_dtype: str = "auto",
     kernels: Kernels = TORCH_KERNELS,
     dummy: bool = False,
-    finish_linear: Callable[[Decoder, Linear], None] = lambda model, linear: None,
+    finish_linear: Callable[[Decoder, Linear], None] | None = None,
 ) -> Decoder:
     """Build the decoder and read the weights into it; dummy: random ones instead.
 
@@ -61,7 +61,8 @@ def load_model(
             if linear.product is plain_linear:
                 for name in names:
                     read_tensor(files, name, places.pop(name))
-                finish_linear(model, linear)
+                if finish_linear is not None:
+                    finish_linear(model, linear)
         for name, place in places.items():
             read_tensor(files, name, place)
     return model.eval().requires_grad_(False)

@@ -5,7 +5,6 @@ It owns everything that is a tensor: the weights, the KV pool, the batch. It nev
 
 import logging
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.modes import in_own_modes, own_modes
-from nanovllm.worker.platform import RecordedSteps, platform_of_this_machine
+from nanovllm.worker.platform import Platform, RecordedSteps
 from nanovllm.worker.sampler import SamplingBatch, sample_rows
 
 if TYPE_CHECKING:
@@ -51,6 +50,17 @@ class ModelRunnerOutput:
     logprobs: "list[list[TokenLogprobs | None]]" = field(default_factory=list)
     pooled: list[torch.Tensor | None] = field(default_factory=list)
     prompt_logprobs: "list[list[tuple[int, TokenLogprobs]]]" = field(default_factory=list)
+
+
+def platform_of_this_machine() -> Platform:
+    """The GPU's if there is one, else the CPU's. Only that platform's modules are imported."""
+    if torch.cuda.is_available():
+        from nanovllm.worker.cuda.platform import CUDAPlatform
+
+        return CUDAPlatform()
+    from nanovllm.worker.cpu.platform import CPUPlatform
+
+    return CPUPlatform()
 
 
 def weight_bytes_of(model: Decoder) -> int:
@@ -141,18 +151,19 @@ class ModelRunner:
         """Read the weights."""
         config = self.config
         self.directory = directory
-        self.model = load_model(
-            directory,
-            self.model_config,
-            dtype=self.dtype,
-            device=self.device,
-            group=self.group,
-            quantization=config.quantization,
-            kv_cache_dtype=config.kv_cache_dtype,
-            kernels=self.kernels,
-            dummy=config.load_format == "dummy",
-            finish_linear=partial(self.platform.finish_linear, config, self.kernels),
-        )
+        with self.platform.loading(self):
+            self.model = load_model(
+                directory,
+                self.model_config,
+                dtype=self.dtype,
+                device=self.device,
+                group=self.group,
+                quantization=config.quantization,
+                kv_cache_dtype=config.kv_cache_dtype,
+                kernels=self.kernels,
+                dummy=config.load_format == "dummy",
+                finish_linear=self.platform.finish_linear(config, self.kernels),
+            )
         self.weight_bytes = weight_bytes_of(self.model)
         self.step_context = self.platform.step_context(self.model, self.kernels)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
@@ -230,7 +241,6 @@ class ModelRunner:
             self.kv_dtype,
             self.max_model_len,
         )
-        self.platform.kv_cache_allocated(self.kv_cache)
 
     def kv_cache_of_one_block(self) -> KVCache:
         """A KV cache for steps that are run to measure their memory, before the pool has its size."""

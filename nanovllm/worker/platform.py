@@ -2,9 +2,9 @@
 
 A ModelRunner calls its platform in this order:
 
-    __init__()   choose_kernels, kv_format, free_bytes; on a CPU, kv_cache_allocated
-    load()       finish_linear for each linear layer, step_context
-    prepare()    on a GPU, profile_free_bytes and kv_cache_allocated; record_steps, batch_invariant
+    __init__()   choose_kernels, kv_format, free_bytes
+    load()       loading, finish_linear, step_context
+    prepare()    profile_free_bytes, unless free_bytes has said it all; record_steps, batch_invariant
 
 Only profile_free_bytes() calls back: it runs whole steps, to see how much memory they take.
 """
@@ -21,7 +21,6 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels
-from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 
@@ -83,22 +82,6 @@ class Platform(ABC):
         In that case profile_free_bytes() returns them.
         """
 
-    @abstractmethod
-    def kv_cache_allocated(self, kv_cache: KVCache) -> None:
-        """The KV cache has its final size. The first step may still be seconds away."""
-
-    @abstractmethod
-    def finish_linear(self, config: EngineConfig, kernels: Kernels, model: Decoder, linear: Linear) -> None:
-        """A layer's weight has been read: bring it into the order in which the kernels read it."""
-
-    @abstractmethod
-    def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
-        """A function that makes the context in which a step is computed."""
-
-    def tower_context(self) -> AbstractContextManager:
-        """In which a tower looks at pictures (features/images/tower.py)."""
-        return nullcontext()
-
     def profile_free_bytes(self, runner: "ModelRunner", largest_image: "PromptImages | None") -> int:
         """Bytes left for the KV pool by the weights, the largest step and the steps that will be recorded.
 
@@ -109,10 +92,7 @@ class Platform(ABC):
 
     @abstractmethod
     def record_steps(self, runner: "ModelRunner") -> RecordedSteps | None:
-        """Record the steps that can be replayed. None if there are none.
-
-        By now everything that a step reads has its final place in memory.
-        """
+        """Record the steps that can be replayed. None if there are none. runner: all that a step reads is in place."""
 
     @abstractmethod
     def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:
@@ -121,13 +101,20 @@ class Platform(ABC):
         "on every processor", "on processors that multiply ...", or "not promised". More follows if pictures take more.
         """
 
+    # -- what differs from this on some platforms ------------------------------------------------------------------
 
-def platform_of_this_machine() -> Platform:
-    """The GPU's if there is one, else the CPU's. Only that platform's modules are imported."""
-    if torch.cuda.is_available():
-        from nanovllm.worker.cuda.platform import CUDAPlatform
+    def loading(self, runner: "ModelRunner") -> AbstractContextManager:
+        """A context in which a model's weights are read. After it they have their final place in memory."""
+        return nullcontext()
 
-        return CUDAPlatform()
-    from nanovllm.worker.cpu.platform import CPUPlatform
+    def finish_linear(self, config: EngineConfig, kernels: Kernels) -> Callable[[Decoder, Linear], None] | None:
+        """What to do with each linear layer whose weight has been read. None: kernels read weights as they are."""
+        return None
 
-    return CPUPlatform()
+    def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
+        """A function that makes the context in which a step is computed."""
+        return nullcontext
+
+    def tower_context(self) -> AbstractContextManager:
+        """A context in which a tower looks at pictures (features/images/tower.py)."""
+        return nullcontext()

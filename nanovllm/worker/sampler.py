@@ -6,6 +6,7 @@ in the batch and however often it was preempted.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -17,7 +18,6 @@ from torch import Tensor
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.worker.batch import fetch_together, move_together
-from nanovllm.worker.cpu.argmax import argmax
 
 if TYPE_CHECKING:
     from nanovllm.features.logits_processors.processors import LogitsProcessors
@@ -32,6 +32,8 @@ TENSORS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")
 EMPTY = torch.empty(0, dtype=torch.float32, device="cpu")
 QUANTUM = 2.0**-34  # of which all weights are multiples
 TO_QUANTA = 1.5 * 2.0**18
+NUM_CANDIDATES = 1024  # tokens that are looked at before the whole vocabulary is sorted
+ARGMAX_BLOCK = 256  # tokens whose largest logit is found together, at most
 NUMBERS_IN_CACHE = 1 << 16  # of a CPU's core: what takes many operations is done for so many at once
 MIN_TEMPERATURE = 1e-5  # less counts as 0: divided by less, logits leave the range of float32
 
@@ -232,8 +234,6 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """A token for each of batch.random_rows. logits: [len(random_rows), vocab_size]."""
     scaled = logits / batch.temperature[:, None]
     if batch.has_filters:
-        from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
-
         vocab_size = logits.shape[1]
         top_k = torch.where(batch.top_k > 0, batch.top_k, vocab_size).clamp(max=vocab_size)
         threshold = logit_threshold(scaled, top_k, batch.top_p, batch.min_p)
@@ -245,6 +245,52 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
     token_ids = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
     # A finite logit may overflow float32 when it is divided by the temperature. Then the total is NaN: no token.
     return token_ids.clamp(max=logits.shape[1] - 1).masked_fill(target.isnan(), NO_TOKEN)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """logits.argmax(-1); on a CPU several times as fast: PyTorch uses vector instructions for amax, not for argmax."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    blocks = logits.unflatten(-1, (-1, math.gcd(logits.shape[1], ARGMAX_BLOCK)))  # [R, blocks, tokens of a block]
+    best = blocks.amax(-1).argmax(-1)
+    return best * blocks.shape[2] + blocks[torch.arange(len(logits), device="cpu"), best].argmax(-1)
+
+
+def logit_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """[R]: the least scaled logit that min_p, top_k and top_p, in this order, let pass. Ties at the border pass.
+
+    top_p keeps a share of what min_p and top_k leave, so it needs the logits sorted, down to where it ends. The largest
+    NUM_CANDIDATES nearly always suffice; rows for which they do not are decided over the whole vocabulary.
+    """
+    vocab_size = scaled.shape[1]
+    largest = scaled.amax(-1)
+    threshold = largest + log_of(min_p)  # p >= min_p * p_max, in logits
+    weight_of_all = weights_of(scaled - largest[:, None]).sum(-1)
+
+    def look_at(num_candidates: int, rows: Any) -> tuple[Tensor, Tensor]:
+        """The rows' thresholds if only the largest num_candidates are looked at, and for which rows that is enough."""
+        values = scaled[rows].topk(num_candidates).values  # [rows, num_candidates], descending
+        kth = values.gather(1, top_k[rows, None].clamp(max=num_candidates) - 1)
+        kept = (values >= threshold[rows, None]) & (values >= kth)
+        weights = weights_of(values - largest[rows, None]) * kept
+        # Where neither min_p nor top_k cuts within the candidates, later tokens have weights, too.
+        cut = ~kept[:, -1]
+        total = torch.where(cut, weights.sum(-1), weight_of_all[rows])
+        wanted = torch.where(top_p[rows] < 1.0, top_p[rows] * total, torch.inf)
+        kept &= weights.cumsum(-1) - weights < wanted[:, None]
+        whole = (min_p[rows] == 0) & (top_k[rows] == vocab_size)  # nothing is cut beyond the candidates
+        return values.masked_fill(~kept, torch.inf).amin(-1), cut | (whole & ~kept[:, -1])
+
+    if scaled.device.type != "cpu":  # sorting all of it is faster than asking the device which rows need it
+        return look_at(vocab_size, slice(None))[0]
+    rows = ((top_k < vocab_size) | (top_p < 1.0)).nonzero().squeeze(1)
+    for num_candidates in (min(NUM_CANDIDATES, vocab_size), vocab_size):
+        if len(rows):
+            found, decided = look_at(num_candidates, rows)
+            decided |= num_candidates == vocab_size
+            threshold[rows[decided]] = found[decided]
+            rows = rows[~decided]
+    return threshold
 
 
 def log_of(min_p: Tensor) -> Tensor:

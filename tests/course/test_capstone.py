@@ -20,7 +20,7 @@ from chapters.capstone.simulation import Served, setup_for, simulate
 from chapters.capstone.trace import Row, draw_trace, read_trace, write_trace
 from chapters.capstone.views import Setup
 from chapters.expect import Wrong
-from nanovllm.features.logits_processors import top_k_top_p
+from nanovllm.worker import sampler
 
 ROOT = Path(__file__).parents[2]
 SETUP = setup_for()
@@ -306,7 +306,7 @@ def test_the_broken_sampler_fails(repair_tried, monkeypatch):
     exec(source.replace(fault, f"({fault}){repair_tried}"), found)
     for check in battery.BATTERIES[5]:
         check()
-    monkeypatch.setattr(top_k_top_p, "logit_threshold", found["logit_threshold"])
+    monkeypatch.setattr(sampler, "logit_threshold", found["logit_threshold"])
     with pytest.raises(Wrong, match="what is left"):
         for check in battery.BATTERIES[5]:
             check()

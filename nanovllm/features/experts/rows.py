@@ -18,8 +18,8 @@ from nanovllm.features.quantization.quantized_kernels import kernels_for as quan
 from nanovllm.features.quantization.quantized_kernels import parts_of
 from nanovllm.worker.cpu import c_kernels
 from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of, products
-from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.pointers import address
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from nanovllm.core.snapshots.segments import fresh_segments
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import FLOAT, INT, PTR, args_of
-from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.pointers import address
 
 if TYPE_CHECKING:
     from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet

@@ -12,7 +12,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.snapshots.state import StateSlots
 from nanovllm.features.hybrid.hybrid_c_kernels import SUMS, padded
-from nanovllm.worker.cpu.memory import lazy_zeros
+from nanovllm.worker.kv_cache import lazy_zeros
 
 logger = logging.getLogger("nanovllm")
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of
-from nanovllm.worker.cpu.pointers import address
+from nanovllm.worker.pointers import address
 
 
 class ScoreArgs(ctypes.Structure):

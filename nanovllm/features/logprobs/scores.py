@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.features.logprobs import c_scores
 from nanovllm.worker.batch import fetch_together
 
 ROWS_AT_A_TIME = 64
@@ -81,6 +80,8 @@ class LogprobRows(NamedTuple):
         # NO_TOKEN stands for the last one: the sequence ends with an error.
         tokens = token_ids[rows] % vocab_size
         if library is not None:
+            from nanovllm.features.logprobs import c_scores
+
             totals, ranks, top = c_scores.of_rows(library, logits, rows, tokens, num_top)
         else:
             totals, ranks, top = of_rows(logits, rows, tokens, num_top)

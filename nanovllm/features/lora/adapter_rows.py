@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of, out_address
-from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.pointers import address
 
 TILE_ROWS = 4  # of a group: a kernel computes them together
 PADDING = 16  # numbers: the inputs of A are a multiple of it, and so many lie behind B; PARTIAL_SUMS of cpu/vectors.h

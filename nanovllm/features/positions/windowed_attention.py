@@ -50,21 +50,6 @@ class WindowMetadata:
         return cls(move_together(tiles, batch.block_tables.device))
 
 
-def attention_row_by_row(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int) -> None:
-    """Each row with no other keys than those it sees, all that come before it without a window (0).
-
-    For a step in which a key is not finite: NaN in a key that is masked outlives the mask, as 0 * NaN is NaN.
-    """
-    row = 0
-    for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
-        k, v = (cache[batch.block_tables[b]].flatten(0, 1).transpose(0, 1) for cache in (k_cache, v_cache))
-        for end in range(num_keys - num_rows + 1, num_keys + 1):
-            seen = slice(max(0, end - window) if window else 0, end)
-            query = q[row].view(k.shape[0], -1, q.shape[2])  # [num_kv_heads, group_size, head_dim]
-            out[row] = F.scaled_dot_product_attention(query, k[:, seen], v[:, seen]).view(q.shape[1:])
-            row += 1
-
-
 def _attend(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, tiles: Tensor, num_blocks: int, window: int
 ) -> Tensor:

@@ -21,8 +21,8 @@ from nanovllm.features.quantization.formats import (
 )
 from nanovllm.features.quantization.q4_1_search import search_q4_1
 from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of, out_address
-from nanovllm.worker.cpu.pointers import address, address_or_null
 from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.pointers import address, address_or_null
 
 
 @dataclass(frozen=True)

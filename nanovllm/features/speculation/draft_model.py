@@ -21,7 +21,7 @@ from nanovllm.core.scheduler import SchedulerOutput, next_chunk
 from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
 from nanovllm.features.speculation.choose import Proposer, Speculation
 from nanovllm.features.speculation.ngrams import NgramProposer
-from nanovllm.features.speculation.speculative_config import SpeculativeConfig, max_num_logits
+from nanovllm.features.speculation.speculative_config import SpeculativeConfig
 from nanovllm.features.speculation.step_times import NUM_TIMES
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.files.tokenizer import load_tokenizer
@@ -55,7 +55,7 @@ def make_speculation(
         proposer: Proposer = NgramProposer(chosen.prompt_lookup_max, chosen.prompt_lookup_min)
     else:
         proposer = load_draft_model(config, chosen, directory, model_config, tokenizer)
-    return Speculation(proposer, chosen.num_speculative_tokens, max_num_logits(config.max_num_seqs, chosen))
+    return Speculation(proposer, chosen.num_speculative_tokens, config.max_num_logits)
 
 
 def load_draft_model(

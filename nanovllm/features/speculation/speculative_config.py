@@ -66,8 +66,3 @@ class SpeculativeConfig:
                 raise ValueError(
                     f"speculative_config: prompt_lookup_min={given[-1]} is more than prompt_lookup_max={given[0]}"
                 )
-
-
-def max_num_logits(max_num_seqs: int, config: Any) -> int:
-    """Rows of a step that may give logits: one a sequence, and one's draft tokens. config: None without speculation."""
-    return max_num_seqs + (0 if config is None else config.num_speculative_tokens)

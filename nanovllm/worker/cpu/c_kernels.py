@@ -20,10 +20,10 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch, cdiv
 from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
 from nanovllm.worker.cpu.memory import memory_for_weight
-from nanovllm.worker.cpu.pointers import address, address_or_null
 from nanovllm.worker.cpu.recorder import Recorder
 from nanovllm.worker.cpu.threads import load_pool, num_pool_threads
 from nanovllm.worker.kernels import Kernels, Tensors
+from nanovllm.worker.pointers import address, address_or_null
 from nanovllm.worker.sampler import SamplingBatch, log_of
 
 logger = logging.getLogger("nanovllm")

@@ -5,9 +5,6 @@ and in a virtual machine the host does so once more.
 """
 
 import ctypes
-import math
-import mmap
-import sys
 from contextlib import suppress
 from threading import Lock, Thread
 
@@ -16,7 +13,8 @@ from torch import Tensor
 
 from nanovllm.checks.exits import Worker, finish_at_exit
 from nanovllm.files.system import available_bytes
-from nanovllm.worker.cpu.pointers import address
+from nanovllm.worker.kv_cache import lazy_zeros
+from nanovllm.worker.pointers import address
 
 MAX_POOL_BYTES = 4 << 30
 HUGE_PAGE = 2 << 20  # bytes
@@ -30,27 +28,6 @@ MAX_MMAP_THRESHOLD = 32 << 20
 def free_bytes(utilization: float) -> int:
     """What the KV pool may take on a CPU: half of the available memory times `utilization`, 4 GiB at most."""
     return min(MAX_POOL_BYTES, int(available_bytes() * 0.5 * utilization))
-
-
-def lazy_zeros(
-    shape: tuple[int, ...], dtype: torch.dtype, what: str = "the KV pool", remedy: str = "lower its size"
-) -> Tensor:
-    """Zeros whose pages the system provides at first use: a large pool costs nothing until it is filled.
-
-    Raises ValueError, which says what the memory was for, and a remedy, if there is not so much.
-    """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    try:
-        if sys.platform == "win32":
-            memory = mmap.mmap(-1, num_bytes)
-        else:
-            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise ValueError(f"no {num_bytes / 1e9:.2f} GB of memory for {what} ({error}); {remedy}") from error
-    if sys.platform == "linux":
-        with suppress(AttributeError, OSError):  # a hint: fewer page faults, where the kernel knows it
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class WeightRegion:

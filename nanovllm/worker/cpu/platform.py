@@ -1,9 +1,8 @@
 """CPUPlatform: C kernels, a KV pool from the start, steps recorded as calls of C functions (chapters 3 and 10)."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +15,6 @@ from nanovllm.worker.cpu.recorded_step import RecordedStep, record_step
 from nanovllm.worker.cpu.reorder import look_up_in_head, reorder_weight
 from nanovllm.worker.cpu.threads import pytorch_multiplies, pytorch_threads, step_threads
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.platform import Platform
@@ -31,7 +29,6 @@ class CPUPlatform(Platform):
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self._tower_threads = torch.get_num_threads()
-        self._prefaulting: Thread | None = None
         self._freed_bytes = 0  # by weights that now lie in another order
 
     def choose_kernels(
@@ -60,22 +57,34 @@ class CPUPlatform(Platform):
     def free_bytes(self, config: EngineConfig) -> int:
         return memory.free_bytes(config.gpu_memory_utilization)
 
-    def kv_cache_allocated(self, kv_cache: KVCache) -> None:
-        """A thread brings its pages into memory while the weights are read."""
-        self._prefaulting = memory.prefault(list(kv_cache.data.flatten(0, 1)))
-
-    def finish_linear(self, config: EngineConfig, kernels: Kernels, model: Decoder, linear: Linear) -> None:
-        if "reordered_weights" not in config.optimizations:
-            return
-        # A rank keeps a table of its own: chapter 9's exercise looks rows up in it.
-        is_table = linear.weight is model.embed_tokens and config.tensor_parallel_size == 1
-        self._freed_bytes += linear.weight.nbytes
-        reorder_weight(linear, kernels)
-        if is_table:
-            look_up_in_head(model, kernels)
-        if self._freed_bytes > memory.KEPT_BYTES:
+    @contextmanager
+    def loading(self, runner: "ModelRunner") -> Iterator[None]:
+        """Meanwhile a thread brings pages of the KV cache into memory."""
+        prefaulting = memory.prefault(list(runner.kv_cache.data.flatten(0, 1)))
+        try:
+            yield
+        finally:
+            memory.REGION.close()
             memory.give_freed_memory_back()
-            self._freed_bytes = 0
+            memory.keep_freed_memory()
+            prefaulting.join()
+
+    def finish_linear(self, config: EngineConfig, kernels: Kernels) -> Callable[[Decoder, Linear], None] | None:
+        if "reordered_weights" not in config.optimizations:
+            return None
+
+        def lay_out(model: Decoder, linear: Linear) -> None:
+            # A rank keeps a table of its own: chapter 9's exercise looks rows up in it.
+            is_table = linear.weight is model.embed_tokens and config.tensor_parallel_size == 1
+            self._freed_bytes += linear.weight.nbytes
+            reorder_weight(linear, kernels)
+            if is_table:
+                look_up_in_head(model, kernels)
+            if self._freed_bytes > memory.KEPT_BYTES:
+                memory.give_freed_memory_back()
+                self._freed_bytes = 0
+
+        return lay_out
 
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
         return step_threads(model, kernels)
@@ -85,11 +94,6 @@ class CPUPlatform(Platform):
         return pytorch_threads(self._tower_threads)
 
     def record_steps(self, runner: "ModelRunner") -> RecordedStep | None:
-        memory.REGION.close()
-        memory.give_freed_memory_back()
-        memory.keep_freed_memory()
-        if self._prefaulting is not None:
-            self._prefaulting.join()
         return record_step(runner)
 
     def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:

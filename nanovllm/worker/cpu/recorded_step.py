@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import INT, PTR, AttentionStep, args_of, gather
-from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.cpu.recorder import Call
 from nanovllm.worker.layers import ForwardContext
 from nanovllm.worker.platform import RecordedSteps
+from nanovllm.worker.pointers import address
 
 if TYPE_CHECKING:
     from nanovllm.worker.model_runner import ModelRunner

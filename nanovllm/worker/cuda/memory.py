@@ -1,11 +1,10 @@
 """Memory on a GPU: what is left for the KV pool (chapter 3)."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.sampling_params import SamplingParams
@@ -34,7 +33,7 @@ def free_bytes(runner: "ModelRunner", largest_image: "PromptImages | None", reco
     seq.block_table = [0] * cdiv(num_tokens, runner.block_size)
     chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (config.max_num_batched_tokens // num_tokens)
     runner.run(SchedulerOutput(chunks, [], num_tokens * len(chunks)))
-    num_rows = max_num_logits(config)
+    num_rows = config.max_num_logits
     hidden = torch.zeros(num_rows, model.config.hidden_size, dtype=runner.dtype, device=runner.device)
     logits = model.logits(hidden)
     if len(logits) > 0:  # of several ranks only the first gets logits, and samples
@@ -50,9 +49,3 @@ def free_bytes(runner: "ModelRunner", largest_image: "PromptImages | None", reco
         del graphs
         torch.cuda.empty_cache()
     return left
-
-
-def max_num_logits(config: EngineConfig) -> int:
-    """Rows of logits in the largest step: one a sequence, and the draft tokens of one."""
-    speculative: Any = config.speculative_config
-    return config.max_num_seqs + (0 if speculative is None else speculative.num_speculative_tokens)

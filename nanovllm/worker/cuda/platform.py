@@ -1,8 +1,6 @@
 """CUDAPlatform: Triton or flash-attn, a KV pool of what is left, decode steps as CUDA graphs (chapters 3 and 10)."""
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,8 +11,6 @@ from nanovllm.config import EngineConfig
 from nanovllm.worker.cuda import graphs, memory
 from nanovllm.worker.cuda.gpu_kernels import load_cuda_kernels
 from nanovllm.worker.kernels import Kernels
-from nanovllm.worker.kv_cache import KVCache
-from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.platform import Platform
 
@@ -45,15 +41,6 @@ class CUDAPlatform(Platform):
 
     def free_bytes(self, config: EngineConfig) -> None:
         """Weights and steps share the GPU's memory with the pool."""
-
-    def kv_cache_allocated(self, kv_cache: KVCache) -> None:
-        """Its pages are there."""
-
-    def finish_linear(self, config: EngineConfig, kernels: Kernels, model: Decoder, linear: Linear) -> None:
-        """The kernels read weights as they are."""
-
-    def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
-        return nullcontext
 
     def profile_free_bytes(self, runner: "ModelRunner", largest_image: "PromptImages | None") -> int:
         why_not = graphs.why_no_graphs(runner)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nanovllm.worker.cpu import memory as cpu_memory
+from nanovllm.worker.kv_cache import lazy_zeros
 
 MB = 1 << 20
 
@@ -27,7 +28,7 @@ def test_each_part_is_touched_up_to_the_next_huge_page(monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc, as on Linux")
 def test_nothing_else_is_brought_into_memory(monkeypatch):
     monkeypatch.setattr(cpu_memory, "HUGE_PAGE", 16 * MB)
-    data = cpu_memory.lazy_zeros((4, 128 * MB), torch.uint8)
+    data = lazy_zeros((4, 128 * MB), torch.uint8)
     num_touched = sum(16 * MB - part.data_ptr() % (16 * MB) for part in data)
     before = resident_bytes()
     cpu_memory.prefault(list(data)).join()
@@ -35,7 +36,7 @@ def test_nothing_else_is_brought_into_memory(monkeypatch):
 
 
 def test_small_parts_are_touched_to_their_end_only():
-    data = cpu_memory.lazy_zeros((3, 1000), torch.uint8)
+    data = lazy_zeros((3, 1000), torch.uint8)
     data[2, -1] = 7  # behind the last byte that may be cleared for part 1
     cpu_memory.prefault(list(data[:2])).join()
     assert data[2, -1] == 7 and data.sum() == 7

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import NO_TOKEN, Sequence
-from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
 from nanovllm.features.logprobs import c_scores, scores
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker import model_runner
 from nanovllm.worker.cpu import threads
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.sampler import SamplingBatch, sample_rows, weights_of
+from nanovllm.worker.sampler import SamplingBatch, logit_threshold, sample_rows, weights_of
 from tests.faults import plant
 from tests.short_requests import TEXT, token_logprobs
 from tests.worker.cpu.test_kernels import kernels

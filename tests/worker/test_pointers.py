@@ -10,7 +10,7 @@ import nanovllm
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
-from nanovllm.worker.cpu.pointers import address, address_or_null
+from nanovllm.worker.pointers import address, address_or_null
 from nanovllm.worker.sampler import SamplingBatch
 from tests.checkpoints import SMALL
 from tests.features.hybrid.test_hybrid import batch_of

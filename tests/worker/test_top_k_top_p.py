@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from nanovllm.core.sequence import Sequence
-from nanovllm.features.logits_processors.top_k_top_p import NUM_CANDIDATES, logit_threshold
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.worker.sampler import SamplingBatch
+from nanovllm.worker.sampler import NUM_CANDIDATES, SamplingBatch, logit_threshold
 from tests.worker.test_sampler import draw, exact_probs
 
 
