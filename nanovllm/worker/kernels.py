@@ -21,7 +21,7 @@ The functions in this file are plain PyTorch, for any device. cpu/c_kernels.py h
         Rows of a reordered weight: of an output head that is the embedding table, too. None: there is no such function.
     choose_tokens(logits, batch) -> token ids [R]
         A token for each row of logits, float32 [R, vocab_size]: see worker/sampler.py.
-    library, num, recorder
+    library, dtype, recorder
         The compiled C library, the dtype of its numbers, and the Recorder through which it is called (cpu/recorder.py).
         Features find kernels of their own in the library. None if PyTorch does the work.
 """
@@ -54,7 +54,7 @@ class Kernels:
     choose_tokens: Callable[[Tensor, SamplingBatch], Tensor]
     lookup: Callable[[Tensor, Tensor], Tensor] | None = None
     library: Any = None
-    num: Any = None
+    dtype: Any = None
     recorder: Any = None
 
 

@@ -5,6 +5,10 @@ They differ in what the checkpoint's config says: a bias on q, k and v (Qwen2), 
 window), whether q and k are rotated (not in some layers of SmolLM3), and whether there is one MLP or several experts
 (Qwen3-MoE). Attribute names are those of the checkpoints, except that projections of the same input are merged into one
 weight (Linear.parts). The layers of hybrid models, Qwen3-Next and Qwen3.5, are in features/hybrid.
+
+On a CPU with a C compiler, most steps do not run this file: its layers have run once, while their calls of C functions
+were recorded, and a step makes these calls again (cpu/recorded_step.py). With LLM(..., enforce_eager=True) each step
+runs what stands here, in PyTorch.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +25,10 @@ from nanovllm.worker.layers import MLP, ForwardContext, Linear, OutputHead, RMSN
 
 
 class Attention(nn.Module):
-    """The first half of layer `index`: each row's query attends to the keys of its sequence so far."""
+    """The first half of layer `index`: each row's query attends to the keys of its sequence so far.
+
+    On a CPU a recorded step runs the C of the same functions; to see this run, say enforce_eager=True.
+    """
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ def platform_of_this_machine() -> Platform:
 
 
 def weight_bytes_of(model: Decoder) -> int:
-    """Of all weights in memory. A matrix that is embedding table and output head counts once, in whichever order."""
+    """Bytes of all weights. A matrix that is embedding table and output head counts once, in whichever order."""
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     if model.config.tie_word_embeddings and isinstance(model.embed_tokens, torch.nn.Parameter):
         linears = [linear for linear in linears if linear is not model.lm_head]

@@ -28,7 +28,7 @@ def own_modes(device: torch.device) -> Iterator[None]:
 
 
 def in_own_modes(method: Method) -> Method:
-    """Of an object with a device."""
+    """A decorator for methods of an object that has a device: they run in own_modes()."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:

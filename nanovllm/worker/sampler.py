@@ -32,6 +32,8 @@ TENSORS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")
 EMPTY = torch.empty(0, dtype=torch.float32, device="cpu")
 QUANTUM = 2.0**-34  # of which all weights are multiples
 TO_QUANTA = 1.5 * 2.0**18
+# The Chebyshev series of (exp(f) - 1 - f) / f^2 for |f| <= ln(2)/2, up to f^4, which comes first; cpu/sampling.c, too.
+EXP_COEFFICIENTS = (0.0013933647, 0.0083631802, 0.041666465, 0.16666577, 0.5)
 NUM_CANDIDATES = 1024  # tokens that are looked at before the whole vocabulary is sorted
 ARGMAX_BLOCK = 256  # tokens whose largest logit is found together, at most
 NUMBERS_IN_CACHE = 1 << 16  # of a CPU's core: what takes many operations is done for so many at once
@@ -316,12 +318,17 @@ def in_quanta(weights: Tensor) -> Tensor:
 
 
 def exp_in_steps(x: Tensor) -> Tensor:
-    """exp(x) for x <= 0, to about 1e-7, in operations that are rounded one by one: C gets the same bits."""
+    """exp(x) for x <= 0, to about 1e-7, in operations that are rounded one by one: C gets the same bits.
+
+    exp(x) = 2^n exp(f) with |f| <= ln(2)/2. n * ln(2) is taken off in two parts, those of Cephes' expf(): the first has
+    so few bits that n times it is exact.
+    """
     x = x.clamp(min=-30)  # exp(-30) counts as 0: it is less than half of QUANTUM
     n = (x * 1.44269504).sub_(0.5).to(torch.int32)
-    f = x.sub_(n * 0.693359375).add_(n * 2.12194440e-4)  # ln(2), in two parts
-    p = (f * 0.0013933647).add_(0.0083631802)
-    for coefficient in (0.041666465, 0.16666577, 0.5):
+    f = x.sub_(n * 0.693359375).add_(n * 2.12194440e-4)
+    highest, next_highest, *others = EXP_COEFFICIENTS
+    p = (f * highest).add_(next_highest)
+    for coefficient in others:
         p.mul_(f).add_(coefficient)
     p.mul_(f).mul_(f).add_(f).add_(1.0)
     return p.mul_(n.add_(127).bitwise_left_shift_(23).view(torch.float32))

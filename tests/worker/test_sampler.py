@@ -3,11 +3,14 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from numpy.polynomial import chebyshev
 
 from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.sampling_params import SamplingParams
+from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 
 LOGITS = [2.0, -1.0, 0.5, 1.5, 0.0, -3.0, 1.0, 0.25]
@@ -184,3 +187,17 @@ def test_masks_do_not_hide_it(options, bad):
 def test_logits_too_large_for_their_temperature():
     seqs = [Sequence([0], SamplingParams(temperature=1e-3)), Sequence([0], SamplingParams(temperature=0))]
     assert draw([[1e36, 0.0, -1e38], [1e36, 0.0, -1e38]], seqs) == [NO_TOKEN, 0]
+
+
+def test_where_the_coefficients_of_exp_come_from():
+    half = math.log(2) / 2
+
+    def rest(t: np.ndarray) -> np.ndarray:
+        """(exp(f) - 1 - f) / f^2 for f = half * t, by its own series."""
+        return sum((half * t) ** k / math.factorial(k + 2) for k in range(20))
+
+    series = chebyshev.cheb2poly(chebyshev.chebinterpolate(rest, 30)[:5]) / half ** np.arange(5)
+    found = np.array(sampler.EXP_COEFFICIENTS[::-1])
+    assert np.abs(found - series).max() < 1e-8
+    x = torch.linspace(-29, 0, 10001)
+    assert (sampler.exp_in_steps(x).double() / x.double().exp() - 1).abs().max() < 2e-7

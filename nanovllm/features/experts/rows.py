@@ -154,7 +154,7 @@ def _route_in_c(kernels: Kernels, scores: Tensor, num_chosen: int, normalize: bo
         num_rows=num_rows,
         weights=address(weights, torch.float32, (num_rows, num_chosen)),
         chosen=address(chosen, torch.int64, (num_rows, num_chosen)),
-        scores=address(scores, kernels.num, (num_rows, num_experts)),
+        scores=address(scores, kernels.dtype, (num_rows, num_experts)),
         num_experts=num_experts,
         num_chosen=num_chosen,
         normalize=normalize,
@@ -183,7 +183,7 @@ def _sort_in_c(kernels: Kernels, chosen: Tensor, num_weights: int) -> ExpertRows
 
 
 def _gather_in_c(kernels: Kernels, x: Tensor, rows: Tensor) -> Tensor:
-    return c_kernels.gather(kernels.library.gather_rows, kernels.recorder, kernels.num, x.contiguous(), rows)
+    return c_kernels.gather(kernels.library.gather_rows, kernels.recorder, kernels.dtype, x.contiguous(), rows)
 
 
 def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:
@@ -207,13 +207,13 @@ def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_row
         )
     n, k = first.weight.shape
     return products(
-        kernels.library, kernels.recorder, kernels.num, x, weights=weights.kernel_args, ends=ends, order=order,
+        kernels.library, kernels.recorder, kernels.dtype, x, weights=weights.kernel_args, ends=ends, order=order,
         num_weights=num_weights, bias=None, n=n, k=k,
     )  # fmt: skip
 
 
 def _reordered_address(kernels: Kernels, shape: tuple[int, int], weight: Tensor) -> int:
-    return address(weight, kernels.num, shape, room=kernels.library.reordered_size(*shape))
+    return address(weight, kernels.dtype, shape, room=kernels.library.reordered_size(*shape))
 
 
 def _sum_in_c(kernels: Kernels, x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -221,8 +221,8 @@ def _sum_in_c(kernels: Kernels, x: Tensor, places: Tensor, weights: Tensor) -> T
     out, weights = x.new_empty(num_rows, size), weights.contiguous()
     args = SumArgs(
         num_rows=num_rows,
-        out=address(out, kernels.num, (num_rows, size)),
-        x=address(x, kernels.num, (len(x), size)),
+        out=address(out, kernels.dtype, (num_rows, size)),
+        x=address(x, kernels.dtype, (len(x), size)),
         places=address(places, torch.int64, (num_rows, count)),
         weights=address(weights, torch.float32, (num_rows, count)),
         count=count,

@@ -60,7 +60,7 @@ def padded(size: int, multiple: int = COLUMNS) -> int:
 def delta_net(
     kernels: Kernels, x: Tensor, net: "GatedDeltaNet", state_layer: tuple[Tensor, ...], batch: Batch
 ) -> Tensor:
-    num, sizes, step, num_rows = kernels.num, net.sizes, batch.metadata(DeltaStep), len(x)
+    dtype, sizes, step, num_rows = kernels.dtype, net.sizes, batch.metadata(DeltaStep), len(x)
     key_dim, value_dim = padded(sizes.key_dim, SUMS), padded(sizes.value_dim)
     keys = 2 * sizes.num_key_heads * key_dim  # numbers of a row; those of q and k
     values, gates = sizes.num_value_heads * value_dim, 2 * sizes.num_value_heads
@@ -71,8 +71,8 @@ def delta_net(
     scratch = {name: x.new_empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
     out = x.new_empty(num_rows, sizes.value_size)
     args = DeltaArgs(
-        num_rows=num_rows, out=address(out, num, (num_rows, sizes.value_size)),
-        x=address(x, num, (num_rows, sizes.conv_size + sizes.value_size + gates), 1), x_stride=x.stride(0),
+        num_rows=num_rows, out=address(out, dtype, (num_rows, sizes.value_size)),
+        x=address(x, dtype, (num_rows, sizes.conv_size + sizes.value_size + gates), 1), x_stride=x.stride(0),
         **{name: address(part, torch.float32, shapes[name]) for name, part in scratch.items()},
         **weight_addresses(net), step=ctypes.addressof(step), eps=net.norm.eps,
         key_heads=sizes.num_key_heads, value_heads=sizes.num_value_heads, key_dim=sizes.key_dim,
@@ -83,9 +83,9 @@ def delta_net(
         state_shape = len(states), sizes.num_value_heads, key_dim, value_dim
         args.states, args.state_stride = address(states, torch.float32, state_shape, 1), states.stride(0)
         window_shape = len(windows), sizes.kernel_size - 1, sizes.conv_size
-        args.windows, args.window_stride = address(windows, num, window_shape, 1), windows.stride(0)
+        args.windows, args.window_stride = address(windows, dtype, window_shape, 1), windows.stride(0)
         log_shape = len(log), log.shape[1], sizes.conv_size + gates
-        args.log, args.log_stride = address(log, num, log_shape, 1), log.stride(0)
+        args.log, args.log_stride = address(log, dtype, log_shape, 1), log.stride(0)
     kernels.recorder.call(kernels.library.delta_net, args)
     return out
 
@@ -119,10 +119,10 @@ def weight_addresses(net: "GatedDeltaNet") -> dict[str, int]:
 
 
 def multiply_by_gate(kernels: Kernels, x: Tensor, gate: Tensor) -> Tensor:
-    num, out = kernels.num, x.new_empty(x.shape)
+    dtype, out = kernels.dtype, x.new_empty(x.shape)
     args = GateArgs(
-        num_rows=len(x), out=address(out, num, x.shape), x=address(x, num, x.shape),
-        gate=address(gate, num, x.shape, 2), num_heads=x.shape[1], size=x.shape[2], row_stride=gate.stride(0),
+        num_rows=len(x), out=address(out, dtype, x.shape), x=address(x, dtype, x.shape),
+        gate=address(gate, dtype, x.shape, 2), num_heads=x.shape[1], size=x.shape[2], row_stride=gate.stride(0),
         head_stride=gate.stride(1),
     )  # fmt: skip
     kernels.recorder.call(kernels.library.multiply_by_gate, args)
@@ -130,10 +130,10 @@ def multiply_by_gate(kernels: Kernels, x: Tensor, gate: Tensor) -> Tensor:
 
 
 def add_gated(kernels: Kernels, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-    num = kernels.num
+    dtype = kernels.dtype
     args = GateArgs(
-        num_rows=len(x), out=address(out, num, x.shape), x=address(x, num, x.shape),
-        gate=address(gate, num, (len(x), 1), 1), num_heads=1, size=x.shape[1], row_stride=gate.stride(0),
+        num_rows=len(x), out=address(out, dtype, x.shape), x=address(x, dtype, x.shape),
+        gate=address(gate, dtype, (len(x), 1), 1), num_heads=1, size=x.shape[1], row_stride=gate.stride(0),
     )  # fmt: skip
     kernels.recorder.call(kernels.library.add_gated, args)
     return out

@@ -97,13 +97,13 @@ def kernel_for(kernels: Kernels) -> Callable[[Tensor, Tensor, AdapterRows, LoRAW
 
 
 def _add_in_c(kernels: Kernels, y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) -> None:
-    num, part_ends, x = kernels.num, (INT * len(weights.out_sizes))(*accumulate(weights.out_sizes)), x.contiguous()
+    dtype, part_ends, x = kernels.dtype, (INT * len(weights.out_sizes))(*accumulate(weights.out_sizes)), x.contiguous()
     (num_rows, k), n, tiles = x.shape, y.shape[1], rows.tiles
     num_slots, num_parts, max_rank, padded_k = weights.a.shape
     args = AdapterArgs(
-        **out_address(y, num, (num_rows, n), "y"), x=address(x, num, (num_rows, k)),
-        a=address(weights.a, num, (num_slots, len(weights.out_sizes), max_rank, -(-k // PADDING) * PADDING)),
-        b=address(weights.b, num, (num_slots, max_rank, n), room=num_slots * max_rank * n + PADDING),
+        **out_address(y, dtype, (num_rows, n), "y"), x=address(x, dtype, (num_rows, k)),
+        a=address(weights.a, dtype, (num_slots, len(weights.out_sizes), max_rank, -(-k // PADDING) * PADDING)),
+        b=address(weights.b, dtype, (num_slots, max_rank, n), room=num_slots * max_rank * n + PADDING),
         ranks=address(weights.ranks, torch.int64, (num_slots,)), part_ends=ctypes.addressof(part_ends),
         tasks=address(tiles, torch.int64, (len(tiles), 2 + TILE_ROWS)),
         num_parts=num_parts, max_rank=max_rank, n=n, k=k, padded_k=padded_k, x_stride=x.stride(0),

@@ -63,7 +63,7 @@ class SearchArgs(ctypes.Structure):
 
 @lru_cache(8)
 def _in_c(kernels: Kernels) -> QuantizedKernels:
-    lib, num = kernels.library, kernels.num
+    lib, dtype = kernels.library, kernels.dtype
     lib.x_groups_bytes.restype, lib.x_groups_bytes.argtypes = INT, [INT]
     for function, args in (lib.quantized_linear, QuantizedArgs), (lib.search_q4_1, SearchArgs):
         function.restype, function.argtypes = None, [ctypes.POINTER(args)]
@@ -90,8 +90,8 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
         rows, k = len(x), alike.parts[0].shape[1]
         out = x.new_empty(rows, n, dtype=out_dtype)
         args = QuantizedArgs(
-            num_rows=rows, **out_address(out, num, (rows, n)), x=address(x, num, (rows, k), 1),
-            bias=address_or_null(bias, num, (n,)), groups=address(scratch, torch.uint8, scratch.shape),
+            num_rows=rows, **out_address(out, dtype, (rows, n)), x=address(x, dtype, (rows, k), 1),
+            bias=address_or_null(bias, dtype, (n,)), groups=address(scratch, torch.uint8, scratch.shape),
             weights=ctypes.addressof(weights), ends=ends, order=order, num_weights=num_weights,
             num_parts=len(parts), num_blocks=num_blocks, n=n, k=k, x_stride=x.stride(0),
         )  # fmt: skip

@@ -219,17 +219,17 @@ def _warn_once(reason: str) -> None:
     logger.warning("C kernels are off, PyTorch's operations are used, which are slower: %s (%s)", reason, remedy)
 
 
-def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch.dtype) -> Kernels:
-    """The C functions behind the signatures of worker/kernels.py. num, kv_num: see cpu/vectors.h and cpu/kv_cache.h."""
+def _wrap(lib: ctypes.CDLL, config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Kernels:
+    """The C functions behind the signatures of worker/kernels.py. dtype: in C it is called num (cpu/vectors.h)."""
     recorder = Recorder()
     head_dim, num_kv_heads = config.head_dim, config.num_key_value_heads
-    kv_head_dim = head_dim + (2 if kv_num == torch.int8 else 0)  # the scale of a head's codes follows them
+    kv_head_dim = head_dim + (2 if kv_dtype == torch.int8 else 0)  # the scale of a head's codes follows them
 
     def cache_addresses(k_cache: Tensor, v_cache: Tensor) -> dict[str, int]:
         shape = len(k_cache), k_cache.shape[1], num_kv_heads, kv_head_dim
         if k_cache.stride(0) != v_cache.stride(0):
             raise TypeError("a function in C reads keys and values whose blocks are equally far apart")
-        return {"k_cache": address(k_cache, kv_num, shape, 1), "v_cache": address(v_cache, kv_num, shape, 1)}
+        return {"k_cache": address(k_cache, kv_dtype, shape, 1), "v_cache": address(v_cache, kv_dtype, shape, 1)}
 
     def add_rms_norm(
         hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
@@ -239,10 +239,10 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
         if residual is None:
             residual, delta, apart = hidden, None, len(shape) - 1
         else:  # both lie alike
-            delta, apart = address(hidden, num, shape), 0
+            delta, apart = address(hidden, dtype, shape), 0
         args = NormArgs(
-            num_rows=shape[0], out=address(normed, num, shape), residual=address(residual, num, shape, apart),
-            delta=delta, weight=address(weight, num, (size,)), num_heads=shape[1:-1].numel(),
+            num_rows=shape[0], out=address(normed, dtype, shape), residual=address(residual, dtype, shape, apart),
+            delta=delta, weight=address(weight, dtype, (size,)), num_heads=shape[1:-1].numel(),
             row_stride=residual.stride(0), head_stride=residual.stride(1) if len(shape) == 3 else 0, size=size,
             eps=eps, offset=offset,
         )  # fmt: skip
@@ -253,8 +253,8 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
         args = SiluArgs(
-            num_rows=rows, out=address(out, num, (rows, size)),
-            gate_up=address(gate_up, num, (rows, 2 * size)), size=size,
+            num_rows=rows, out=address(out, dtype, (rows, size)),
+            gate_up=address(gate_up, dtype, (rows, 2 * size)), size=size,
         )  # fmt: skip
         recorder.call(lib.silu_and_mul, args)
         return out
@@ -267,10 +267,10 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
         kv_shape = (rows, num_kv_heads, head_dim)
         cos = sin = None
         if cos_sin is not None:
-            cos, sin = (address(x, num, (rows, config.rotary_dim // 2)) for x in cos_sin)
+            cos, sin = (address(x, dtype, (rows, config.rotary_dim // 2)) for x in cos_sin)
         args = RotaryArgs(
-            num_rows=rows, q=address(q, num, (rows, config.num_attention_heads, head_dim), 1),
-            k=address(k, num, kv_shape, 1), v=address(v, num, kv_shape, 1), cos=cos, sin=sin,
+            num_rows=rows, q=address(q, dtype, (rows, config.num_attention_heads, head_dim), 1),
+            k=address(k, dtype, kv_shape, 1), v=address(v, dtype, kv_shape, 1), cos=cos, sin=sin,
             slots=address(batch.slot_mapping, torch.int64, (rows,)), **cache_addresses(k_cache, v_cache),
             q_stride=q.stride(0), k_stride=k.stride(0), v_stride=v.stride(0), block_stride=k_cache.stride(0),
             num_kv_heads=num_kv_heads, block_size=k_cache.shape[1],
@@ -282,7 +282,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
         step = batch.metadata(AttentionStep, lib, num_kv_heads)
         shape = len(q), config.num_attention_heads, head_dim
         args = AttentionArgs(
-            num_rows=len(q), out=address(out, num, shape), q=address(q, num, shape, 1),
+            num_rows=len(q), out=address(out, dtype, shape), q=address(q, dtype, shape, 1),
             **cache_addresses(k_cache, v_cache), step=ctypes.addressof(step),
             q_stride=q.stride(0), block_stride=k_cache.stride(0), block_size=k_cache.shape[1],
             num_kv_heads=num_kv_heads, window=window, scale=head_dim**-0.5,
@@ -293,20 +293,20 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
     def reorder_weight(weight: Tensor, out_dtype: torch.dtype | None = None, stays: bool = False) -> Tensor | None:
         n, k = weight.shape
         room = lib.reordered_size(n, k)
-        reordered = memory_for_weight(room, num) if stays else weight.new_empty(room)
-        pointers = address(reordered, num, (room,)), address(weight, num, (n, k))
+        reordered = memory_for_weight(room, dtype) if stays else weight.new_empty(room)
+        pointers = address(reordered, dtype, (room,)), address(weight, dtype, (n, k))
         return reordered[: n * k].view(n, k) if lib.reorder_weight(*pointers, n, k) else None
 
     def linear(x: Tensor, reordered: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
         n, k = reordered.shape
-        weights = PTR(address(reordered, num, (n, k), room=lib.reordered_size(n, k)))
+        weights = PTR(address(reordered, dtype, (n, k), room=lib.reordered_size(n, k)))
         return products(
-            lib, recorder, num, x, weights=weights, ends=None, num_weights=1, bias=bias, n=n, k=k, out_dtype=out_dtype
+            lib, recorder, dtype, x, weights=weights, ends=None, num_weights=1, bias=bias, n=n, k=k, out_dtype=out_dtype
         )
 
     def lookup(input_ids: Tensor, reordered: Tensor) -> Tensor:
         return gather(
-            lib.gather_reordered, recorder, num, reordered, input_ids, room=lib.reordered_size(*reordered.shape)
+            lib.gather_reordered, recorder, dtype, reordered, input_ids, room=lib.reordered_size(*reordered.shape)
         )
 
     def choose_tokens(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -341,7 +341,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
         lookup=lookup,
         choose_tokens=choose_tokens,
         library=lib,
-        num=num,
+        dtype=dtype,
         recorder=recorder,
     )
 
@@ -349,21 +349,21 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
 def gather(
     function: Callable[[ctypes.Structure], None],
     recorder: Recorder,
-    num: torch.dtype,
+    dtype: torch.dtype,
     table: Tensor,
     rows: Tensor,
     room: int = 0,
 ) -> Tensor:
     """Copies of these rows of a table: [len(rows), the table's width].
 
-    function: gather_rows or gather_reordered of cpu/rows.c. num: of the library's numbers. room: numbers that the
+    function: gather_rows or gather_reordered of cpu/rows.c. dtype: of the library's numbers. room: numbers that the
     table has to have, where that is more than its shape says.
     """
     num_rows, size = len(rows), table.shape[1]
     out = table.new_empty(num_rows, size)
     args = GatherArgs(
-        num_rows=num_rows, out=address(out, num, (num_rows, size)),
-        table=address(table, num, (len(table), size), room=room),
+        num_rows=num_rows, out=address(out, dtype, (num_rows, size)),
+        table=address(table, dtype, (len(table), size), room=room),
         rows=address(rows, torch.int64, (num_rows,)), size=size,
     )  # fmt: skip
     args.kept = table, rows, out  # as long as the arguments
@@ -374,7 +374,7 @@ def gather(
 def products(
     lib: ctypes.CDLL,
     recorder: Recorder,
-    num: torch.dtype,
+    dtype: torch.dtype,
     x: Tensor,
     *,
     weights: Any,
@@ -388,16 +388,16 @@ def products(
 ) -> Tensor:
     """y = x W^T + b, [rows, n]. The rows up to ends[i] meet weights[order[i]], the last weight meets the rest.
 
-    num: of the library's numbers. weights: addresses of num_weights weights, as a ctypes object. ends: the address of
+    dtype: of the library's numbers. weights: addresses of num_weights weights, as a ctypes object. ends: the address of
     as many numbers; None if one weight meets all rows. order: the same; None: as they are. out_dtype: float32, or
-    None: num.
+    None: dtype.
     """
     x = x.contiguous()
     rows = len(x)
     out = x.new_empty(rows, n, dtype=out_dtype)
     args = LinearArgs(
-        num_rows=rows, **out_address(out, num, (rows, n)), x=address(x, num, (rows, k)),
-        weights=ctypes.addressof(weights), bias=address_or_null(bias, num, (n,)), ends=ends, order=order,
+        num_rows=rows, **out_address(out, dtype, (rows, n)), x=address(x, dtype, (rows, k)),
+        weights=ctypes.addressof(weights), bias=address_or_null(bias, dtype, (n,)), ends=ends, order=order,
         num_weights=num_weights, n=n, k=k,
     )  # fmt: skip
     args.kept = weights  # as long as the arguments
@@ -405,10 +405,10 @@ def products(
     return out
 
 
-def out_address(out: Tensor, num: torch.dtype, shape: tuple[int, ...], name: str = "out") -> dict[str, int]:
-    """The one of two pointers that says whether a function rounds what it computes to num, or leaves it in float32."""
-    is_rounded = out.dtype == num
-    return {name if is_rounded else f"{name}_floats": address(out, num if is_rounded else torch.float32, shape)}
+def out_address(out: Tensor, dtype: torch.dtype, shape: tuple[int, ...], name: str = "out") -> dict[str, int]:
+    """The one of two pointers that says whether a function rounds its results to dtype, or leaves them in float32."""
+    is_rounded = out.dtype == dtype
+    return {name if is_rounded else f"{name}_floats": address(out, dtype if is_rounded else torch.float32, shape)}
 
 
 def row_tiles(batch: Batch) -> tuple[Tensor, int]:

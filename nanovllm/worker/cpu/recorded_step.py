@@ -174,7 +174,7 @@ class RecordedStep(RecordedSteps):
 
     def _gather(self, table: Tensor, rows: Tensor) -> Tensor:
         """Record that rows of a table are copied. The copies, [max_rows, table's width]."""
-        return gather(self.library.gather_rows, self.kernels.recorder, self.kernels.num, table, rows)
+        return gather(self.library.gather_rows, self.kernels.recorder, self.kernels.dtype, table, rows)
 
     def _as_array(self, calls: list[Call]) -> Any:
         """recorded_call[] of cpu/replay.c. It points to the calls' arguments, and keeps none of them."""
@@ -218,7 +218,7 @@ def copy_struct(target: ctypes.Structure, source: ctypes.Structure) -> None:
 
 
 class OnlyCalls(TorchDispatchMode):
-    """Of PyTorch's operations, lets those pass that make new memory or views.
+    """Lets only those of PyTorch's operations pass that make new memory or views.
 
     memory: what was made before, to be used again. So all layers together take the memory of two.
     """

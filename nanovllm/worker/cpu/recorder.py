@@ -8,7 +8,7 @@ Call = tuple[Callable[[ctypes.Structure], None], ctypes.Structure]  # a C functi
 
 
 class Recorder:
-    """Through which the kernels of one library call what a layer computes."""
+    """Makes the calls of one library's C functions, or writes them down."""
 
     def __init__(self) -> None:
         self._calls: list[Call] | None = None
