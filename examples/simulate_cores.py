@@ -119,7 +119,7 @@ class Engine:
         self.libraries: list[ctypes.CDLL] = []  # of the C kernels; each has a pointer to parallel_for()
         compile_library = c_kernels.compile_library
 
-        def remembering(source: str, defines: list[str]) -> Path:
+        def remembering(source: str | Path, defines: list[str]) -> Path:
             path = compile_library(source, defines)
             self.libraries.append(ctypes.CDLL(str(path)))
             return path

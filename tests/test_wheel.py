@@ -123,7 +123,7 @@ def test_it_holds_the_package_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     info = f"nanovllm-{nanovllm.__version__}.dist-info"
     assert {name.partition("/")[0] for name in names} == {"nanovllm", info}, "no tests, chapters or examples"
-    for pattern in ("**/*.py", "worker/cpu/*.[ch]", "serving/http/page/*"):
+    for pattern in ("**/*.py", "worker/cpu/*.[ch]", "features/*/*.[ch]", "serving/http/page/*"):
         files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "nanovllm").glob(pattern)]
         assert files and names.issuperset(files), pattern
     left_out = {path for path in (ROOT / "nanovllm").rglob("*") if path.is_file()} - {ROOT / name for name in names}

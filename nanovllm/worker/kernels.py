@@ -23,7 +23,10 @@ The functions in this file are plain PyTorch, for any device. cpu/c_kernels.py h
         A token for each row of logits, float32 [R, vocab_size]: see worker/sampler.py.
     library, dtype, recorder
         The compiled C library, the dtype of its numbers, and the Recorder through which it is called (cpu/recorder.py).
-        Features find kernels of their own in the library. None if PyTorch does the work.
+        None if PyTorch does the work.
+    load_wing(source, signatures) -> library or None
+        A wing's C file, compiled for the same dtype. signatures: {function: its struct of arguments}. None, after a
+        warning, if that fails; then the wing computes in PyTorch.
 """
 
 from collections.abc import Callable
@@ -56,6 +59,7 @@ class Kernels:
     library: Any = None
     dtype: Any = None
     recorder: Any = None
+    load_wing: Callable[..., Any] = lambda source, signatures: None
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> Tensors:

@@ -77,7 +77,8 @@ def compile_program(target: Path, defines: list[str], functions: list[str]) -> N
     """The engine's C kernels as WebAssembly. Raises MissingCompiler."""
     if not find_spec("ziglang"):
         raise MissingCompiler('--with-model takes a compiler for WebAssembly: pip install "nanovllm[compiler]"')
-    include = ["-I", str(HERE.parents[2] / "nanovllm" / "worker" / "cpu")]
+    package = HERE.parents[2] / "nanovllm"
+    include = ["-I", str(package / "worker" / "cpu"), "-I", str(package / "features" / "quantization")]
     exports = [f"-Wl,--export={name}" for name in (*functions, *EXPORTED)]
     zig, made = [sys.executable, "-m", "ziglang", "cc", *TARGET, *FLAGS], target.with_suffix(".o")
     try:

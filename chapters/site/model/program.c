@@ -1,5 +1,6 @@
 /* The engine's C kernels as a WebAssembly program for a page. image.py says what lies where in its memory. */
 #include "kernels.c"
+#include "quantized.c"
 #include "heads.c"
 
 /* A page has one thread. */

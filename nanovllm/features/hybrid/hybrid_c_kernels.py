@@ -2,7 +2,8 @@
 
 import ctypes
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +18,11 @@ from nanovllm.worker.pointers import address
 if TYPE_CHECKING:
     from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 
-COLUMNS, SUMS = 16, 4  # as in cpu/delta_rule.h
+COLUMNS, SUMS = 16, 4  # as in delta_rule.h
 
 
 class DeltaStep(ctypes.Structure):
-    """delta_step of worker/cpu/delta_rule.c: what the layers of a step share."""
+    """delta_step of delta_rule.c: what the layers of a step share."""
 
     _fields_ = (("segments", PTR), *args_of(INT, "num_segments num_logged"))
 
@@ -36,7 +37,7 @@ class DeltaStep(ctypes.Structure):
 
 
 class DeltaArgs(ctypes.Structure):
-    """delta_args of worker/cpu/delta_rule.c."""
+    """delta_args of delta_rule.h."""
 
     _fields_ = (
         ("num_rows", INT),
@@ -48,7 +49,7 @@ class DeltaArgs(ctypes.Structure):
 
 
 class GateArgs(ctypes.Structure):
-    """gate_args of worker/cpu/gates.c."""
+    """gate_args of gates.c."""
 
     _fields_ = (("num_rows", INT), *args_of(PTR, "out x gate"), *args_of(INT, "num_heads size row_stride head_stride"))
 
@@ -58,7 +59,7 @@ def padded(size: int, multiple: int = COLUMNS) -> int:
 
 
 def delta_net(
-    kernels: Kernels, x: Tensor, net: "GatedDeltaNet", state_layer: tuple[Tensor, ...], batch: Batch
+    kernels: Kernels, library: Any, x: Tensor, net: "GatedDeltaNet", state_layer: tuple[Tensor, ...], batch: Batch
 ) -> Tensor:
     dtype, sizes, step, num_rows = kernels.dtype, net.sizes, batch.metadata(DeltaStep), len(x)
     key_dim, value_dim = padded(sizes.key_dim, SUMS), padded(sizes.value_dim)
@@ -86,7 +87,7 @@ def delta_net(
         args.windows, args.window_stride = address(windows, dtype, window_shape, 1), windows.stride(0)
         log_shape = len(log), log.shape[1], sizes.conv_size + gates
         args.log, args.log_stride = address(log, dtype, log_shape, 1), log.stride(0)
-    kernels.recorder.call(kernels.library.delta_net, args)
+    kernels.recorder.call(library.delta_net, args)
     return out
 
 
@@ -118,30 +119,32 @@ def weight_addresses(net: "GatedDeltaNet") -> dict[str, int]:
     return {name: address(part, torch.float32, (num_numbers[name],)) for name, part in kernel_args_of(net).items()}
 
 
-def multiply_by_gate(kernels: Kernels, x: Tensor, gate: Tensor) -> Tensor:
+def multiply_by_gate(kernels: Kernels, library: Any, x: Tensor, gate: Tensor) -> Tensor:
     dtype, out = kernels.dtype, x.new_empty(x.shape)
     args = GateArgs(
         num_rows=len(x), out=address(out, dtype, x.shape), x=address(x, dtype, x.shape),
         gate=address(gate, dtype, x.shape, 2), num_heads=x.shape[1], size=x.shape[2], row_stride=gate.stride(0),
         head_stride=gate.stride(1),
     )  # fmt: skip
-    kernels.recorder.call(kernels.library.multiply_by_gate, args)
+    kernels.recorder.call(library.multiply_by_gate, args)
     return out
 
 
-def add_gated(kernels: Kernels, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+def add_gated(kernels: Kernels, library: Any, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
     dtype = kernels.dtype
     args = GateArgs(
         num_rows=len(x), out=address(out, dtype, x.shape), x=address(x, dtype, x.shape),
         gate=address(gate, dtype, (len(x), 1), 1), num_heads=1, size=x.shape[1], row_stride=gate.stride(0),
     )  # fmt: skip
-    kernels.recorder.call(kernels.library.add_gated, args)
+    kernels.recorder.call(library.add_gated, args)
     return out
 
 
 def in_c(kernels: Kernels) -> tuple[partial, ...]:
-    """The functions of hybrid_kernels.py, in their order."""
-    lib = kernels.library
-    for function, args in (lib.delta_net, DeltaArgs), (lib.multiply_by_gate, GateArgs), (lib.add_gated, GateArgs):
-        function.restype, function.argtypes = None, [ctypes.POINTER(args)]
-    return tuple(partial(function, kernels) for function in (delta_net, multiply_by_gate, add_gated))
+    """The functions of hybrid_kernels.py, in their order. () if they cannot be compiled."""
+    source = Path(__file__).with_name("delta_rule.c")
+    signatures = {"delta_net": DeltaArgs, "multiply_by_gate": GateArgs, "add_gated": GateArgs}
+    library = kernels.load_wing(source, signatures)
+    if library is None:
+        return ()
+    return tuple(partial(function, kernels, library) for function in (delta_net, multiply_by_gate, add_gated))

@@ -12,7 +12,7 @@ COUNT: Bounds = (Integral, 1, 2**10)
 BOUNDS: dict[str, Bounds] = {
     "linear_num_key_heads": COUNT,
     "linear_num_value_heads": COUNT,
-    "linear_key_head_dim": (Integral, 1, 256),  # cpu/delta_rule.c keeps that many rows of a state on a thread's stack
+    "linear_key_head_dim": (Integral, 1, 256),  # delta_rule.c keeps that many rows of a state on a thread's stack
     "linear_value_head_dim": COUNT,
     "linear_conv_kernel_dim": (Integral, 2, 16),
 }

@@ -1,21 +1,17 @@
 """Rows of one batch that meet small changes of the same weight: which rows, which changes (chapter 15).
 
-Plain PyTorch, and beside it the C kernel that does it for all adapters in one pass (worker/cpu/adapters.c).
+Plain PyTorch. adapter_c_kernel.py does it for all adapters in one pass.
 """
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import accumulate
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of, out_address
 from nanovllm.worker.kernels import Kernels
-from nanovllm.worker.pointers import address
 
 TILE_ROWS = 4  # of a group: a kernel computes them together
 PADDING = 16  # numbers: the inputs of A are a multiple of it, and so many lie behind B; PARTIAL_SUMS of cpu/vectors.h
@@ -82,30 +78,11 @@ def add_adapters(y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) 
         y[indices] = (y[indices].float() + change).to(y.dtype)
 
 
-class AdapterArgs(ctypes.Structure):
-    """adapter_args of worker/cpu/adapters.c."""
-
-    _fields_ = (
-        *args_of(PTR, "y y_floats x a b ranks part_ends tasks"),
-        *args_of(INT, "num_parts max_rank n k padded_k x_stride"),
-    )
-
-
+@lru_cache(8)
 def kernel_for(kernels: Kernels) -> Callable[[Tensor, Tensor, AdapterRows, LoRAWeights], None]:
     """add_adapters, or the same in C."""
-    return add_adapters if kernels.library is None else partial(_add_in_c, kernels)
+    if kernels.library is None:
+        return add_adapters
+    from nanovllm.features.lora.adapter_c_kernel import in_c
 
-
-def _add_in_c(kernels: Kernels, y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) -> None:
-    dtype, part_ends, x = kernels.dtype, (INT * len(weights.out_sizes))(*accumulate(weights.out_sizes)), x.contiguous()
-    (num_rows, k), n, tiles = x.shape, y.shape[1], rows.tiles
-    num_slots, num_parts, max_rank, padded_k = weights.a.shape
-    args = AdapterArgs(
-        **out_address(y, dtype, (num_rows, n), "y"), x=address(x, dtype, (num_rows, k)),
-        a=address(weights.a, dtype, (num_slots, len(weights.out_sizes), max_rank, -(-k // PADDING) * PADDING)),
-        b=address(weights.b, dtype, (num_slots, max_rank, n), room=num_slots * max_rank * n + PADDING),
-        ranks=address(weights.ranks, torch.int64, (num_slots,)), part_ends=ctypes.addressof(part_ends),
-        tasks=address(tiles, torch.int64, (len(tiles), 2 + TILE_ROWS)),
-        num_parts=num_parts, max_rank=max_rank, n=n, k=k, padded_k=padded_k, x_stride=x.stride(0),
-    )  # fmt: skip
-    kernels.library.add_adapters(ctypes.byref(args), INT(len(tiles)))
+    return in_c(kernels) or add_adapters

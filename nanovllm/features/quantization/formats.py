@@ -10,7 +10,7 @@
     Q4_1   | 4 bits     | 0    | yes     | 20
 
 An activation row is quantized in the same groups when it meets such a weight: to whole numbers from -127 to 127, with a
-float32 scale. So a row's result depends on that row only. cpu/quantized.c computes the same with integer instructions.
+float32 scale. So a row's result depends on that row only. quantized.c computes the same with integer instructions.
 """
 
 from collections.abc import Iterable

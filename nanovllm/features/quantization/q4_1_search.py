@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nanovllm.features.quantization.formats import GROUP_SIZE, Q4_1, QuantizedRows, in_groups
 
-# Cuts, parts of the distance from smallest to largest. cpu/quantize.c has the same.
+# Cuts, parts of the distance from smallest to largest. quantize.c has the same.
 COARSE = [(-0.01 + 0.05 * below, -0.01 + 0.05 * above) for below in range(4) for above in range(4)]
 FINE = [(0.025 * below, 0.025 * above) for below in (-1, 0, 1) for above in (-1, 0, 1)]
 NUM_REFINEMENTS = 2
@@ -32,7 +32,7 @@ def quantize_q4_1(weight: Tensor) -> QuantizedRows:
 def search_q4_1(weight: Tensor, importance: Tensor) -> QuantizedRows:
     """A weight [n, k] of finite numbers within float16's range, with the importance [k] of its inputs, all positive.
 
-    No group's weighted error is larger than with nearest rounding. cpu/quantize.c does the same, ten times as fast.
+    No group's weighted error is larger than with nearest rounding. quantize.c does the same, ten times as fast.
     """
     groups = in_groups(weight)
     importance = F.pad(importance, (0, -weight.shape[1] % GROUP_SIZE)).view(-1, GROUP_SIZE)

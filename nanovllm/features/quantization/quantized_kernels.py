@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,13 +41,13 @@ def kernels_for(kernels: Kernels) -> QuantizedKernels:
 
 
 class QuantizedPart(ctypes.Structure):
-    """quantized_part of worker/cpu/quantized.c. format: its place in FORMATS."""
+    """quantized_part of quantized.c. format: its place in FORMATS."""
 
     _fields_ = (("blocks", PTR), *args_of(INT, "block_bytes format n"))
 
 
 class QuantizedArgs(ctypes.Structure):
-    """quantized_args of worker/cpu/quantized.c."""
+    """quantized_args of quantized.c."""
 
     _fields_ = (
         ("num_rows", INT),
@@ -56,17 +57,18 @@ class QuantizedArgs(ctypes.Structure):
 
 
 class SearchArgs(ctypes.Structure):
-    """search_args of worker/cpu/quantize.c."""
+    """search_args of quantize.c."""
 
     _fields_ = (*args_of(PTR, "codes scales minimums weight importance"), *args_of(INT, "n k"))
 
 
 @lru_cache(8)
 def _in_c(kernels: Kernels) -> QuantizedKernels:
-    lib, dtype = kernels.library, kernels.dtype
+    source, dtype = Path(__file__).with_name("quantized.c"), kernels.dtype
+    lib = kernels.load_wing(source, {"quantized_linear": QuantizedArgs, "search_q4_1": SearchArgs})
+    if lib is None:
+        return QuantizedKernels()
     lib.x_groups_bytes.restype, lib.x_groups_bytes.argtypes = INT, [INT]
-    for function, args in (lib.quantized_linear, QuantizedArgs), (lib.search_q4_1, SearchArgs):
-        function.restype, function.argtypes = None, [ctypes.POINTER(args)]
     scratch = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def products(

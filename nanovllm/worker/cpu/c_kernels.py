@@ -1,7 +1,8 @@
 """The C kernels for CPUs, called through ctypes (chapter 10).
 
-cpu/kernels.c is compiled for one dtype, cpu/heads.c for one head size and group size, too. Where there is no compiler,
-or anything else fails, a warning says so and PyTorch's operations do the work.
+cpu/kernels.c is compiled for one dtype, cpu/heads.c for one head size and group size, too. A wing's C is a library of
+its own, compiled as kernels.c is when the wing is first used: load_wing(). Where there is no compiler, or anything else
+fails, a warning says so and PyTorch's operations do the work.
 """
 
 import ctypes
@@ -10,7 +11,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -151,6 +154,8 @@ SIGNATURES = {
     "gather_rows": GatherArgs,
     "gather_reordered": GatherArgs,
 }
+# What loading a library may raise. AttributeError, ValueError: it is another one.
+FAILURES = (OSError, subprocess.SubprocessError, AttributeError, ValueError)
 HEADS = "rotary_and_write", "paged_attention", "partial_bytes", "part_keys", "unit_size"  # of heads.c
 
 
@@ -166,33 +171,59 @@ def load_cpu_kernels(
     group_size = group_of(config)
     of_dtype, of_heads = defines_of(config, dtype, everywhere, kv_int8)
     try:
+        load_pool()
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
         sources = ("kernels.c", "heads.c")
         defines = (of_dtype, of_dtype + of_heads)
         with ThreadPoolExecutor() as compilers:  # side by side: a first start takes 3 s instead of 4
-            library, heads = (ctypes.CDLL(str(path)) for path in compilers.map(compile_library, sources, defines))
-        for each in (library, heads):
-            PTR.in_dll(each, "parallel_for").value = ctypes.cast(load_pool().parallel_for, PTR).value
+            library, heads = compilers.map(load_library, sources, defines)
         for name in HEADS:
             setattr(library, name, getattr(heads, name))
-        for name, args in SIGNATURES.items():
-            getattr(library, name).argtypes = [ctypes.POINTER(args)]
-            getattr(library, name).restype = None
-    # AttributeError, ValueError: the library is another one.
-    except (OSError, subprocess.SubprocessError, AttributeError, ValueError) as error:
-        silent = (
-            f"the C compiler failed: {type(error).__name__}" if isinstance(error, subprocess.SubprocessError) else error
-        )
-        said = str(getattr(error, "stderr", None) or silent).strip()
-        _warn_once(said.splitlines()[0] if said else type(error).__name__)
+        declare(library, SIGNATURES)
+    except FAILURES as error:
+        _warn_once(reason_of(error))
         return None
     for function in (library.partial_bytes, library.part_keys, library.unit_size, library.reordered_size):
         function.restype = INT
     library.reordered_size.argtypes = [INT, INT]
     library.bits_depend_on.restype = ctypes.c_char_p
     library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
-    return _wrap(library, config, dtype, torch.int8 if kv_int8 else dtype)
+    kernels = _wrap(library, config, dtype, torch.int8 if kv_int8 else dtype)
+    return replace(kernels, load_wing=partial(load_wing, of_dtype))
+
+
+def load_library(source: str | Path, defines: list[str]) -> ctypes.CDLL:
+    """A source file's library, which hands its work to the one pool of this process. Raises one of FAILURES."""
+    library = ctypes.CDLL(str(compile_library(source, defines)))
+    PTR.in_dll(library, "parallel_for").value = ctypes.cast(load_pool().parallel_for, PTR).value
+    return library
+
+
+def declare(library: ctypes.CDLL, signatures: dict[str, type[ctypes.Structure]]) -> None:
+    """Say of functions that they take a pointer to such a struct, and return nothing."""
+    for name, args in signatures.items():
+        getattr(library, name).argtypes = [ctypes.POINTER(args)]
+        getattr(library, name).restype = None
+
+
+def load_wing(defines: list[str], source: Path, signatures: dict[str, type[ctypes.Structure]]) -> ctypes.CDLL | None:
+    """The library of a wing's C file: Kernels.load_wing() in worker/kernels.py. defines: those of kernels.c."""
+    try:
+        library = load_library(source, defines)
+        declare(library, signatures)
+    except FAILURES as error:
+        _warn_once(reason_of(error))
+        return None
+    return library
+
+
+def reason_of(error: BaseException) -> str:
+    """One line that says why there are no C kernels."""
+    is_compilers = isinstance(error, subprocess.SubprocessError)
+    silent = f"the C compiler failed: {type(error).__name__}" if is_compilers else error
+    said = str(getattr(error, "stderr", None) or silent).strip()
+    return said.splitlines()[0] if said else type(error).__name__
 
 
 def group_of(config: ModelConfig) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nanovllm.files.hub import cache_folder
 
-SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
+FOLDER = Path(__file__).parent
 # -ffp-contract=off: a product and a sum are rounded one by one unless the source says otherwise, on every processor. No
 # -ffast-math: what it allows would change results, but for errno and traps.
 # -fno-tree-slp-vectorize: gcc 12 makes wrong code of short loops over _Float16 with it, and nothing gains from it.
@@ -33,23 +33,35 @@ COMPILE = ["-mcpu=native" if IS_ARM else "-march=native", *FLAGS]
 SUFFIX = ".dll" if sys.platform == "win32" else ".so"
 
 
-def compile_library(source: str, defines: list[str]) -> Path:
+def compile_library(source: str | Path, defines: list[str]) -> Path:
     """Path of a source file's shared library, made if need be. Two processes may make it at once: each renames files.
 
-    A file with the library's hash stands beside it: loading a damaged library would end the process.
+    source: a file of this folder, or the path of a wing's, which may include this folder's headers and its own. A file
+    with the library's hash stands beside it: loading a damaged library would end the process.
     """
     compiler = find_compiler()
-    texts = [path.read_text("utf-8") for path in SOURCES]
-    key = [source, *texts, *compiler, _version(compiler), *COMPILE, *defines, platform.machine(), _processor()]
+    source_path = FOLDER / source
+    texts = [
+        path.read_text("utf-8") for folder in (FOLDER, source_path.parent) for path in sorted(folder.glob("*.[ch]"))
+    ]
+    key = [
+        source_path.name,
+        *texts,
+        *compiler,
+        _version(compiler),
+        *COMPILE,
+        *defines,
+        platform.machine(),
+        _processor(),
+    ]
     path = cache_folder() / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}{SUFFIX}"
     hash_path = path.with_suffix(".sha256")
     if path.is_file() and hash_path.is_file() and hash_path.read_bytes() == _hash(path):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    source_path = str(Path(__file__).with_name(source))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         target, made, hashed = (Path(folder, name) for name in ("kernels.o", f"kernels{SUFFIX}", "kernels.sha256"))
-        compile_command = [*compiler, *COMPILE, *defines, "-c", source_path, "-o", str(target)]
+        compile_command = [*compiler, *COMPILE, *defines, "-I", str(FOLDER), "-c", str(source_path), "-o", str(target)]
         # Linking, ziglang compiles a part of its own once: without -O3 a slower one, in three times the time.
         link_command = [*compiler, "-O3", "-shared", "-pthread", str(target), "-o", str(made), "-lm"]
         for command in (compile_command, link_command):

@@ -4,13 +4,10 @@
  *     pool.h              work for all cores
  *     vectors.h           number and vector types; wasm.h: those of WebAssembly
  *     linear.c            matrix products; linear_vectors.c, linear_amx.c: a tile of one
- *     adapters.c          small changes of matrix products
- *     quantized.c         matrix products with weights of 8 and 4 bits
- *     quantize.c          weights of 4 bits, made of others
- *     delta_rule.h, delta_conv.c, delta_rule.c    layers whose memory does not grow
- *     gates.c             gates of hybrid models
  *     rows.c, replay.c    what surrounds the layers of a step, and all of its calls made again
- *     experts.c           which rows meet which of many weights
+ *     sampling.c          tokens drawn from logits
+ *
+ * The C of a wing stands beside it, in features/, and is a library of its own.
  *
  * Compiled at first use by cpu/c_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32: so often, whatever the models. Each
  * function has a slow twin in PyTorch with the same meaning, in worker/kernels.py or worker/attention.py. All of them
@@ -108,14 +105,6 @@ void silu_and_mul(const silu_args *args) {
 }
 
 #include "linear.c"
-#include "adapters.c"
-#include "quantized.c"
-#include "quantize.c"
-#include "delta_rule.h"
-#include "delta_conv.c"
-#include "delta_rule.c"
-#include "gates.c"
 #include "rows.c"
-#include "experts.c"
 #include "sampling.c"
 #include "replay.c"

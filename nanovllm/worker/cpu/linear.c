@@ -19,11 +19,7 @@ enum { BESIDE = 2 };
 #else
 enum { BESIDE = PAIR };
 #endif
-enum {
-    COLS = 2 * LANES,
-    PART = 256, /* numbers of a row of x that are converted at a time */
-    CHUNK_BYTES = 32 << 10, /* of weights, at least, that a thread claims at a time */
-};
+enum { COLS = 2 * LANES };
 
 typedef struct {
     num *out;              /* [rows][n], at the block's first column; or NULL: */
@@ -107,13 +103,6 @@ typedef struct {
     const int64_t *order; /* [num_weights]: weight w is weights[order[w]]; NULL: weights[w] */
     int64_t num_weights, n, k;
 } linear_args;
-
-/* How many weights are left without those at the end that no row meets. */
-static inline int64_t met_weights(int64_t num_weights, const int64_t *ends, int64_t num_rows) {
-    while (num_weights > 1 && ends[num_weights - 2] == num_rows)
-        num_weights--;
-    return num_weights;
-}
 
 static inline const num *weight_of(const linear_args *l, int64_t w) { return l->weights[l->order ? l->order[w] : w]; }
 

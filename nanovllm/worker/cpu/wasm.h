@@ -1,4 +1,4 @@
-/* What vectors.h and integers.h want of WebAssembly, whose vectors have four numbers, and which cannot fuse a product and
+/* What vectors.h and features/quantization/integers.h want of WebAssembly, whose vectors have four numbers, and which cannot fuse a product and
  * a sum. */
 #include <wasm_simd128.h>
 

@@ -15,14 +15,19 @@ from tests.processes import LIMIT_S
 TARGETS = ["x86_64-windows-gnu", "aarch64-windows-gnu", "aarch64-macos", "x86_64-macos", ARM, "x86_64-linux-gnu"]
 SIZES = ["-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=16"]
 SOURCES = Path(compiler.__file__).parent
+FEATURES = SOURCES.parents[1] / "features"
+WINGS = [
+    FEATURES / name
+    for name in ("experts/experts.c", "hybrid/delta_rule.c", "lora/adapters.c", "quantization/quantized.c")
+]
 
 
 @needs_zig
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_kernels_compile_for_every_system(tmp_path, target, dtype):
-    command = [*compile_for(target), *compiler.FLAGS, "-O0", "-Werror", f"-DTYPE_{dtype}", *SIZES]
-    for name in ("kernels.c", "heads.c"):
+    command = [*compile_for(target), *compiler.FLAGS, "-O0", "-Werror", f"-DTYPE_{dtype}", *SIZES, "-I", str(SOURCES)]
+    for name in ("kernels.c", "heads.c", *WINGS):
         made = ["-c", str(SOURCES / name), "-o", str(tmp_path / "made.o")]
         done = subprocess.run([*command, *made], capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr

@@ -445,3 +445,57 @@ def test_optimizations_can_be_switched_off_one_at_a_time(checkpoint):
     assert plain.kernels is TORCH_KERNELS and plain.model.lm_head.product is plain_linear
     with pytest.raises(ValueError, match=r"must be one of reordered_weights, c_kernels, .* found 'magic'"):
         runner(optimizations=("magic",))
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("variant", "options", "wings"),
+    [
+        ("llama", {}, set()),
+        ("qwen3-moe", {}, {"experts.c"}),
+        ("qwen3.5", {}, {"delta_rule.c"}),
+        ("llama", {"quantization": "int8"}, {"quantized.c"}),
+        ("llama", {"enable_lora": True}, {"adapters.c"}),
+    ],
+)
+def test_the_c_of_a_wing_is_compiled_when_the_wing_is_used(checkpoint, monkeypatch, variant, options, wings):
+    kernels(torch.float32)  # skips where there is no compiler
+    sources, compile_library = [], cpu_kernels.compile_library
+
+    def remembering(source, defines):
+        sources.append(Path(source).name)
+        return compile_library(source, defines)
+
+    monkeypatch.setattr(cpu_kernels, "compile_library", remembering)
+    sizes = dict(dtype="float32", block_size=4, num_gpu_blocks_override=16, max_model_len=32)
+    LLM(str(checkpoint(variant)), **sizes, **options).generate([[5, 6, 7]], SamplingParams(max_tokens=2))
+    assert set(sources) == {"kernels.c", "heads.c"} | wings
+
+
+@pytest.mark.compiler
+def test_the_kernels_of_a_plain_llama_need_no_file_of_a_wing(empty_cache, tmp_path, monkeypatch):
+    kernels(torch.float32)  # skips where there is no compiler
+    folder = shutil.copytree(c_compiler.FOLDER, tmp_path / "cpu")
+    monkeypatch.setattr(c_compiler, "FOLDER", folder)
+    for source, defines in (("kernels.c", []), ("heads.c", ["-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=16"])):
+        assert c_compiler.compile_library(source, ["-DTYPE_f32", *defines]).exists()
+
+
+@pytest.mark.compiler
+def test_a_wing_whose_c_cannot_be_compiled_computes_in_pytorch(checkpoint, monkeypatch, caplog):
+    kernels(torch.float32)
+    folder, sizes = checkpoint("qwen3.5"), dict(dtype="float32", block_size=4, num_gpu_blocks_override=16)
+    sizes["max_model_len"] = 32
+    params = SamplingParams(temperature=0, max_tokens=4)
+    [expected] = LLM(str(folder), **sizes).generate([[5, 6, 7]], params)
+    cpu_kernels._warn_once.cache_clear()
+    compile_library = cpu_kernels.compile_library
+
+    def failing(source, defines):
+        if Path(source).name not in ("kernels.c", "heads.c"):
+            raise OSError("no room on the disk")
+        return compile_library(source, defines)
+
+    monkeypatch.setattr(cpu_kernels, "compile_library", failing)
+    [found] = LLM(str(folder), **sizes).generate([[5, 6, 7]], params)
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids and "no room on the disk" in caplog.text

@@ -1,4 +1,4 @@
-/* Gates of hybrid models: attention's, and the shared expert's (chapter 16). A part of cpu/kernels.c. */
+/* Gates of hybrid models: attention's, and the shared expert's (chapter 16). A part of delta_rule.c. */
 
 typedef struct {
     int64_t num_rows;

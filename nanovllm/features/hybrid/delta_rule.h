@@ -1,5 +1,9 @@
-/* What the files of Gated DeltaNet share: their arguments, rows of scratch memory, and the gates (chapter 16). A part of
- * cpu/kernels.c. */
+/* What the files of Gated DeltaNet share: their arguments, rows of scratch memory, and the gates (chapter 16). Compiled
+ * as worker/cpu/kernels.c is. */
+#pragma once
+#include "pool.h"
+#include "vectors.h"
+
 enum {
     COLUMNS = 16, /* of a state lie together; one thread has them through all tokens of a step */
     COLUMN_VECS = COLUMNS / LANES,
@@ -14,7 +18,7 @@ typedef struct {
     int64_t source, target, log_slot, first_logged, num_logged, first_row, num_rows, keeps;
 } delta_segment;
 
-/* features/hybrid/hybrid_c_kernels.py has the same fields in the same order, here and below. */
+/* hybrid_c_kernels.py has the same fields in the same order, here and below. */
 typedef struct {
     const delta_segment *segments;
     int64_t num_segments, num_logged;

@@ -1,4 +1,4 @@
-/* Rounding weights to 4 bits by search (chapter 12). A part of cpu/kernels.c. features/quantization/q4_1_search.py has the
+/* Rounding weights to 4 bits by search (chapter 12). A part of quantized.c. q4_1_search.py has the
  * same in PyTorch, and says why.
  *
  * For each group of 32 weights, CUTS times CUTS ranges are tried, cut at both ends, then those half a step around the best
@@ -10,7 +10,7 @@
 enum { CUTS = 4, COARSE = CUTS * CUTS, FINE = 3 * 3, REFINEMENTS = 2 };
 static const float FIRST_CUT = -0.01f, CUT_STEP = 0.05f; /* of the distance from smallest to largest */
 
-/* cpu/c_kernels.py has the same fields in the same order. */
+/* quantized_kernels.py has the same fields in the same order. */
 typedef struct {
     uint8_t *codes;           /* [n][k / 32][16] */
     float *scales, *minimums; /* [n][k / 32]: numbers that float16 has */

@@ -1,12 +1,16 @@
-/* Adapters: y += B (A x), for the rows that meet one (chapter 15). A part of cpu/kernels.c. features/lora/adapter_rows.py has the same
- * in PyTorch. A task is up to TASK_ROWS rows that meet the same adapter: each number of A and B that is loaded serves all. */
-enum { TASK_ROWS = 4 }; /* TILE_ROWS of features/lora/adapter_rows.py */
+/* Adapters: y += B (A x), for the rows that meet one (chapter 15). Compiled as worker/cpu/kernels.c is. adapter_rows.py has
+ * the same in PyTorch. A task is up to TASK_ROWS rows that meet the same adapter: each number of A and B that is loaded
+ * serves all. */
+#include "pool.h"
+#include "vectors.h"
+
+enum { TASK_ROWS = 4 }; /* TILE_ROWS of adapter_rows.py */
 
 typedef struct {
     int64_t slot, num_rows, rows[TASK_ROWS];
 } adapter_task;
 
-/* cpu/c_kernels.py has the same fields in the same order. */
+/* adapter_c_kernel.py has the same fields in the same order. */
 typedef struct {
     num *y;                    /* [rows][n]; or NULL: */
     float *y_floats;           /* the same in float32: logits */

@@ -1,4 +1,4 @@
-/* Activations in groups, as products with quantized weights read them (chapter 12). A part of cpu/quantized.c. */
+/* Activations in groups, as products with quantized weights read them (chapter 12). A part of quantized.c. */
 enum { Q8_0, Q4_0, Q4_1 }; /* the order of FORMATS in features/quantization/formats.py */
 enum { GROUP_SIZE = 32 };
 

@@ -1,4 +1,4 @@
-/* Vectors of integers for products with quantized weights (chapter 12). A part of cpu/quantized.c.
+/* Vectors of integers for products with quantized weights (chapter 12). A part of quantized.c.
  *
  *     ints, floats    WIDTH numbers of 32 bits in one register
  *

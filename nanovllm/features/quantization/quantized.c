@@ -1,4 +1,4 @@
-/* Matrix products with weights of 8 and 4 bits (chapter 12). A part of cpu/kernels.c. features/quantization/formats.py has the
+/* Matrix products with weights of 8 and 4 bits (chapter 12). Compiled as worker/cpu/kernels.c is. formats.py has the
  * formats, and the same computation in PyTorch.
  *
  * First the rows of x are quantized, in groups of 32 along k. Then, for 32 outputs side by side, the codes of a group
@@ -8,6 +8,8 @@
  *
  * A row's result is the same to the last bit whatever the number of rows beside it, and on every processor.
  */
+#include "pool.h"
+#include "vectors.h"
 #include "integers.h"
 
 #include "activations.h"
@@ -15,7 +17,7 @@
 enum { BLOCK_ROWS = 32, SLAB_TILES = 240 / MAX_ROWS }; /* the rows of a slab are quantized, then multiplied */
 enum { AHEAD_BYTES = 4096 }; /* a single tile prefetches so far ahead; further, and the cache loses what it needs now */
 
-/* cpu/c_kernels.py has the same fields in the same order, here and below. */
+/* quantized_kernels.py has the same fields in the same order, here and below. */
 typedef struct {
     const uint8_t *blocks; /* see QuantizedWeight */
     int64_t block_bytes, format, n;
@@ -198,3 +200,5 @@ void quantized_linear(const quantized_args *args) {
         parallel_for(multiply_blocks, &s, s.num_weights * args->num_blocks, 1 + CHUNK_BYTES / block_bytes);
     }
 }
+
+#include "quantize.c"

@@ -1,6 +1,9 @@
-/* Which rows meet which expert, and the sum of what the experts make of them (chapter 17). A part of cpu/kernels.c. */
+/* Which rows meet which expert, and the sum of what the experts make of them (chapter 17). Compiled as
+ * worker/cpu/kernels.c is. */
+#include "pool.h"
+#include "vectors.h"
 
-/* features/experts/rows.py has the same fields in the same order, here and below. */
+/* expert_c_kernels.py has the same fields in the same order, here and below. */
 typedef struct {
     int64_t num_rows;
     float *weights;    /* [num_rows][num_chosen] */

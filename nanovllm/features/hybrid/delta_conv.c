@@ -1,6 +1,5 @@
 /* Gated DeltaNet, the first pass: the convolution over time, and what it makes of a row (chapter 16). A part of
- * cpu/kernels.c.
- */
+ * delta_rule.c. */
 
 /* Row i of a segment, from a channel on, as the convolution sees it: before row 0 comes the window. NULL: zeros. */
 static inline const num *seen_at(const delta_args *a, const delta_segment *s, int64_t i, int64_t channel) {

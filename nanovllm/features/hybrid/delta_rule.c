@@ -1,5 +1,5 @@
-/* Gated DeltaNet: layers whose memory is a matrix for each value head, whatever the length (chapter 16). A part of
- * cpu/kernels.c; features/hybrid/delta_rule.py has the same in PyTorch, and says what is computed.
+/* Gated DeltaNet: layers whose memory is a matrix for each value head, whatever the length (chapter 16). delta_rule.py
+ * has the same in PyTorch, and says what is computed.
  *
  * Each of three passes divides the layer among the cores in its own way. Whoever has a part goes through all segments of
  * the step with it, in their order: a segment may begin where the one before has ended.
@@ -10,6 +10,10 @@
  *
  * Columns of a state never meet. So its bits do not depend on who has which, nor on where a chunk ends.
  */
+#include "delta_rule.h"
+
+#include "delta_conv.c"
+#include "gates.c"
 
 static inline void add_up(vec *total, vec (*sum)[COLUMN_VECS]) {
     for (int v = 0; v < COLUMN_VECS; v++)
