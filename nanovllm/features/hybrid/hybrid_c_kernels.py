@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanovllm.core.snapshots.segments import fresh_segments
+from nanovllm.features.hybrid.state_pool import COLUMNS, SUMS, padded
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import FLOAT, INT, PTR, args_of
 from nanovllm.worker.kernels import Kernels
@@ -17,8 +18,6 @@ from nanovllm.worker.pointers import address
 
 if TYPE_CHECKING:
     from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
-
-COLUMNS, SUMS = 16, 4  # as in delta_rule.h
 
 
 class DeltaStep(ctypes.Structure):
@@ -52,10 +51,6 @@ class GateArgs(ctypes.Structure):
     """gate_args of gates.c."""
 
     _fields_ = (("num_rows", INT), *args_of(PTR, "out x gate"), *args_of(INT, "num_heads size row_stride head_stride"))
-
-
-def padded(size: int, multiple: int = COLUMNS) -> int:
-    return -(-size // multiple) * multiple
 
 
 def delta_net(

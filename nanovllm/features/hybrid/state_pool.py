@@ -11,13 +11,17 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.snapshots.state import StateSlots
-from nanovllm.features.hybrid.hybrid_c_kernels import SUMS, padded
 from nanovllm.worker.kv_cache import lazy_zeros
 
 logger = logging.getLogger("nanovllm")
 
 SHARE = 4  # a quarter of the memory for K/V and states is for snapshots, another for running sequences, at most
 MAX_SNAPSHOTS = 4096
+COLUMNS, SUMS = 16, 4  # as in delta_rule.h: the sides of a state are rounded up to multiples of these
+
+
+def padded(size: int, multiple: int = COLUMNS) -> int:
+    return -(-size // multiple) * multiple
 
 
 @dataclass(frozen=True)

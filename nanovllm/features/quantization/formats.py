@@ -22,8 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanovllm.worker.cpu.memory import memory_for_weight
-
 GROUP_SIZE = 32
 BLOCK_ROWS = 32  # rows of a weight (outputs) that lie together in memory
 SMALLEST = 2.0**-100  # of a group's largest magnitude: its inverse is finite
@@ -111,6 +109,8 @@ class QuantizedWeight(nn.Module):
 
     def __init__(self, form: Format, n: int, k: int) -> None:
         """All zeros, until put() brings the rows."""
+        from nanovllm.worker.cpu.memory import memory_for_weight
+
         super().__init__()
         self.format, self.shape = form, torch.Size((n, k))
         shape = blocks_shape(self.shape, form)

@@ -26,7 +26,6 @@ from nanovllm.features.speculation.step_times import NUM_TIMES
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.wings import make_block_manager
-from nanovllm.worker.cpu import memory as cpu_memory
 from nanovllm.worker.model_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -78,7 +77,9 @@ def load_draft_model(
     if torch.cuda.is_available():
         free_bytes = torch.cuda.mem_get_info()[0]
     else:
-        free_bytes = cpu_memory.free_bytes(config.gpu_memory_utilization)
+        from nanovllm.worker.cpu.memory import free_bytes as free_bytes_of_cpu
+
+        free_bytes = free_bytes_of_cpu(config.gpu_memory_utilization)
     draft_config = replace(
         config,
         model=str(directory),
