@@ -95,6 +95,7 @@ class Batch:
             tables.append(table[: cdiv(chunk.end, block_size)])
             logits_rows += range(len(input_ids) - chunk.num_logits, len(input_ids))
         width = max(map(len, tables))
+        query_lens = [chunk.end - chunk.start for chunk in output.chunks]
 
         def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=dtype, device="cpu")
@@ -104,7 +105,7 @@ class Batch:
             from nanovllm.core.snapshots.segments import step_segments
 
             segments = tensor(step_segments(output.chunks))
-        return cls(
+        batch = cls(
             input_ids=tensor(input_ids),
             positions=tensor(positions),
             slot_mapping=tensor(slots),
@@ -112,10 +113,12 @@ class Batch:
             seqlens_k=tensor(seqlens_k, torch.int32),
             block_tables=tensor([table + [0] * (width - len(table)) for table in tables], torch.int32),
             logits_rows=tensor(logits_rows),
-            max_query_len=max(chunk.end - chunk.start for chunk in output.chunks),
+            max_query_len=max(query_lens),
             max_key_len=max(seqlens_k),
             segments=segments,
         )
+        vars(batch).update(query_lens=query_lens, key_lens=seqlens_k)  # cached properties that are known here
+        return batch
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch in a device's memory, moved by one non-blocking copy.
