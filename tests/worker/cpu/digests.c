@@ -2,6 +2,10 @@
  * all must print the same. No pool, no files, no clock: it runs under an emulator and as WebAssembly, too. */
 #include "../../../nanovllm/worker/cpu/kernels.c"
 #include "../../../nanovllm/worker/cpu/heads.c"
+#include "../../../nanovllm/features/experts/experts.c"
+#include "../../../nanovllm/features/hybrid/delta_rule.c"
+#include "../../../nanovllm/features/lora/adapters.c"
+#include "../../../nanovllm/features/quantization/quantized.c"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from nanovllm.worker.cpu.compiler import COMPILE
+from nanovllm.worker.cpu.compiler import COMPILE, FOLDER
 from tests.emulators import ARM, build, runner
 from tests.processes import LIMIT_S
 
 SOURCE = Path(__file__).with_name("digests.c")
 FLAGS = [flag for flag in COMPILE if not flag.startswith("-march") and flag not in ("-fPIC", "-pthread")]
 KINDS = {"f32": ["-DTYPE_f32"], "bf16": ["-DTYPE_bf16"], "f16": ["-DTYPE_f16"], "int8kv": ["-DTYPE_f32", "-DKV_INT8"]}
-FLAGS += ["-DNO_PAIRS", "-DEVERYWHERE", "-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=16"]
+FLAGS += ["-DNO_PAIRS", "-DEVERYWHERE", "-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=16", "-I", str(FOLDER)]
 NAMES = ("numbers", "small", "attention", "products", "rounding", "quantized", "delta", "logits", "sampling")
 DIGESTS = {
     "f32": "d26a86df670c6932 d045966d1634feda e4f0d31f5e64f4b9 3e8ede2371ffef4d "
