@@ -39,6 +39,7 @@ LEFT_OUT = (  # patterns, as Path.match() has them
     "chapters/capstone/faults.py",
     "chapters/capstone/faults",
     "tests/course/wrong_solutions",
+    "tests/journeys",
     "tests/test_other_systems.py",  # runs other_systems.py, which grades our solutions
     "tests/every_python.py",  # runs without_torch.py, which does, too
 )

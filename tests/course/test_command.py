@@ -15,21 +15,6 @@ def own_data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-def test_command(checkpoint, capsys, monkeypatch):
-    assert main([]) == 0
-    shown = capsys.readouterr().out
-    assert all(chapter.title in shown for chapter in CHAPTERS) and "Next: python -m chapters read 1" in shown
-    assert main(["read", "1"]) == 0
-    capsys.readouterr()
-    monkeypatch.setattr("chapters.__main__.read_line", lambda prompt: "a" if "-" in prompt else "1")
-    assert main(["quiz", "1"]) in (0, 1)
-    assert main(["check", "1", "--model", str(checkpoint())]) == 1
-    assert "not started" in capsys.readouterr().out
-    assert main([]) == 0
-    assert "Next: python -m chapters check 1" in capsys.readouterr().out
-    assert main(["lab", "99"]) == 2 and "there is no chapter 99" in capsys.readouterr().err
-
-
 def test_progress_survives_a_spoiled_file(tmp_path):
     progress = Progress()
     progress.note(CHAPTERS[0], read=True)
