@@ -60,7 +60,7 @@ def votes(lesson: Lesson) -> list[Slide]:
             and len(question["ask"]) + sum(map(len, choices)) < LETTERS
             and "```" not in question["ask"]
         ):
-            unit = f" ({html.escape(question['unit'])})" if "answer" in question else ""
+            unit = f" ({html.escape(question['unit'])})" if "unit" in question else ""
             body = f"<p>{shown(question['ask'])}{unit}</p>{bullets(choices, 'ol')}"
             slides.append(Slide("Vote", body, [f"<b>{right}</b>: {shown(question['why'])}"], "vote"))
     return slides[:VOTES]
