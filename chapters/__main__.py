@@ -54,9 +54,14 @@ def main(argv: list[str] | None = None) -> int:
             which.add_argument("--solution", action="store_true", help="grade our solution instead")
             files = "grade these files instead, and all .py files of these folders (for teachers)"
             which.add_argument("--file", type=Path, nargs="+", metavar="PATH", help=files)
+            command.add_argument("--task", metavar="NAME", help="only this one")
             command.add_argument("--json", action="store_true", help="print a JSON record for each file, one per line")
             limit = f"wall time for one check (default: {LIMIT_S:g})"
             command.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
+            jobs = "tasks at a time, each with an engine of its own (default: 2, if the machine has two cores)"
+            about = "use no model: checks that need one stay open"
+            command.add_argument("--no-model", action="store_true", help=about)
+            command.add_argument("--jobs", type=int, default=0, metavar="N", help=jobs)
         if name in ("read", "quiz"):
             what = "for translated chapters (default: NANOVLLM_LANGUAGE, or en)"
             command.add_argument("--language", choices=languages(), default=default_language(), help=what)
@@ -186,14 +191,15 @@ def read_line(prompt: str) -> str:
 def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
     own = chapter.folder / f"{'solution' if args.solution else 'exercise'}.py"
     files = find_files(args.file) if args.file else [own]
-    model, why_not = find_model(args.model)
+    model, why_not = (None, "--no-model") if args.no_model else find_model(args.model)
     if model is None:
         print(f"Checks that need a model stay open: {why_not}", file=sys.stderr)
     num_passed = 0
     for file in files:
         if len(files) > 1 and not args.json:
             console.print(f"\n{readable(file)}", style="bold", markup=False, soft_wrap=True)
-        results = report(chapter, file, model, args.limit, None if args.json else console)
+        shown = None if args.json else console
+        results = report(chapter, file, model, args.limit, shown, args.task or "", args.jobs)
         num_passed += all(result.passed for result in results)
         if args.json:
             print(json.dumps(record(chapter, file, results)), flush=True)
@@ -202,6 +208,7 @@ def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, prog
     if not args.solution and not args.file:
         before = progress.get(chapter).get("solved", [])  # stays where checks could not be run without a model
         solved = [r.task.name for r in results if r.passed or (not r.problem and r.task.name in before)]
+        solved += [name for name in before if args.task and name != args.task]
         progress.note(chapter, solved=solved)
     return 0 if num_passed == len(files) else 1
 

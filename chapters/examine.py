@@ -1,226 +1,112 @@
-"""Examine: grade a file in a process of its own (child.py), whose word counts only when it is complete.
+"""Examine: check a student's file, each task in a process of its own (runner.py)."""
 
-A submission may end its process, crash it, wait for ever, catch whatever is raised in it, print without end, or start
-processes of its own. Each costs the task in which it happens; the next task is graded in a new process.
-"""
-
-import json
 import os
-import secrets
-import selectors
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Generator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from site import getuserbase
+from time import monotonic
 from typing import Any
 
-from chapters.course import ROOT, Chapter
-from chapters.grading import Result, Task
-from chapters.submission import LIMIT_S, file_of, how_it_ended, readable
-from nanovllm.files.hub import cache_folder
+from chapters.course import EXERCISES, Chapter, find_chapter
+from chapters.grading import Bench, Result, Task, grade
+from chapters.runner import Lost, Phase, Run
+from chapters.submission import LIMIT_S, NotLoaded, file_of, find_function, readable
 
-assert sys.platform != "win32", "examine_here.py does without groups of processes"
-
-LOADING_LIMIT_S = 900.0  # for what is not the student's: loading the engine, before the submission is
-PREPARING_S = 60.0  # beside the limit of a check, to clean up before one, and to load an engine that was left unsound
-MOST_PRINTED_BYTES = 10_000  # kept of a task; the last ones
-MOST_MESSAGE_BYTES = 1 << 20
-MARK = "NANOVLLM_EXAMINED"  # environment variable of all processes that a submission starts
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a submission is graded that must not touch what is ours: with a copy of the course, in a folder of its own.
-
-    The folder is its working directory and its HOME, and what it writes elsewhere is refused where the system can do
-    that (wall.py).
-    """
-
-    course: Path
-    folder: Path
-    students_course: Path
-
-    @property
-    def orders(self) -> dict[str, str]:
-        """Arguments of child.main()."""
-        return {"folder": str(self.folder), "course": str(self.students_course)}
-
-    @property
-    def environment(self) -> dict[str, str]:
-        here = dict.fromkeys(("HOME", "TMPDIR", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(self.folder))
-        kept = {"XDG_CACHE_HOME": str(cache_folder().parent), "PYTHONUSERBASE": getuserbase()}  # kernels, packages
-        return here | kept | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}  # others have the other cores
+THEIRS = ("importing", "checking")  # phases on the student's time
+PREPARING_S = 900.0  # for what is not the student's: Python, and the engine with its model
 
 
 def examine(
-    chapter: Chapter, file: Path, model: str | None, limit_s: float = LIMIT_S, place: Place | None = None
+    chapter: Chapter, file: Path, model: str | None, limit_s: float = LIMIT_S, only: str = "", num_jobs: int = 0
 ) -> Generator[Result, None, None]:
-    """The results of the chapter's tasks. Checks that need a model stay open where there is none.
+    """The results of the chapter's tasks, in their order; num_jobs are checked at a time (0: as the machine can).
 
-    Raises ValueError if the checks or the model cannot be loaded. A process runs until the generator is closed.
+    limit_s: of wall time, for one check. only: the name of a single task. Checks that need a model stay open where
+    there is none. Raises ValueError if there is no such task, or if the checks or the model cannot be loaded.
     """
     try:
         tasks: list[Task] = chapter.module("checks").TASKS
     except ModuleNotFoundError as error:
         raise ValueError(f"the checks of chapter {chapter.number} need {error.name}, which is not installed") from None
-    num_done = 0
-    while num_done < len(tasks):
-        child = _Child(place, chapter_number=chapter.number, file=str(file), model=model, first_task=num_done)
+    if only and only not in EXERCISES[chapter.number]:
+        names = ", ".join(EXERCISES[chapter.number])
+        raise ValueError(f"chapter {chapter.number} has no task {readable(only)}; it has {names}")
+    tasks = [task for task in tasks if not only or task.name == only]
+    num_jobs = num_jobs or min(2, os.cpu_count() or 1)  # an engine in each
+    examination = _Examination(chapter, file, model, limit_s)
+    with ThreadPoolExecutor(num_jobs) as pool:
         try:
-            for result in _follow(child, tasks[num_done:], file, limit_s):
-                num_done += 1
-                yield result
+            found: list[Future[Result]] = [pool.submit(examination.of, task) for task in tasks]
+            for each in found:
+                yield each.result()
         finally:
-            child.end()
+            examination.end()
 
 
-def _follow(child: "_Child", tasks: list[Task], file: Path, limit_s: float) -> Generator[Result, None, None]:
-    """Results up to the first task that the child does not bring to its end."""
-    phase, number = "loading", 0
-    for position, task in enumerate(tasks):
-        begun = time.monotonic()
+class _Examination:
+    def __init__(self, chapter: Chapter, file: Path, model: str | None, limit_s: float) -> None:
+        self.chapter, self.file, self.model, self.limit_s = chapter, file, model, limit_s
+        self.runs: list[Run] = []
+        self.has_ended = False
+        self.not_loaded = ""  # why no task can be checked: to import the file has no end
+
+    def of(self, task: Task) -> Result:
+        begun = monotonic()
+        if self.not_loaded or self.has_ended:
+            return Result(task, 0, self.not_loaded)
+        arguments = {"number": self.chapter.number, "name": task.name, "file": str(self.file), "model": self.model}
+        run = Run("chapters.examine:check_task", **arguments)
+        self.runs.append(run)
         try:
-            while True:
-                longer_s = {"loading": LOADING_LIMIT_S, "preparing": limit_s + PREPARING_S}
-                message = child.read(longer_s.get(phase, limit_s))
-                if "result" in message:
-                    break
-                if "refused" in message:
-                    raise ValueError(message["refused"])
-                if phase == "loading":  # what our own code has to say: a warning
-                    print(child.take_printed(), end="", file=sys.stderr)
-                    child.go_on()
-                    begun = time.monotonic()
-                phase, number = message["phase"], message.get("check", 0)
-        except _Lost as lost:
-            if phase == "loading":
-                raise ValueError(f"the engine cannot be loaded: {lost}\n{child.take_printed()}") from None
-            failed, problem, section = [task], str(lost), getattr(task.checks[number], "section", task.section)
-            if phase == "importing":
-                failed, problem, section = tasks[position:], f"{file_of(file)} cannot be loaded: {lost}", ""
-            for each in failed:
-                seconds, begun = time.monotonic() - begun, time.monotonic()
-                yield Result(each, number, problem, section=section, seconds=seconds, printed=child.take_printed())
-            return
-        phase, number, seconds = "preparing", 0, time.monotonic() - begun
-        result = Result(task, **message["result"], seconds=seconds, printed=child.take_printed())
-        child.go_on()
-        yield result
+            result = self._follow(run, task)
+        finally:
+            run.end()
+        return Result(task, **result, seconds=monotonic() - begun, printed=run.printed())
 
-
-class _Lost(Exception):
-    """The child will give no result. The message says why."""
-
-
-class _Child:
-    """The process. `orders` are arguments of child.main()."""
-
-    def __init__(self, place: Place | None, **orders: Any) -> None:
-        self.token, self.mark = secrets.token_hex(16), secrets.token_hex(16)
-        ours, course = str(ROOT.parent), str(place.course if place else ROOT.parent)
-        others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each != ours]
-        own = {"PYTHONPATH": os.pathsep.join([course, *others]), MARK: self.mark}
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "chapters.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            cwd=course if place else None,  # where Python looks for modules first: not where a submission writes
-            env=os.environ | (place.environment if place else {}) | own,
-        )
-        assert self.process.stdin and self.process.stdout and self.process.stderr
-        self.channel, self.stderr = self.process.stdout.fileno(), self.process.stderr.fileno()
-        self.said, self.printed, self.num_printed = b"", b"", 0
-        self.selector = selectors.DefaultSelector()
-        for fd in (self.channel, self.stderr):
-            os.set_blocking(fd, False)
-            self.selector.register(fd, selectors.EVENT_READ)
-        self._write(
-            json.dumps(orders | {"token": self.token} | (place.orders if place else {"folder": None, "course": None}))
-        )
-
-    def read(self, limit_s: float) -> dict[str, Any]:
-        """The next message. Raises _Lost if none comes within this time."""
-        deadline = time.monotonic() + limit_s
-        while b"\n" not in self.said:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                why = "does it wait for something, or is there a loop that never ends?"
-                raise _Lost(f"it was not done after {limit_s:g} s: {why}")
-            for key, _ in self.selector.select(left):
-                self._take(key.fd)
-        line, self.said = self.said.split(b"\n", 1)
-        with suppress(ValueError, TypeError):
-            token, message = json.loads(line)
-            if token == self.token:
-                return message
-        raise _Lost("something was written into the grader's own pipe")
-
-    def go_on(self) -> None:
-        """What was printed up to now is taken: the next task may begin."""
-        self._write("")
-
-    def _write(self, line: str) -> None:
-        assert self.process.stdin
-        with suppress(BrokenPipeError):  # it has ended, which read() finds out
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
-
-    def _take(self, fd: int) -> bool:
-        """Read what is there; False if there is nothing now."""
+    def _follow(self, run: Run, task: Task) -> dict[str, Any]:
+        """Fields of its Result."""
+        phase = Phase("starting", 0)
         try:
-            data = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return False
-        if fd == self.stderr:
-            self.printed, self.num_printed = (self.printed + data)[-MOST_PRINTED_BYTES:], self.num_printed + len(data)
-            if not data:
-                with suppress(KeyError):
-                    self.selector.unregister(fd)
-        elif not data:
-            raise _Lost(how_it_ended(self.process))
-        else:
-            self.said += data
-            if len(self.said) > MOST_MESSAGE_BYTES:
-                raise _Lost("something was written into the grader's own pipe")
-        return bool(data)
-
-    def take_printed(self) -> str:
-        """What has been printed since it was last asked for."""
-        for _ in range(16):  # what a pipe can hold; more comes from what is running on
-            if not self._take(self.stderr):
-                break
-        cut = f"... ({self.num_printed:,} bytes in all)\n" if self.num_printed > len(self.printed) else ""
-        text = cut + readable(self.printed.decode("utf-8", "replace"), 2 * MOST_PRINTED_BYTES)
-        self.printed, self.num_printed = b"", 0
-        return text
+            while isinstance(heard := run.hear(self.limit_s if phase.name in THEIRS else PREPARING_S), Phase):
+                phase = heard
+        except Lost as lost:
+            if phase.name == "importing":
+                self.not_loaded = f"{file_of(self.file)} cannot be loaded: {lost}"
+                return {"num_passed": 0, "problem": self.not_loaded}
+            if phase.name == "checking":
+                section = getattr(task.checks[phase.number], "section", task.section)
+                return {"num_passed": phase.number, "problem": str(lost), "section": section}
+            raise ValueError(f"the engine cannot be loaded: {lost}\n{run.printed()}") from None
+        if "refused" in heard:
+            raise ValueError(heard["refused"])
+        num_checks = len(task.checks)
+        is_done = heard.get("num_passed") == num_checks and phase == Phase("checking", num_checks - 1)
+        if not heard.get("problem") and not is_done:
+            return {"num_passed": 0, "problem": "the checks have not come to their end"}
+        return dict(heard)
 
     def end(self) -> None:
-        """Kill it, and whatever it has started: its process group, and on Linux those that have left the group."""
-        self.process.terminate()  # its keeper ends the rest
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
-        with suppress(ProcessLookupError, PermissionError):  # macOS: no permission to kill one that has ended
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for _ in range(100):  # each time those are found that were started meanwhile
-            if not sum(_kill_marked(folder, self.mark) for folder in Path("/proc").glob("[0-9]*")):
-                break
-        for pipe in filter(None, (self.process.stdin, self.process.stdout, self.process.stderr)):
-            with suppress(BrokenPipeError):
-                pipe.close()
-        self.selector.close()
-        self.process.wait()
+        self.has_ended = True
+        for run in self.runs:
+            run.end()
 
 
-def _kill_marked(folder: Path, mark: str) -> bool:
-    with suppress(OSError):
-        if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-            os.kill(int(folder.name), signal.SIGKILL)
-            return True
-    return False
+def check_task(tell: Callable[..., None], number: int, name: str, file: str, model: str | None) -> dict[str, Any]:
+    """In the process of a Run: load the file, check this task. Returns fields of its Result."""
+    chapter = find_chapter(number)
+    [task] = [task for task in chapter.module("checks").TASKS if task.name == name]
+    chapter.module("exercise")  # all that the file may import: not on the student's time
+    path = Path(file).resolve()
+    if path.parent.is_dir():
+        os.chdir(path.parent)
+    tell("importing")
+    try:
+        function = find_function(chapter.submission(path), name)
+    except NotLoaded as error:
+        return {"num_passed": 0, "problem": str(error)}
+    bench = Bench(model, loads=lambda: tell("loading"))
+    try:
+        result = grade(task, function, bench, lambda check: tell("checking", check), str(path))
+    except Exception as error:  # not of the student's code
+        return {"refused": f"the engine cannot be loaded: {readable(error)}"}
+    return {each: value for each, value in vars(result).items() if each not in ("task", "seconds", "printed")}

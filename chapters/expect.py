@@ -1,5 +1,8 @@
 """Expect: what a check says when the student's code did something else than it should. Needs nothing but Python."""
 
+import math
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -7,16 +10,6 @@ from pickle import dumps, loads
 from typing import Any, Protocol, TypeVar
 
 F = TypeVar("F", bound=Callable[..., None])
-
-
-class Kept(dict[Any, Any]):
-    """A student's own memory from call to call. Where the code runs in a process of its own, what is in it stays there:
-    kept() shows it."""
-
-
-def kept(function: Any, memory: "Kept") -> dict[Any, Any]:
-    """What the function keeps in this memory."""
-    return function.kept(memory) if hasattr(function, "kept") else memory
 
 
 class Wrong(Exception):
@@ -52,6 +45,43 @@ def ensure(is_so: bool, hint: str, *, expected: Any = None, got: Any = None) -> 
     """As expect(), where the two are not compared, but something else must be true."""
     if not is_so:
         raise Wrong(hint, expected=expected, got=got)
+
+
+def differs(expected: Any, got: Any, absolute: Any, relative: float = 0.0) -> Any:
+    """Is `got` farther from `expected` than absolute + relative * |expected|? NaN is, from everything; infinity is,
+    from all but itself.
+
+    Of numbers, or of each number in two tensors of one shape: then a tensor of bools. Every check that compares
+    computed numbers asks here.
+    """
+    off = abs(got - expected)
+    near = (got == expected) | ((off <= absolute + relative * abs(expected)) & (off < math.inf))
+    return ~near if hasattr(near, "shape") else not near
+
+
+WHOLE = {"max", "min", "sum", "fsum", "sorted"}  # each goes through a whole list
+
+
+@contextmanager
+def once(size: int) -> Iterator[None]:
+    """The student's function is given a list of this size: it does not go through it anew for each of its entries."""
+    calls = Counter[str]()
+
+    def count(frame: Any, event: str, called: Any) -> None:
+        if event == "c_call" and called.__name__ in WHOLE:
+            calls[called.__name__] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+    for name, num_calls in calls.items():
+        if num_calls >= size >= 8:
+            hint = f"{name}() stands inside a loop or a comprehension and goes through the whole list for each token: "
+            hint += "with the model's 49,152 tokens that takes minutes. Compute it once, before"
+            raise Wrong(hint, expected=f"{name}() once", got=f"{num_calls} times for {size} tokens")
 
 
 def is_list_of(kind: Any, thing: Any, size: int) -> bool:

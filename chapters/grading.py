@@ -7,15 +7,17 @@ and sentences differ, cases() makes checks of a table.
 This file needs the standard library and nanovllm/core until a check asks for a model, so that a browser can grade, too.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
+from itertools import islice
 from typing import Any
 
 from chapters.expect import Wrong, expect, expect_sane, read_again
 from chapters.patching import our_engine, use_manager
-from chapters.submission import StudentError, describe, readable
+from chapters.submission import describe, full_kind_of, is_of_ours, kind_of, raised_by_checks, readable
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 
@@ -25,16 +27,19 @@ PROMPTS = ["The capital of France is", "Once upon a time there was", "One two th
 class Bench:
     """What checks work with: an engine on a real checkpoint, loaded when it is first asked for.
 
-    Without a model (None), a check that asks for the engine gets NoModel.
+    Without a model (None), a check that asks for the engine gets NoModel. loads(): is called before it is loaded.
     """
 
-    def __init__(self, model: str | None) -> None:
-        self._model = model
+    def __init__(self, model: str | None, loads: Callable[[], None] = lambda: None) -> None:
+        self._model, self._loads = model, loads
+        self._is_closed = False
 
     @property
     def model(self) -> str:
         if self._model is None:
             raise NoModel
+        if self._is_closed:
+            raise NotPrepared
         return self._model
 
     @cached_property
@@ -53,10 +58,15 @@ class Bench:
         outputs = self.llm.generate(PROMPTS, params, False)
         return [output.outputs[0].token_ids for output in outputs]
 
+    def close(self) -> None:
+        """Until prepare(), a check that asks for an engine that is not loaded gets NotPrepared."""
+        self._is_closed = self._model is not None and "llm" not in vars(self)
+
     def prepare(self) -> None:
         """Do what takes long and is not the student's: load, and ask our own engine what is expected."""
-        if self._model is not None:
-            _ = self.expected_tokens, self.llm
+        self._loads()
+        self._is_closed = False
+        _ = self.expected_tokens, self.llm
         self.clean()
 
     def clean(self) -> None:
@@ -94,6 +104,10 @@ class Bench:
 
 class NoModel(Exception):
     """A check asks for a model where there is none."""
+
+
+class NotPrepared(Exception):
+    """A check asks for the engine before it is loaded: not while the student's code is in its place."""
 
 
 class BenchWithoutModel(Bench):
@@ -197,34 +211,101 @@ def grade(
 ) -> Result:
     """Run the checks of one task until one fails, in this process: nothing here ends a check that never ends.
 
-    Each begins with an engine that has nothing in it. begins(number) is called before each check. file: the name that
-    load_submission() got, so that the student's lines are quoted; by default the file that defines the function.
+    Each begins with an engine that has nothing in it; the first that needs one begins again when it is loaded.
+    begins(number) is called before each check. file: the name that load_submission() got, so that the student's lines
+    are quoted; by default the file that defines the function. Raises what loading the engine raises.
     """
     name: str = getattr(getattr(function, "__code__", None), "co_filename", "") if file is None else file
+    watched = Watched(function)
     no_model: list[int] = []
-    bench.prepare()
-    for number, check in enumerate(task.checks):
+    number = 0
+    bench.close()
+    while number < len(task.checks):
         begins(number)
-        section, not_started = getattr(check, "section", task.section), False
-        try:
-            with task.use(function):
-                check(function, bench)
+        failed = _attempt(task, number, watched, bench, name)
+        if isinstance(failed, NotPrepared):
+            bench.prepare()
             continue
-        except NoModel:
+        if isinstance(failed, Result):
+            return replace(failed, open=tuple(no_model))
+        if isinstance(failed, NoModel):
             no_model.append(number)
-            continue
-        except NotImplementedError:
-            problem, not_started = "not started: it still raises NotImplementedError", True
-        except Wrong as wrong:
-            problem, section = _explain(wrong), wrong.section or section
-        except StudentError as error:
-            problem = f"your code led to {error.text}"
-        except BaseException as error:  # SystemExit and KeyboardInterrupt, too: the student's code raises them
-            problem = f"your code led to {describe(error, name)}"
-        finally:
-            bench.clean()
-        return Result(task, number, problem, not_started, tuple(no_model), section)
+        number += 1
     return Result(task, len(task.checks), open=tuple(no_model))
+
+
+def _attempt(
+    task: Task, number: int, watched: "Watched", bench: Bench, name: str
+) -> "Result | NoModel | NotPrepared | None":
+    """One check. None if it passes."""
+    check, not_started = task.checks[number], False
+    section = getattr(check, "section", task.section)
+    try:
+        with task.use(watched.function):
+            check(watched.function, bench)
+        return None
+    except (NoModel, NotPrepared) as lacking:
+        return lacking
+    except NotImplementedError:
+        problem, not_started = "not started: it still raises NotImplementedError", True
+    except Wrong as wrong:
+        problem, section = "\n".join(filter(None, (_explain(wrong), watched.odd_value()))), wrong.section or section
+    except BaseException as error:  # SystemExit and KeyboardInterrupt, too: the student's code raises them
+        problem = f"your code led to {describe(error, name)}"
+        if is_of_ours(error, name) and (odd := watched.odd_value() or watched.value_for(error)):
+            problem = odd
+    finally:
+        bench.clean()
+    return Result(task, number, problem, not_started, section=section)
+
+
+class Watched:
+    """The student's function, and what it has returned lately."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self._returned = function, deque[Any](maxlen=16)
+        if callable(function):
+
+            @wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                found = function(*args, **kwargs)
+                if not hasattr(found, "__next__"):  # an iterator that nobody reads is to end
+                    self._returned.append(found)
+                return found
+
+            self.function = call
+
+    def odd_value(self) -> str:
+        """A sentence about a value of a kind that no check takes; empty if there is none."""
+        for odd in odd_values(self._returned):
+            what = f"{self.function.__name__} returned {_shown(odd, 80)}, of the type {full_kind_of(odd)}"
+            return f"{what}: the checks take Python's own numbers, texts and lists, and tensors"
+        return ""
+
+    def value_for(self, error: BaseException) -> str:
+        """A sentence about what was returned, with which our own code has come to this error."""
+        if not self._returned or not raised_by_checks(error):
+            return ""
+        what = f"{self.function.__name__} returned {_shown(self._returned[-1], 200)}"
+        return f"{what}, and the check cannot work with that: {readable(error)}"
+
+
+def odd_values(value: Any, depth: int = 6) -> Iterator[Any]:
+    """What is in it that is neither Python's own nor the engine's, such as numpy's numbers and fractions."""
+    if type(value) is dict:
+        value = [*value.keys(), *value.values()]
+    if type(value) in (list, tuple, set, frozenset, deque):
+        for each in islice(value, 10_000 if depth else 0):
+            yield from odd_values(each, depth - 1)
+    elif type(value) is complex or full_kind_of(value).split(".")[0] in ("numpy", "fractions", "decimal", "array"):
+        yield value
+
+
+def _shown(value: Any, most_characters: int) -> str:
+    try:
+        return readable(repr(value), most_characters)
+    except BaseException as error:  # it is the student's
+        return f"something whose repr() raises {kind_of(error)}"
 
 
 def _explain(wrong: Wrong) -> str:

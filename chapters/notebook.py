@@ -1,7 +1,6 @@
-"""Notebook: an exercise in a notebook's cells, graded as `python -m chapters check` grades exercise.py.
+"""Notebook: an exercise in a notebook's cells, checked as `python -m chapters check` checks exercise.py.
 
-Cells whose first line begins with MARK are that file: in the order in which they ran first; of those with the same
-first line, the one that ran last. check() grades them in a process of its own (examine.py).
+check() is for whoever writes them. Marks come from elsewhere (teaching/cells.py).
 """
 
 import tempfile
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from chapters.course import find_chapter
+from chapters.exercise_cells import exercise_of
 from chapters.report import record, report
 from chapters.submission import LIMIT_S
-
-MARK = "# exercise.py"
 
 
 class NotPassed(Exception):
@@ -21,7 +19,7 @@ class NotPassed(Exception):
 
 
 def check(number: int, name: str) -> None:
-    """Grade a task of this chapter. Raises NotPassed."""
+    """Check a task of this chapter. Raises NotPassed."""
     [task] = (task for task in graded(number, exercise_in_cells()) if task["task"] == name)
     if not task["passed"]:
         raise NotPassed(f"{task['checks_passed']} of {task['checks']} checks passed\n{task['message']}")
@@ -29,12 +27,10 @@ def check(number: int, name: str) -> None:
 
 
 def exercise_in_cells() -> str:
-    """What the marked cells say that this notebook has run."""
+    """What the cells say that this notebook has run."""
     from IPython import get_ipython  # which runs them
 
-    ran: list[str] = get_ipython().user_ns["In"]
-    cells = {cell.partition("\n")[0]: cell for cell in ran if cell.startswith(MARK)}
-    return "\n\n\n".join(cell.strip() for cell in cells.values()) + "\n"
+    return exercise_of(get_ipython().user_ns["In"])
 
 
 @lru_cache(maxsize=1)  # a chapter has several tasks

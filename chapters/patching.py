@@ -30,14 +30,6 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, ours) if is_own else delattr(owner, name)
 
 
-def patches() -> Iterator[tuple[Any, str, Any]]:
-    """What is not ours in these classes now: (class, name, as it is stored)."""
-    for owner, ours in _OURS:
-        for name, value in ours.items():
-            if vars(owner).get(name) is not value:
-                yield owner, name, vars(owner)[name]
-
-
 @contextmanager
 def use_manager(llm: LLM, manager: BlockManager) -> Iterator[None]:
     """The engine allocates from this manager for a while. It must not have more blocks than the KV cache."""

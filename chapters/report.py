@@ -1,6 +1,5 @@
 """Report: what python -m chapters check prints, for people and (--json) for whoever collects marks."""
 
-import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 from textwrap import indent
@@ -10,23 +9,24 @@ from rich.console import Console
 from rich.markup import escape
 
 from chapters.course import Chapter
+from chapters.examine import examine
 from chapters.grading import Result
 from chapters.submission import readable
 
 
-def report(chapter: Chapter, file: Path, model: str | None, limit_s: float, console: Console | None) -> list[Result]:
-    """Grade a file and, where there is a console, show each task when it is done."""
-    if sys.platform == "win32":
-        from chapters.examine_here import examine_here
-
-        running = examine_here(chapter, file, model)
-    else:
-        from chapters.examine import examine
-
-        running = examine(chapter, file, model, limit_s)
+def report(
+    chapter: Chapter,
+    file: Path,
+    model: str | None,
+    limit_s: float,
+    console: Console | None,
+    task: str = "",
+    num_jobs: int = 0,
+) -> list[Result]:
+    """Check a file and, where there is a console, show each task when it is done. task: only this one."""
     results: list[Result] = []
     with ExitStack() as stack:
-        examined = stack.enter_context(closing(running))
+        examined = stack.enter_context(closing(examine(chapter, file, model, limit_s, task, num_jobs)))
         if console:
             stack.enter_context(console.status(f"checking {escape(readable(file))}"))
         for result in examined:

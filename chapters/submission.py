@@ -4,18 +4,15 @@ Nothing here trusts the file: it may be no Python, end the program while it is i
 methods fail. What takes for ever is for the caller's clock. Standard library only: a browser uses this file, too.
 """
 
-import builtins
 import io
 import linecache
-import signal
-import subprocess
 import sys
 import tokenize
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -34,26 +31,6 @@ class NoInput(io.StringIO):
 
 class NotLoaded(Exception):
     """The submission has nothing to grade. The message says why."""
-
-
-class StudentError(Exception):
-    """What the student's code raised, in a process of its own. text: as describe() has it there."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    @classmethod
-    def like(cls, kind: str, text: str) -> BaseException:
-        """One that is caught where an error of this kind, a builtin one, is."""
-        builtin = vars(builtins).get(kind)
-        if builtin is NotImplementedError:
-            return NotImplementedError()
-        if isinstance(builtin, type) and issubclass(builtin, BaseException):
-            with suppress(TypeError):  # bases whose objects are laid out differently
-                made: BaseException = type(kind, (cls, builtin), {})(text)
-                return made
-        return cls(text)
 
 
 def load_submission(source: bytes | str, name: str, module_name: str = "submission") -> ModuleType:
@@ -77,7 +54,7 @@ def find_function(module: ModuleType, name: str) -> Callable[..., Any]:
     if function is None:
         raise NotLoaded(f"{file_of(module.__file__)} has no function {name}")
     if not callable(function):
-        raise NotLoaded(f"{name} in {file_of(module.__file__)} is no function: it is of type {_type(function)}")
+        raise NotLoaded(f"{name} in {file_of(module.__file__)} is no function: it is of type {kind_of(function)}")
     return function
 
 
@@ -92,17 +69,15 @@ def describe(error: BaseException, name: str) -> str:
         return "an error that fails itself when it is asked what it is"
 
 
-def how_it_ended(process: subprocess.Popen) -> str:
-    """Why a student's process, whose pipe is closed, is there no more."""
-    try:
-        code = process.wait(10)
-    except subprocess.TimeoutExpired:
-        return "the grader's own pipe was closed"
-    if code >= 0:
-        return f"the program was ended with exit code {code} before it was done; {RETURNS}"
-    killed = sys.platform != "win32" and code == -signal.SIGKILL
-    memory = "; perhaps it needed too much memory" if killed else ""
-    return f"the program was ended by signal {-code} ({signal.strsignal(-code)}) before it was done{memory}"
+def is_of_ours(error: BaseException, name: str) -> bool:
+    """Was it raised when nothing ran that stands in the file of this name?"""
+    return all(frame.f_code.co_filename != name for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def raised_by_checks(error: BaseException) -> bool:
+    """Was it raised in a file of the course, such as a check?"""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(files) and Path(files[-1]).is_relative_to(Path(__file__).parent)
 
 
 def readable(value: Any, most_characters: int = 2000) -> str:
@@ -110,7 +85,7 @@ def readable(value: Any, most_characters: int = 2000) -> str:
     try:
         text = str.__str__(str(value))  # not a class made from str, whose methods are the student's
     except BaseException as error:
-        text = f"<{_type(error)} when it was made into text>"
+        text = f"<{kind_of(error)} when it was made into text>"
     if len(text) > most_characters:
         text = f"{text[:most_characters]}... ({len(text):,} characters)"
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
@@ -131,7 +106,7 @@ def _decode(source: bytes) -> str:
 
 def _what(error: BaseException) -> str:
     message = readable(error.msg if isinstance(error, SyntaxError) else error)
-    what = f"{_type(error)}: {message}" if message else _type(error)
+    what = f"{kind_of(error)}: {message}" if message else kind_of(error)
     return f"{what}\n{RETURNS}" if isinstance(error, SystemExit) else what
 
 
@@ -154,6 +129,13 @@ def file_of(path: object) -> str:
     return readable(str(path).replace("\\", "/").rsplit("/", 1)[-1])
 
 
-def _type(value: object) -> str:
+def kind_of(value: object) -> str:
+    """The name of its type, whatever that says of itself."""
     name = type.__dict__["__name__"].__get__(type(value))  # a metaclass may have one of its own
     return readable(str.__str__(name))
+
+
+def full_kind_of(value: object) -> str:
+    """The same, with its module if that is not Python's own: "numpy.bool"."""
+    module = type.__dict__["__module__"].__get__(type(value))
+    return kind_of(value) if module == "builtins" else f"{readable(module, 100)}.{kind_of(value)}"

@@ -40,16 +40,8 @@ def import_all() -> int:
     return len(names)
 
 
-# Run as programs, by sandbox.py and examine.py, and imported by nobody; all but the first do nothing without groups of
-# processes, which Windows lacks.
-NOT_IMPORTED = {
-    "nanovllm.checks.sandbox_process",
-    "chapters.child",
-    "chapters.examine",
-    "chapters.teaching.table",
-    "chapters.wall",
-    "chapters.worker",
-}
+# Run as a program, by sandbox.py, and imported by nobody.
+NOT_IMPORTED = {"nanovllm.checks.sandbox_process"}
 OPTIONAL = {
     "ray",
     "triton",

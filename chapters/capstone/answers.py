@@ -3,9 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from chapters.capstone.remote import Refused
 from chapters.capstone.views import Setup
 from chapters.submission import readable
+
+
+class Refused(Exception):
+    """The policy did what no policy does. The message says what was found."""
 
 
 def read_ids(found: dict[str, Any], method: str, waiting: Iterable[int]) -> list[int]:

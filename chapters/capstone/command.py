@@ -121,6 +121,13 @@ def run_score(args: argparse.Namespace, console: Console) -> int:
     verdicts += reference_verdict(trace, setup, args)
     show_setup(console, setup, label)
     show(console, sorted(verdicts, key=lambda verdict: -verdict.score.goodput if verdict.score is not None else 0.0))
+    if REFERENCE.exists():  # a student's edition has nothing of teachers'
+        from chapters.teaching.suspicious import flags_beside
+
+        for file in files:
+            if flags := flags_beside(file.read_bytes(), POLICY.read_bytes()):
+                said = f"{readable(file.stem, 40)}: look at it: {'; '.join(flags)}"
+                console.print(said, markup=False, soft_wrap=True)
     return 0 if all(verdict.score is not None for verdict in verdicts) else 1
 
 

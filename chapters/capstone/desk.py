@@ -1,6 +1,6 @@
 """Desk: makes views of the server's messages, asks the policy, and sends back what it decided.
 
-Numbers travel, as JSON. Whatever the policy returns goes back as it is: the server's side judges it (seams.py).
+Whatever the policy returns goes back as it is: the server's side judges it (seams.py).
 """
 
 from typing import Any

@@ -2,22 +2,25 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from chapters.capstone.remote import Refused, Remote, closed_to_others
+from chapters.capstone.answers import Refused
+from chapters.capstone.desk import Desk
 from chapters.capstone.score import Score, check_conservation, score, timings
 from chapters.capstone.simulation import Served, simulate
 from chapters.capstone.trace import Row
 from chapters.capstone.views import Setup
 from chapters.course import locked
-from chapters.submission import NotLoaded, file_of, readable
+from chapters.runner import Lost, Run
+from chapters.submission import NotLoaded, describe, file_of, load_submission, readable
 from nanovllm.files.hub import user_folder
 
 LIMIT_S = 120.0
+STARTING_S = 120.0  # for Python and what it imports of ours
 BASELINE = "the engine by itself"
 ENTRY = {"name": str, "trace": str, "goodput": float, "num_good": int, "num_requests": int, "problem": str, "when": str}
 
@@ -38,21 +41,46 @@ def judge(
     raises."""
     if file is None:
         return Verdict(name or BASELINE, scored(simulate(trace, setup, hybrid=hybrid), setup))
-    name = name or file.stem
+    arguments = {"file": str(file), "trace": trace, "setup": setup, "hybrid": hybrid}
+    run = Run("chapters.capstone.judge:serve_trace", **arguments)
     try:
-        source = file.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        return Verdict(name, None, f"{file_of(file)} cannot be read: {readable(error)}")
-    remote, found, problem = None, None, ""
-    with closed_to_others():
-        try:
-            remote = Remote(source, str(file), setup, limit_s)
-            found = scored(simulate(trace, setup, remote, hybrid), setup)
-        except (Refused, NotLoaded) as refused:
-            problem = str(refused)
-        finally:
-            printed = remote.close() if remote is not None else ""
-    return Verdict(name, found, problem, printed)
+        run.hear(STARTING_S)
+        found, problem = run.hear(limit_s)
+        reached = Score(*found) if found else None
+    except Lost as lost:
+        reached, problem = None, str(lost)
+    except (TypeError, ValueError):  # it is in no form of ours
+        reached, problem = None, "something was written into the grader's own pipe"
+    finally:
+        run.end()
+    return Verdict(name or file.stem, reached, problem, run.printed())
+
+
+def serve_trace(
+    tell: Callable[..., None], file: str, trace: list[list[Any]], setup: list[Any], hybrid: bool
+) -> tuple[Score | None, str]:
+    """In the process of a Run: the policy and the server that asks it."""
+    tell("serving")
+    shown = Setup(*setup)
+    try:
+        desk = Desk(load_policy(file), setup)
+        return scored(simulate([Row(*row) for row in trace], shown, desk, hybrid), shown), ""
+    except (Refused, NotLoaded) as refused:
+        return None, str(refused)
+    except BaseException as error:  # SystemExit, too
+        return None, f"your policy led to {describe(error, file)}"
+
+
+def load_policy(file: str) -> Any:
+    """The class Policy of this file. Raises NotLoaded."""
+    try:
+        source = Path(file).read_bytes()
+    except OSError as error:
+        raise NotLoaded(f"{file_of(file)} cannot be read: {error.strerror}") from None
+    found = vars(load_submission(source, file, "policy")).get("Policy")
+    if not isinstance(found, type):
+        raise NotLoaded(f"{file_of(file)} has no class Policy")
+    return found
 
 
 def scored(served: Served, setup: Setup) -> Score:

@@ -3,8 +3,7 @@
 As it stands, every method does what the engine does by itself. Between two steps the server asks all five, in this
 order: whom to refuse, who comes first, how many tokens the step may have, how many draft tokens, and what the blocks
 are worth that have been released since. An object of this class lives as long as the run: keep in it what you want to
-remember. A few modules of the standard library are there, such as math and random; no files, no other processes, no
-look at the grader (README.md says what is refused).
+remember. It decides by what it is given, and by nothing else (README.md says what is refused).
 """
 
 from chapters.capstone.views import Block, Setup, State

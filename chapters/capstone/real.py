@@ -7,17 +7,22 @@ and the limits are multiples of what one request needs that is alone: each machi
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from chapters.capstone.judge import BASELINE, Verdict, scored, table_of
-from chapters.capstone.remote import Refused, Remote
+from chapters.capstone.answers import Refused
+from chapters.capstone.desk import Desk
+from chapters.capstone.judge import BASELINE, Verdict, load_policy, scored, table_of
+from chapters.capstone.score import Score
 from chapters.capstone.seams import Asked, ChosenDrafts, Client, Seams
 from chapters.capstone.simulation import Served
 from chapters.capstone.trace import Row
 from chapters.capstone.views import Setup
+from chapters.runner import Lost, Phase, Run
+from chapters.submission import NotLoaded, describe
 from nanovllm import LLM, SamplingParams
 from nanovllm.request import Request
 from nanovllm.tools.bench import measure
@@ -26,6 +31,7 @@ from nanovllm.tools.demo_model import demo_model_path
 NUM_REQUESTS, DIVISOR = 40, 16
 NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_DRAFT_TOKENS = 96, 16, 16, 512, 8
 SIZES = NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_DRAFT_TOKENS
+YOURS, LOADING_S = "your policy", 900.0
 LOAD = 1.3  # requests that come, as a multiple of those that the engine by itself answers
 TTFT_LIMIT, TPOT_LIMIT = 6.0, 3.0  # multiples of what a request of mean length needs alone
 
@@ -131,30 +137,48 @@ class RealServer:
 
 
 def serve_for_real(policy: Path, rows: list[Row], limit_s: float, console: Console) -> int:
-    with console.status("loading the model"):
-        server = RealServer(str(demo_model_path()))
-        due = server.requests(rows[:NUM_REQUESTS])
-        setup = server.setup(due)
-    with console.status("how many does the engine answer if all come at once?"):
-        end_s = server.serve([each._replace(due_s=0.0) for each in due], setup, None).end_s
+    """limit_s: for the policy alone."""
+    run = Run("chapters.capstone.real:measure_both", policy=str(policy), rows=rows[:NUM_REQUESTS])
+    phase, said = Phase("starting", 0), ""
+    try:
+        with console.status(phase.name) as status:
+            while isinstance(heard := run.hear(limit_s if phase.name == YOURS else LOADING_S), Phase):
+                phase = heard
+                status.update(phase.name)
+        said, found = heard
+    except Lost as lost:
+        if phase.name != YOURS:
+            raise ValueError(f"the engine cannot be loaded: {lost}\n{run.printed()}") from None
+        found = [[policy.stem, None, str(lost)]]
+    finally:
+        run.end()
+    verdicts = [Verdict(name, score and Score(*score), problem) for name, score, problem in found]
+    console.print(said, markup=False)
+    console.print(table_of(verdicts))
+    console.print("\n".join(filter(None, (verdicts[-1].problem, run.printed()))), markup=False, soft_wrap=True)
+    return 0 if verdicts[-1].score is not None else 1
+
+
+def measure_both(tell: Callable[..., None], policy: str, rows: list[list[Any]]) -> tuple[str, list[Any]]:
+    """In the process of a Run: the engine by itself, then with the policy. A sentence, and (name, score, problem)."""
+    tell("loading the model")
+    server = RealServer(str(demo_model_path()))
+    due = server.requests([Row(*row) for row in rows])
+    setup = server.setup(due)
+    tell("how many does the engine answer if all come at once?")
+    end_s = server.serve([each._replace(due_s=0.0) for each in due], setup, None).end_s
     stretch = end_s / LOAD / max(due[-1].due_s, 1e-9)
     due = [each._replace(due_s=each.due_s * stretch) for each in due]
-    verdicts = []
-    with console.status("the engine by itself"):
-        served = server.serve(due, setup, None)
-        verdicts.append(Verdict(BASELINE, scored(served, setup)))
-    remote = Remote(policy.read_text("utf-8"), str(policy), setup, limit_s)
-    with console.status("your policy"):
-        try:
-            served = server.serve(due, setup, remote)
-            verdicts.append(Verdict(policy.stem, scored(served, setup)))
-        except Refused as refused:
-            server.stop()
-            verdicts.append(Verdict(policy.stem, None, str(refused)))
-        finally:
-            printed = remote.close()
+    tell(BASELINE)
+    verdicts: list[Any] = [[BASELINE, scored(server.serve(due, setup, None), setup), ""]]
+    tell(YOURS)
+    name = Path(policy).stem
+    try:
+        served = server.serve(due, setup, Desk(load_policy(policy), [*setup]))
+        verdicts.append([name, scored(served, setup), ""])
+    except (Refused, NotLoaded) as refused:
+        verdicts.append([name, None, str(refused)])
+    except BaseException as error:  # SystemExit, too
+        verdicts.append([name, None, f"your policy led to {describe(error, policy)}"])
     limits = f"first token within {setup.ttft_limit_s * 1e3:,.0f} ms, then {setup.tpot_limit_s * 1e3:,.0f} ms a token"
-    console.print(f"{len(due)} requests in {due[-1].due_s:.1f} s (measured); good: {limits}", markup=False)
-    console.print(table_of(verdicts))
-    console.print("\n".join(filter(None, (verdicts[-1].problem, printed))), markup=False, soft_wrap=True)
-    return 0 if verdicts[-1].score is not None else 1
+    return f"{len(due)} requests in {due[-1].due_s:.1f} s (measured); good: {limits}", verdicts

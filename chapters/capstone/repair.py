@@ -1,17 +1,14 @@
 """The five broken engines: what users complain about, the broken file to hand out, and the grade of a repaired one."""
 
-import json
-import os
-import secrets
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from chapters.capstone.case import read_case
 from chapters.course import ROOT
+from chapters.runner import Lost, Run
 from chapters.submission import readable
 
 LIMIT_S = 120.0
@@ -57,11 +54,12 @@ def broken_source(number: int, decoy: bool = False) -> str:
 
 def complain(number: int, console: Console) -> int:
     """Show what users of this engine see."""
-    result = run_with(number, broken_source(number), "")
-    console.print(result.stdout.rstrip(), markup=False, soft_wrap=True)
-    if result.returncode:
-        console.print(readable(result.stderr[-2000:]), markup=False, style="dim")
+    try:
+        lines = returned_by("complain", number, broken_source(number), number=number)
+    except Lost as lost:
+        console.print(str(lost), markup=False, style="dim")
         return 1
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
     command = f"python -m chapters capstone broken {number}"
     console.print(
         f"\nThe fault is in one file:  {command} --out FOLDER\nRepaired?  {command} --check FILE", markup=False
@@ -95,12 +93,12 @@ def check(number: int, file: Path, case: Path | None, console: Console) -> int:
 
 
 def grade(number: int, source: str) -> list[Checked]:
-    token = secrets.token_hex(16)
-    result = run_with(number, source, token)
-    lines = [line.removeprefix(token) for line in result.stdout.splitlines() if line.startswith(token)]
-    results = [Checked(*json.loads(line)) for line in lines]
-    if result.returncode or [found.title for found in results] != titles_of(number):
-        why = readable(result.stderr[-1500:]) or "its process has ended, or has said something of its own"
+    why, results = "some are missing", list[Checked]()
+    try:
+        results = [Checked(*each) for each in returned_by("check", number, source, number=number)]
+    except Lost as lost:
+        why = str(lost)
+    if [found.title for found in results] != titles_of(number):
         results.append(Checked("the checks come to their end, each of them", why))
     return results
 
@@ -135,30 +133,22 @@ def grade_case(number: int, text: str) -> list[Checked]:
 
 def seen_with(number: int, source: str, text: str) -> list[str] | str:
     """What case.see() returns in this engine; or why the case cannot be read."""
-    result = run_with(number, source, "", text)
-    if result.returncode:
-        return result.stderr.strip().rpartition("\n")[2] or "it did not come to its end"
-    return list(json.loads(result.stdout))
+    try:
+        return returned_by("play", number, source, case=text)
+    except Lost as lost:
+        return str(lost)
 
 
-def run_with(number: int, source: str, token: str, case: str | None = None) -> "subprocess.CompletedProcess[str]":
-    """Run repaired.py with this source in place of the engine's file."""
-    import tempfile
-
-    module = f"nanovllm.{FILES[number].removesuffix('.py').replace('/', '.')}"
+def returned_by(what: str, engine: int, source: str, **arguments: Any) -> Any:
+    """What this function of repaired.py returns, with this source in place of the engine's file. Raises Lost."""
+    module = f"nanovllm.{FILES[engine].removesuffix('.py').replace('/', '.')}"
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / Path(FILES[number]).name
+        file = Path(folder) / Path(FILES[engine]).name
         file.write_text(source, "utf-8")
-        orders = json.dumps({"number": number, "module": module, "file": str(file), "token": token, "case": case})
-        command = [sys.executable, "-m", "chapters.capstone.repaired"]
-        path = os.pathsep.join(filter(None, (str(ROOT.parent), os.environ.get("PYTHONPATH"))))
-        env = os.environ | {"PYTHONPATH": path}
-        env.pop("PYTHONOPTIMIZE", None)  # the engine's invariants are assertions
+        run = Run(f"chapters.capstone.repaired:{what}", module=module, file=str(file), **arguments)
         try:
-            return subprocess.run(
-                command, input=orders, capture_output=True, text=True, encoding="utf-8", errors="replace", env=env,
-                timeout=LIMIT_S,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as late:
-            said = late.stdout.decode("utf-8", "replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-            return subprocess.CompletedProcess(command, 1, said, f"it was not done after {LIMIT_S:g} s")
+            return run.hear(LIMIT_S)
+        except Lost as lost:
+            raise Lost(f"{lost}\n{run.printed()}".strip()) from None
+        finally:
+            run.end()

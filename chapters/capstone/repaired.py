@@ -1,7 +1,10 @@
-"""The process in which a broken or repaired file stands in for one of the engine's: started by repair.py alone."""
+"""What happens in the process of a Run where a broken or repaired file stands in for one of the engine's (repair.py).
 
-import json
+Nothing of the engine may be imported before that file is in its place.
+"""
+
 import sys
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -19,28 +22,38 @@ class InPlace(MetaPathFinder):
         return spec_from_file_location(name, self.file) if name == self.module else None
 
 
-def main(number: int, module: str, file: str, token: str, case: str | None) -> None:
-    """Say what users see (without a token), or what is seen in a case, or a line for each check, after this token."""
+def put_in_place(module: str, file: str) -> None:
     sys.dont_write_bytecode = True
     sys.meta_path.insert(0, InPlace(module, Path(file)))
-    if case is not None:
-        from chapters.capstone.case import read_case, see
 
-        try:
-            print(json.dumps(see(read_case(case))))
-        except (ValueError, IndexError) as error:
-            sys.exit(f"{error}")
-        return
-    if not token:
-        from chapters.capstone.symptoms import SYMPTOMS
 
-        for line in SYMPTOMS[number]():
-            print(line, flush=True)
-        return
+def complain(tell: Callable[..., None], number: int, module: str, file: str) -> list[str]:
+    """What users see."""
+    put_in_place(module, file)
+    from chapters.capstone.symptoms import SYMPTOMS
+
+    return list(SYMPTOMS[number]())
+
+
+def play(tell: Callable[..., None], case: str, module: str, file: str) -> list[str] | str:
+    """What is seen in this case, or why it cannot be read."""
+    put_in_place(module, file)
+    from chapters.capstone.case import read_case, see
+
+    try:
+        return see(read_case(case))
+    except (ValueError, IndexError) as error:
+        return str(error)
+
+
+def check(tell: Callable[..., None], number: int, module: str, file: str) -> list[tuple[str | None, str]]:
+    """Of each check its title, and what it has found."""
+    put_in_place(module, file)
     from chapters.capstone.battery import BATTERIES
     from chapters.expect import Wrong
     from chapters.submission import describe, readable
 
+    found = []
     for check in BATTERIES[number]:
         problem = ""
         try:
@@ -53,8 +66,5 @@ def main(number: int, module: str, file: str, token: str, case: str | None) -> N
             )
         except BaseException as error:
             problem = describe(error, file)
-        print(token, json.dumps([check.__doc__, problem]), flush=True)
-
-
-if __name__ == "__main__":
-    main(**json.loads(sys.stdin.readline()))
+        found.append((check.__doc__, problem))
+    return found

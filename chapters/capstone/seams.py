@@ -9,8 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from chapters.capstone.answers import read_budget, read_draft_counts, read_ids, read_snapshots, read_worths
-from chapters.capstone.remote import Refused
+from chapters.capstone.answers import Refused, read_budget, read_draft_counts, read_ids, read_snapshots, read_worths
 from chapters.capstone.views import Setup
 from nanovllm.core.block_manager import BlockEvent, BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
@@ -20,7 +19,7 @@ from nanovllm.features.speculation.choose import Proposer, Speculation
 
 
 class Asked(Protocol):
-    """A Desk, or a Remote, which is one in another process."""
+    """A Desk."""
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]: ...
 

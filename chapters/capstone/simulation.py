@@ -8,7 +8,7 @@ import random
 from collections import deque
 from typing import NamedTuple
 
-from chapters.capstone.remote import Refused
+from chapters.capstone.answers import Refused
 from chapters.capstone.seams import Asked, ChosenDrafts, Client, Seams
 from chapters.capstone.trace import Row
 from chapters.capstone.views import Setup

@@ -1,7 +1,6 @@
 """What a policy is shown: copies, in tuples, of what a server knows at that moment. No engine object is behind them.
 
-Not among them: how long an answer will be, and who will come. This file imports nothing but the standard library, as a
-policy runs in a process that has nothing else (policy_process.py).
+Not among them: how long an answer will be, and who will come.
 """
 
 from typing import NamedTuple

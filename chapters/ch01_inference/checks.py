@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch01_inference.lab import next_logits_of, rows_of
-from chapters.expect import expect, read_again
+from chapters.expect import differs, expect, read_again
 from chapters.grading import PROMPTS, Bench, Task, Wrong, case, cases
 from chapters.patching import replaced
 from nanovllm import SamplingParams
@@ -73,7 +73,7 @@ def compare_qkv(function: Attention, hint: str, q: Tensor, k: Tensor, v: Tensor)
     got = function(q.clone(), k.clone(), v.clone())
     shape = list(got.shape) if isinstance(got, Tensor) else type(got).__name__
     expect(list(q.shape), shape, "the result must have the shape of q")
-    far = ~((got - expected).abs() <= TOLERANCE)  # not "> TOLERANCE": NaN is far from everything
+    far = differs(expected, got, TOLERANCE)
     if far.any():
         row, head, at = far.nonzero()[0].tolist()
         where = f"q {list(q.shape)}, k and v {list(k.shape)}: row {row}, head {head}, from number {at}"

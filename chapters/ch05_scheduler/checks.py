@@ -18,8 +18,7 @@ DRY_SECTION = "When the paper runs out"
 
 def random_workloads(function: Any, bench: Bench) -> None:
     """Random workloads in tiny pools: each step is the same as ours, and everybody's request ends"""
-    is_far = hasattr(function, "elsewhere")  # in another process (child.py), where each call takes milliseconds
-    for seed in range(10 if is_far else 40):
+    for seed in range(40):
         rng = Random(seed)
         limits: dict[str, Any] = {"num_blocks": rng.randint(5, 11), "max_num_seqs": rng.randint(1, 5)}
         limits |= {"max_num_batched_tokens": rng.choice([1, 2, 3, 5, 8, 13, 21, 34]), "max_model_len": 20}

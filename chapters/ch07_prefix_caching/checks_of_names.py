@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from inspect import getfile, unwrap
 from typing import Any
 
 from chapters.expect import Wrong, ensure
@@ -110,11 +111,8 @@ def _named_in_a_process(function: Any, seed: str) -> str:
     """The hash in hexadecimal. Nothing if the function cannot be taken out of its file, or that takes too long."""
     if sys.platform == "emscripten":  # a browser has no processes
         return _named_with_another_hash(function, seed)
-    if hasattr(function, "elsewhere"):  # it runs in another process already (child.py)
-        found = function.elsewhere(None, [7, 8, 9, 9], 0, "salt", 1, (MMSpan(2, 5, "cat"),), XXH64)
-        return found.hex() if isinstance(found, bytes) else ""
     environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", NAME_ONE, function.__code__.co_filename, function.__name__]
+    command = [sys.executable, "-c", NAME_ONE, getfile(unwrap(function)), function.__name__]
     with suppress(subprocess.TimeoutExpired):
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=20).stdout.strip()
     return ""
@@ -129,7 +127,7 @@ def _named_with_another_hash(function: Any, seed: str) -> str:
         return hash((seed, value)) if isinstance(value, str | bytes) else hash(value)
 
     with suppress(Exception):
-        there = runpy.run_path(function.__code__.co_filename, {"hash": hash_there})[function.__name__]
+        there = runpy.run_path(getfile(unwrap(function)), {"hash": hash_there})[function.__name__]
         return there(None, [7, 8, 9, 9], 0, "salt", 1, (MMSpan(2, 5, "cat"),), XXH64).hex()
     return ""
 

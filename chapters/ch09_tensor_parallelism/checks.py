@@ -26,7 +26,7 @@ from chapters.ch09_tensor_parallelism.ranks import (
     possible_sizes,
     together,
 )
-from chapters.expect import cases, expect, expect_form, unchanged
+from chapters.expect import cases, differs, expect, expect_form, unchanged
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -131,7 +131,7 @@ def check_small_decoder(num_reduces: int | None = None) -> None:
     """Six ranks with what is installed now; num_reduces: how many a step must have."""
     groups = make_groups(6)
     [got, *_] = on_ranks(groups, lambda group: logits_of(load_small(group)))
-    if not torch.allclose(got, expected_logits(), rtol=1e-3, atol=1e-3):
+    if differs(expected_logits(), got, 1e-3, 1e-3).any():
         size = float((got - expected_logits()).abs().max())
         hint = "a small decoder with biases gives different logits on 6 ranks than on one"
         raise Wrong(hint, expected="no difference above 0.001", got=f"a difference of {size:.3g}")

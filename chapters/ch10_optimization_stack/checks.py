@@ -12,7 +12,7 @@ from torch import Tensor
 
 from chapters.ch10_optimization_stack.checks_order import ORDER_CHECKS
 from chapters.ch10_optimization_stack.tiles import TILE, KeyReader, Memory, paged_attention_by
-from chapters.expect import cases, expect_form, unchanged
+from chapters.expect import cases, differs, expect_form, unchanged
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM
@@ -58,7 +58,7 @@ def engine_with(bench: Bench, **kernels: Any) -> Iterator[Bench]:
 
 
 def close(a: Any, b: Tensor) -> bool:
-    return isinstance(a, Tensor) and a.shape == b.shape and torch.allclose(a, b, atol=TOLERANCE, rtol=TOLERANCE)
+    return isinstance(a, Tensor) and a.shape == b.shape and not differs(b, a, TOLERANCE, TOLERANCE).any()
 
 
 def difference(expected: Tensor, got: Any) -> dict[str, str]:
@@ -67,8 +67,8 @@ def difference(expected: Tensor, got: Any) -> dict[str, str]:
         return {"expected": f"a tensor of shape {list(expected.shape)}", "got": repr(got)}
     if got.shape != expected.shape:
         return {"expected": f"shape {list(expected.shape)}", "got": f"shape {list(got.shape)}"}
-    differs = ~torch.isclose(got.to(expected.dtype), expected, atol=TOLERANCE, rtol=TOLERANCE)
-    first = int(differs.flatten().nonzero()[0])
+    far = differs(expected, got.to(expected.dtype), TOLERANCE, TOLERANCE)
+    first = int(far.flatten().nonzero()[0])
     place = ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(first), expected.shape))
 
     def numbers(x: Tensor) -> str:
@@ -365,21 +365,14 @@ def _why_attend(q: Tensor, k: Tensor, v: Tensor, got: Tensor) -> str:
     return "softmax(q·k * head_dim ** -0.5) v, over the keys that the row sees"
 
 
-def peak_bytes(function: Attend, *args: Any) -> int:
-    """The most memory that its tensors take at once."""
-    if hasattr(function, "peak_bytes"):  # it runs in another process (child.py)
-        return int(function.peak_bytes(*args))
-    with Memory() as memory:
-        function(*args)
-    return memory.peak_bytes
-
-
 def check_memory(function: Attend, bench: Bench) -> None:
     """What it holds does not grow with the number of keys"""
     peaks = {}
     for num_keys in (4 * TILE, 4 * TILE, 64 * TILE):  # the first run pays for what is made once
         q, _, _, k_cache, v_cache, table = case(2, num_keys, 4, 2, block_size=16)
-        peaks[num_keys] = peak_bytes(function, q, table, num_keys, KeyReader(k_cache, v_cache))
+        with Memory() as memory:
+            function(q, table, num_keys, KeyReader(k_cache, v_cache))
+        peaks[num_keys] = memory.peak_bytes
     few_bytes, many_bytes = peaks.values()
     # The positions may take more memory, 8 bytes a key; scores, K and V may not.
     if many_bytes > few_bytes + 8 * 64 * TILE + 1024:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch10_optimization_stack.workers import PART, AttendInParts, Part, Range, Workers, paged_attention_in_parts
-from chapters.expect import cases, expect_form
+from chapters.expect import cases, differs, ensure, expect_form
 from chapters.grading import Bench, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -85,7 +85,7 @@ def compare_result(function: AttendInParts, num_keys: int, num_workers: int, siz
     parts = Workers(*inputs).run([parts_of(num_keys)])
     whole = Workers(*inputs).run([[(0, num_keys)]])[0]
     expected = whole.acc / whole.running_sum[..., None]
-    if not torch.allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE):
+    if differs(expected, got, TOLERANCE, TOLERANCE).any():
         what = f"{num_keys} keys in {len(parts)} parts, {num_workers} workers: {_why_wrong(parts, whole, got)}"
         raise Wrong(what, expected=numbers(expected), got=numbers(got))
 
@@ -96,7 +96,7 @@ def numbers(x: Tensor) -> str:
 
 def _why_wrong(parts: list[Part], whole: Part, got: Tensor) -> str:
     def is_near(x: Tensor) -> bool:
-        return torch.allclose(got, x, atol=TOLERANCE, rtol=TOLERANCE)
+        return not differs(x, got, TOLERANCE, TOLERANCE).any()
 
     added = sum(part.acc for part in parts), sum(part.running_sum for part in parts)
     results = [part.acc / part.running_sum[..., None] for part in parts]
@@ -175,6 +175,7 @@ def check_engine(function: AttendInParts, bench: Bench) -> None:
         got = [
             {token_id: entry.logprob for token_id, entry in entries.items()} for entries in completion.logprobs or []
         ]
+        ensure(len(got) == 4, "the model has no tokens to choose from: what attention returns holds NaN or infinity")
         expected = expected or got
         if got != expected:
             hint = f"the bits of the model's log probabilities with {num_workers} workers are not those with one"

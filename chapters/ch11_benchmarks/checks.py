@@ -11,7 +11,7 @@ from typing import Any
 
 import nanovllm.engine
 from chapters.ch11_benchmarks.timing import Arrival, Summary, Timing, timing_of
-from chapters.expect import cases, expect, read_again, unchanged
+from chapters.expect import cases, differs, expect, read_again, unchanged
 from chapters.grading import Bench, Check, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -145,7 +145,7 @@ def usual_mistakes(timings: list[Timing], ttft_limit_s: float, tpot_limit_s: flo
 
 
 def is_close(a: Any, b: Any) -> bool:
-    return isinstance(a, int | float) and math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+    return isinstance(a, int | float) and not differs(b, a, 1e-9, 1e-6)
 
 
 def compare(function: Summarize, what: str, timings: list[Timing], wanted: Summary, *limits: float) -> None:
@@ -473,7 +473,7 @@ def check_report(function: Audit, report: str) -> None:
             raise Wrong(f"report {report}, {found}: {LOOK_AT[report, key]}")
         if not is_found(report, key, got[key]):
             usual = WRONG_NUMBERS[report, key]
-            close = (hint for value, hint in usual if math.isclose(got[key], value, rel_tol=0.005))
+            close = (hint for value, hint in usual if not differs(value, got[key], 0.0, 0.005))
             hint = next(close, "read in the docstring which number goes with it, and of which engine")
             raise Wrong(f"report {report}: {key} is right, but its number is not. {hint}", got=got[key])
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 from chapters.ch12_fewer_bits.groups import GROUP_SIZE, Row, to_float16
-from chapters.expect import cases, expect, is_list_of, read_again, unchanged
+from chapters.expect import cases, differs, expect, is_list_of, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
 
 Quantize = Callable[[list[float], int, int, bool], tuple[list[int], float, float]]
@@ -27,11 +27,6 @@ def gauss(num: int, rng: random.Random, size: float = 1.0) -> list[float]:
     return [rng.gauss(0, size) for _ in range(num)]
 
 
-def close(a: float, b: float, share: float, least: float) -> bool:
-    """Not so for nan."""
-    return abs(a - b) <= share * abs(a) + least
-
-
 # -- quantize ---------------------------------------------------------------------------------------------------------
 
 
@@ -49,14 +44,14 @@ def compare_quantize(function: Quantize, group: list[float], name: str, hint: st
     num_steps = 15 if has_minimum else TOP[name]
     for what, ours, theirs in (("minimum", smallest, minimum), ("scale", reach / num_steps, scale)):
         said = f"the {what} of the group {show(group)} in {name}"
-        if not isinstance(theirs, int | float) or not close(ours, theirs, 2e-3, 1e-7):
+        if not isinstance(theirs, int | float) or differs(ours, theirs, 1e-7, 2e-3):
             raise Wrong(f"{said} is wrong: {hint}", expected=f"{ours:.5g}", got=repr(theirs))
         if not is_float16(theirs):
             raise Wrong(f"{said} is stored in float16, and this is not such a number: to_float16 rounds it", got=theirs)
     # Judged by their own scale, so that a last bit there does not matter.
     exact = [zero + ((x - minimum) / scale if scale else 0.0) for x in group]
     first, last = (0, 15) if has_minimum else (zero - TOP[name], zero + TOP[name])
-    if any(abs(code - min(max(x, first), last)) > 0.5 + 1e-4 for code, x in zip(codes, exact, strict=True)):
+    if any(differs(min(max(x, first), last), code, 0.5 + 1e-4) for code, x in zip(codes, exact, strict=True)):
         say = f"the codes of the group {show(group, 5)} in {name} are off: {hint}"
         nearest = [nearest_code(x, scale, minimum, zero, range(first, last + 1)) for x in group]
         raise Wrong(say, expected=show(nearest, 12), got=show(codes, 12))
@@ -154,7 +149,7 @@ def compare_restore(function: Restore, known: Known, hint: str) -> None:
         hint = "return a list of row.k numbers: the groups one after another, without the places after k"
         raise Wrong(hint, expected=f"{row.k} numbers", got=repr(got)[:80] if not isinstance(got, list) else len(got))
     largest = max(map(abs, expected))
-    wrong = [i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if not close(a, b, 1e-6, 1e-9 * largest)]
+    wrong = [i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if differs(a, b, 1e-9 * largest, 1e-6)]
     if wrong:
         at = wrong[0] // 8 * 8
         where = f"numbers {at} to {at + 5}, {row.bits} bits, zero {row.zero}"
@@ -231,7 +226,7 @@ def compare_dot(function: GroupDot, args: tuple, hint: str) -> float:
     dpbusd = Dpbusd()
     with unchanged("activations or codes, which you were given, have been changed", activations, codes):
         got: Any = function(activations, activation_scale, codes, scale, minimum, zero, dpbusd)
-    if not isinstance(got, float | int) or abs(got - expected) > 1e-6 * max(magnitude, 1e-6):
+    if not isinstance(got, float | int) or differs(expected, got, 1e-6 * max(magnitude, 1e-6)):
         raise Wrong(hint, expected=f"{expected:.6g}", got=repr(got))
     if not 8 <= dpbusd.num_calls <= 16:
         hint = "the right number, but dpbusd must do the 32 products of a code with an activation, four in each call"
@@ -297,7 +292,7 @@ def compare_linear(
         raise Wrong(f"return {len(x)} lists of {len(weight)} numbers: a list for each row of x", got=repr(got)[:200])
     for row, theirs in enumerate(got):
         expected = products(rounded[row], weight, bias)
-        if not off_by(expected, theirs) < 1e-3:
+        if differs(0.0, off_by(expected, theirs), 1e-3):
             why = _why_linear(function, x, rounded, weight, bias, got, row)
             section = "Activations are harder" if why else None
             raise Wrong(f"{why or hint} (row {row})", expected=show(expected), got=show(theirs), section=section)
@@ -331,7 +326,7 @@ def _why_linear(
 ) -> str:
     """The likely mistake; empty where no known one explains it."""
     zeros, rows = [0.0] * len(weight), [known.row for known in weight]
-    if off_by(products(x[row], weight, bias), got[row]) < 1e-4:
+    if not differs(0.0, off_by(products(x[row], weight, bias), got[row]), 1e-4):
         return "that is the product with x as it came: round each row of x to whole numbers first"
     expected = products(rounded[row], weight, None)
 
@@ -339,7 +334,7 @@ def _why_linear(
         """These parts of the row, each alone, add up to the row's product."""
         found = [function([list(part)], rows, bias)[0] for part in parts]
         total = [sum(column) - len(parts) * b for *column, b in zip(*found, bias or zeros, strict=True)]
-        return off_by(expected, total) < 1e-3
+        return not differs(0.0, off_by(expected, total), 1e-3)
 
     starts = range(0, len(x[row]), GROUP_SIZE)
     lonely = [[a if i // GROUP_SIZE * GROUP_SIZE == start else 0.0 for i, a in enumerate(x[row])] for start in starts]

@@ -10,7 +10,7 @@ from chapters.ch14_many_users.fleet import BLOCK_SIZE, Fleet, Job
 from chapters.ch14_many_users.routing import POLICIES
 from chapters.ch14_many_users.workload import own_tokens, shared_prefixes
 from chapters.ch14_many_users.world import Result, result_of
-from chapters.expect import Kept, Wrong, cases, expect, kept, unchanged
+from chapters.expect import Wrong, cases, expect, unchanged
 from chapters.grading import Bench
 from nanovllm.features.cache_reports.events import (
     MEDIUM_GPU,
@@ -42,7 +42,7 @@ class Asked:
     """The student's router: its memory, and a look at what it does with what it is given."""
 
     def __init__(self, function: Route) -> None:
-        self.function, self.memory, self.events = function, Kept(), list[Told]()
+        self.function, self.memory, self.events = function, dict[Any, Any](), list[Told]()
 
     def __call__(self, names: list[bytes], loads: dict[int, int], announced: Announced | None = None) -> int:
         """announced: not for students, who follow the events."""
@@ -155,7 +155,7 @@ def check_memory(function: Route, bench: Bench) -> None:
         router(names, {0: 0, 1: 1, 2: 2})
         router.events += [removed(number % 3, names)]
     router([], {0: 0, 1: 0, 2: 0})
-    if (num_kept := count(kept(function, router.memory))) > 300:
+    if (num_kept := count(router.memory)) > 300:
         hint = "500 prompts were stored and removed again by three replicas, which have nothing now"
         raise Wrong(hint, expected="a few things for each block that a replica has", got=f"{num_kept} things")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chapters.ch15_which_weights.tuning import random_adapter
-from chapters.expect import Wrong, cases, expect, unchanged
+from chapters.expect import Wrong, cases, differs, expect, unchanged
 from chapters.grading import PROMPTS, Bench
 from chapters.patching import replaced
 from nanovllm import LLM, LoRARequest, SamplingParams
@@ -88,10 +88,10 @@ def ask(function: AddAdapters, slots: list[int], weights: LoRAWeights, hint: str
         returned = function(y, x, of_row, weights)
     if returned is not None:
         raise Wrong("change y, and return nothing", got=type(returned).__name__)
-    if torch.equal(y, before) and not torch.allclose(expected, y.float(), atol=1e-3):
+    if torch.equal(y, before) and differs(expected, y.float(), 1e-3).any():
         raise Wrong(f"slots {slots}: y is as it was. Did you change a copy of its rows, or another tensor called y?")
     tolerance = 1e-4 if dtype is torch.float32 else 0.01
-    wrong = ((y.float() - expected).abs() > tolerance * (1 + expected.abs())).any(1).nonzero().flatten().tolist()
+    wrong = differs(expected, y.float(), tolerance, tolerance).any(1).nonzero().flatten().tolist()
     if wrong:
         row = wrong[0]
         shown = [[round(number, 3) for number in tensor[row].float().tolist()[:6]] for tensor in (expected, y)]

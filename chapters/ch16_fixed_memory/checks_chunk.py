@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from chapters.expect import Wrong, cases, ensure, unchanged
+from chapters.expect import Wrong, cases, differs, ensure, unchanged
 from chapters.grading import Bench
 
 Vector = list[float]
@@ -78,7 +78,7 @@ def is_matrix(thing: Any, num_rows: int, num_columns: int) -> bool:
 
 
 def are_close(a: Vector, b: Vector) -> bool:
-    return all(abs(x - y) <= 1e-7 * (1 + abs(x)) for x, y in zip(a, b, strict=True))
+    return not any(differs(x, y, 1e-7, 1e-7) for x, y in zip(a, b, strict=True))
 
 
 def shown(numbers: Any) -> Any:

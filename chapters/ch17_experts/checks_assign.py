@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch17_experts.small import answers, check_generates
-from chapters.expect import Wrong, cases, ensure, expect, expect_form, unchanged
+from chapters.expect import Wrong, cases, differs, ensure, expect, expect_form, unchanged
 from chapters.grading import Bench
 from chapters.patching import replaced
 from nanovllm.features.experts import layer, rows
@@ -40,7 +40,7 @@ def ask(
     for t, experts in enumerate(found):
         total = sum(probabilities[t][e] for e in experts) if normalize else 1.0
         expected = {e: probabilities[t][e] / total for e in experts}
-        if any(not abs(experts[e] - weight) < 1e-4 for e, weight in expected.items()):
+        if any(differs(weight, experts[e], 1e-4) for e, weight in expected.items()):
             told = hint or "a row's weights are its experts' probabilities" + ", scaled to add up to 1" * normalize
             shown = [{e: round(each[e], 3) for e in expected} for each in (expected, experts)]
             raise Wrong(f"row {t}: {told} (the weights)", expected=shown[0], got=shown[1])
@@ -169,6 +169,7 @@ def check_company(function: AssignExperts, bench: Bench) -> None:
         with use_route(with_capacity(each, lambda num_rows: -(-num_rows // 3))):
             found.append(answers(OF_LETTERS))
     for prompt, forwards, other in zip(OF_LETTERS, *found, strict=True):
+        ensure(bool(forwards), f"the model with experts does not answer {prompt!r}: a weight is NaN, or infinite")
         hint = f"the model with experts answers {prompt!r} with different tokens if the rows of each step are reversed"
         expect(forwards, other, hint)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch17_experts.small import check_generates
-from chapters.expect import Wrong, cases, expect, expect_form, unchanged
+from chapters.expect import Wrong, cases, differs, expect, expect_form, unchanged
 from chapters.grading import Bench
 from chapters.patching import replaced
 from nanovllm.features.experts.layer import Experts
@@ -75,9 +75,9 @@ def ask(
     expected = slowly(hidden, weights, chosen, compute)
     tolerance = 0.02 if hidden.dtype is torch.bfloat16 else 1e-4
     size = expected.abs().amax().clamp_min(1.0)
-    wrong = ((got.float() - expected).abs() > tolerance * size).any(1).nonzero().flatten().tolist()
-    if wrong or bool(got.isnan().any()):
-        t = wrong[0] if wrong else 0
+    wrong = differs(expected, got.float(), tolerance * size).any(1).nonzero().flatten().tolist()
+    if wrong:
+        t = wrong[0]
         shown = [[round(x, 3) for x in row[t].float().tolist()[:4]] for row in (expected, got)]
         raise Wrong(f"row {t} of {len(hidden)}: {hint}", expected=shown[0], got=shown[1])
     return calls

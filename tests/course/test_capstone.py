@@ -1,7 +1,5 @@
 """The capstone: our policy beats the engine by itself, cheats are refused, broken engines fail."""
 
-import os
-import sys
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -10,10 +8,10 @@ import pytest
 
 from chapters.__main__ import main
 from chapters.capstone import battery, judge, policy, reference, repair, scale, simple
+from chapters.capstone.answers import Refused
 from chapters.capstone.desk import Desk
 from chapters.capstone.faults import CASES, FAULTS
 from chapters.capstone.real import SIZES, RealServer
-from chapters.capstone.remote import Refused, closed_to_others
 from chapters.capstone.repair import FILES
 from chapters.capstone.score import check_conservation, timings
 from chapters.capstone.simulation import Served, setup_for, simulate
@@ -27,22 +25,16 @@ SETUP = setup_for()
 SHORT = draw_trace(1, seconds=1.5)
 POLICY = Path(policy.__file__).read_text("utf-8")
 
-CHEATS = {  # method, body -> what is said
-    "collector": ("order", "import gc; return gc.get_objects()", "it imports gc"),
-    "parents_memory": ("order", "import os; open(f'/proc/{os.getppid()}/mem', 'rb')", "it opens '/proc/"),
-    "parents_folder": ("order", "import os; os.listdir(f'/proc/{os.getppid()}')", "it looks into the folder '/proc/"),
-    "swallows": ("order", "try: open('trace.csv')\n        except BaseException: return []", "it opens 'trace.csv'"),
-    "generator": ("order", "import chapters.capstone.trace", "it imports chapters.capstone.trace"),
-    "by_path": ("order", f"import sys; sys.path.append({str(ROOT)!r}); import nanovllm", "it imports nanovllm"),
-    "ctypes": ("order", "import ctypes", "it imports ctypes"),
-    "reads_in_c": ("order", "import importlib; importlib.import_module('readline')", "it imports readline"),
-    "hidden": ("order", "import importlib; importlib.import_module('gc').get_objects()", "it calls gc.get_objects"),
-    "forks": ("order", "import os; os.fork()", "it calls os.fork"),
-    "kills": ("order", "import os; os.kill(os.getppid(), 9)", "it calls os.kill"),
+REFUSED = {  # method, body -> what is said
     "raises": ("refuse", "return 1 / 0", "ZeroDivisionError: division by zero\nraises.py, line"),
-    "ends": ("order", "import os; os._exit(0)", "its process has ended, with exit code 0"),
+    "ends": ("order", "import os; os._exit(0)", "the program was ended with exit code 0 before it was done"),
+    "exits": ("order", "raise SystemExit(0)", "your policy led to SystemExit: 0"),
     "hangs": ("order", "while True: pass", "it was not done after 0.7 s"),
-    "writes": ("order", "import os; [os.write(fd, b'x\\n') for fd in (1, 2, 3)]; return []", "its answer is no JSON"),
+    "writes": (
+        "order",
+        "import os; [os.write(fd, b'x\\n') for fd in range(3, 20) if os.path.exists(f'/proc/self/fd/{fd}')]",
+        "something was written into the grader's own pipe",
+    ),
     "unknown": ("order", "return [10**9]", "order() names request 1000000000"),
     "twice": ("order", "return [r.id for r in given[0].waiting] * 2", "order() names request 0 twice"),
     "no_list": ("refuse", "return 'all of them'", "refuse() returns a list of ids"),
@@ -56,7 +48,6 @@ CHEATS = {  # method, body -> what is said
         "0 to 8 draft tokens",
     ),
     "others": ("num_draft_tokens", "return {77: 1}", "num_draft_tokens() names request 77, which does not run"),
-    "long": ("order", "return 'x' * (1 << 21)", "more than 1,048,576 bytes"),
 }
 WRONG_REPAIRS = [
     (1, "lora_id is not None", "cache_salt is not None"),
@@ -133,49 +124,27 @@ def test_snapshots_are_the_policys():
     assert served(draw_trace(3, seconds=6.0), NoSnapshots, hybrid=True).hit_rate == 0
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="audit events of other calls")
 def test_another_process_decides_the_same(tmp_path):
     trace = draw_trace(5, seconds=3.0)
     found = judge.judge(Path(reference.__file__), trace, SETUP)
     assert found.score == judge.scored(served(trace, reference.Policy), SETUP) and not found.problem
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="audit events of other calls")
-@pytest.mark.parametrize("name", CHEATS)
-def test_cheats_are_refused(name, tmp_path):
-    method, body, said = CHEATS[name]
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name, tmp_path):
+    method, body, said = REFUSED[name]
     file = tmp_path / f"{name}.py"
     file.write_text(with_method(method, body), "utf-8")
     verdict = judge.judge(file, SHORT, SETUP, 0.7 if name == "hangs" else 20.0)
     assert verdict.score is None and said in verdict.problem
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="audit events of other calls")
-def test_frames_lead_to_nothing_that_is_to_come(tmp_path):
-    """What can be reached from a policy's frames holds no later arrival."""
-    negative = [-row.arrival_s for row in SHORT[1:]]  # the test itself shall not be what is found
-    body = f"""
-        import sys
-        frame, reached = sys._getframe(), []
-        while frame is not None:
-            reached += [*frame.f_locals.values(), *frame.f_globals.values()]
-            frame = frame.f_back
-        for each in reached:
-            if len(reached) < 20_000:
-                reached += vars(each).values() if hasattr(each, "__dict__") else ()
-                reached += each.values() if type(each) is dict else each if isinstance(each, (list, tuple)) else ()
-        floats = {{x for x in reached if type(x) is float}}
-        raise RuntimeError([given[0].now in floats, [x for x in {negative} if -x in floats]])"""
-    file = tmp_path / "frames.py"
-    file.write_text(with_method("order", body), "utf-8")
-    assert "RuntimeError: [True, []]" in judge.judge(file, SHORT, SETUP).problem
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl")
-def test_nobody_may_read_the_grader_meanwhile():
-    with closed_to_others():
-        assert os.stat("/proc/self/mem").st_uid == 0  # root's, whoever runs this
-    assert os.stat("/proc/self/mem").st_uid == os.getuid()
+def test_what_is_no_policy(tmp_path):
+    file = tmp_path / "ada.py"
+    for source, said in (("x = 1", "ada.py has no class Policy"), ("def (", "cannot be loaded: SyntaxError")):
+        file.write_text(source, "utf-8")
+        assert said in judge.judge(file, SHORT, SETUP).problem
+    assert "cannot be read: No such file" in judge.judge(tmp_path / "nowhere.py", SHORT, SETUP).problem
 
 
 def test_traces_are_read_as_they_were_written(tmp_path):
@@ -195,17 +164,18 @@ def test_traces_are_read_as_they_were_written(tmp_path):
             read_trace(file)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="audit events of other calls")
 def test_a_class_and_its_board(tmp_path, capsys):
     folder, board, trace = tmp_path / "class", tmp_path / "board.jsonl", tmp_path / "trace.csv"
     write_trace(SHORT, trace)
     folder.mkdir()
     (folder / "ada.py").write_text(POLICY, "utf-8")
-    (folder / "bob.py").write_text(with_method("order", "return 5"), "utf-8")
+    (folder / "bob.py").write_text(with_method("order", "import gc; return 5"), "utf-8")
     board.write_text('{"name": 5}\nnonsense\n', "utf-8")
     options = ["--trace", str(trace), "--board", str(board)]
     assert main(["capstone", "score", str(folder), *options]) == 1
-    assert "bob is refused: order() returns a list of ids, found 5" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "bob is refused: order() returns a list of ids, found 5" in told
+    assert "bob: look at it: imports gc" in told and "ada: look" not in told
     names = [entry["name"] for entry in judge.read_board(board, "trace.csv, 2G")]
     assert names == ["ada", "bob"] and main(["capstone", "board", *options]) == 0
 

@@ -1,4 +1,4 @@
-"""Files graded in processes of their own: what a submission does costs its own task only, and all of them end."""
+"""Files checked in processes of their own: what a submission does costs its own task only, and all of them end."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import pytest
 from chapters.__main__ import main
 from chapters.course import find_chapter
 from chapters.examine import examine
+from chapters.runner import Lost, Phase, Run
 from tests.processes import LIMIT_S
 
 CHAPTER = find_chapter(4)  # its checks are quick, and most need no model
@@ -34,13 +35,13 @@ BODIES = {
     "closes_all": ("import os; os.closerange(0, 256)", "exit code 1"),
     "writes_to_all": (
         "import os\n    for fd in range(3, 20):\n        try: os.write(fd, b'x\\n')\n        except OSError: 0",
-        "pipe",
+        "something was written into the grader's own pipe",
     ),
-    "kills_its_parent": ("import os, signal; os.kill(os.getppid(), signal.SIGTERM); signal.pause()", "exit code 1"),
     "forks": ("import os\n    os.fork()", "reference counts must be 0"),
 }
 FILES = {
     "os_exit_at_import": ("import os; os._exit(0)", "cannot be loaded: the program was ended with exit code 0"),
+    "hangs_at_import": ("while True: pass", f"hangs_at_import.py cannot be loaded: {HANGS}"),
     "no_python": ("def broken(:", "SyntaxError: invalid syntax\nno_python.py, line 1: def broken(:"),
     "zero": ("x = 1 / 0", "ZeroDivisionError: division by zero\nzero.py, line 1: x = 1 / 0"),
     "nothing": ("x = 1", "nothing.py has no function free"),
@@ -67,6 +68,7 @@ def write(folder: Path) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.skipif(sys.platform == "win32", reason="os.fork and signals")
 def test_a_folder_of_bad_files(tmp_path, no_model, capfd):
     """One record each, in the order of names. Without a model the right ones do not count as passed, either."""
     write(tmp_path)
@@ -95,12 +97,73 @@ def test_a_lost_process_costs_one_task(tmp_path):
     assert lost.section == "One token more" and lost.seconds > 0
 
 
+def test_a_loop_that_never_ends_is_told_of_slow_machines(tmp_path):
+    """At its check, with its heading; and a single task can be asked for."""
+    file = tmp_path / "ada.py"
+    file.write_text(f"{SOLUTION}\n\ndef free(manager, seq):\n    while seq.block_table: pass\n")
+    [result] = examine(CHAPTER, file, None, 0.5, only="free")
+    assert result.num_passed == 0 and result.section == "Giving blocks back"
+    assert "it was not done after 0.5 s: " in result.problem and "is there a loop that never ends?" in result.problem
+    assert "slow or busy needs more time: --limit 5" in result.problem
+    with pytest.raises(ValueError, match="chapter 4 has no task Free; it has allocate, append_slots, free"):
+        list(examine(CHAPTER, file, None, only="Free"))
+
+
+def test_one_thread(tmp_path):
+    """A right solution is not called an endless loop because PyTorch's threads wait for one another."""
+    file = tmp_path / "ada.py"
+    file.write_text("def fold(*given):\n    import torch\n    raise ValueError(f'{torch.get_num_threads()} threads')\n")
+    first, *_ = examine(find_chapter(10), file, None)
+    assert "ValueError: 1 threads" in first.problem
+
+
+def test_no_engine_is_loaded_for_a_file_that_fails_before(tmp_path):
+    """A model that cannot be loaded is told of where a check asks for it."""
+    file = tmp_path / "ada.py"
+    file.write_text(f"{SOLUTION}\n\ndef allocate(manager, seq):\n    raise NotImplementedError\n")
+    [result] = examine(CHAPTER, file, str(tmp_path / "nowhere"), only="allocate")
+    assert result.not_started
+    with pytest.raises(ValueError, match="the engine cannot be loaded: "):
+        list(examine(CHAPTER, file, str(tmp_path / "nowhere"), only="free"))
+
+
 def test_what_is_printed_is_cut(tmp_path):
     file = tmp_path / "ada.py"
     file.write_text("for i in range(100_000):\n    print(i)\nprint('\\x1b[2J', end='')\n")
     first, *_ = examine(CHAPTER, file, None)
     assert first.printed.startswith("... (588,894 bytes in all)\n") and first.printed.endswith("\n99999\n\\x1b[2J")
     assert len(first.printed) < 12_000
+
+
+def test_a_secret_comes_before_what_is_said():
+    """The process of a Run says phases, then what the function has returned; nothing else is believed."""
+    run = Run("tests.course.test_examine:two_phases", word="so")
+    try:
+        assert [run.hear(LIMIT_S) for _ in range(3)] == [Phase("one", 0), Phase("two", 2), {"word": "so"}]
+        with pytest.raises(Lost, match="exit code 0"):
+            run.hear(LIMIT_S)
+    finally:
+        run.end()
+    run = Run("tests.course.test_examine:writes_of_its_own")
+    try:
+        with pytest.raises(Lost, match="something was written into the grader's own pipe"):
+            run.hear(LIMIT_S)
+    finally:
+        run.end()
+
+
+def two_phases(tell, word):
+    tell("one")
+    tell("two", 2)
+    return {"word": word}
+
+
+def writes_of_its_own(tell):
+    for fd in range(3, 64):
+        try:
+            os.write(fd, b'00 {"result": "forged"}\n')
+        except OSError:
+            continue
 
 
 def ended(process_id: int) -> bool:
@@ -123,14 +186,13 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @on_linux
 def test_started_processes_end_with_the_submission(tmp_path):
-    """In its process group, in sessions of their own, and without a trace of the submission in their environment."""
-    file, ids = tmp_path / "ada.py", tmp_path / "ids"
-    start = "p = subprocess.Popen(['sleep', '100000'], start_new_session=new, env={})"
-    note = f"open({str(ids)!r}, 'a').write(f'{{p.pid}} ')"
-    file.write_text(f"import subprocess\nfor new in (False, True):\n    {start}\n    {note}\n")
+    """Those of its group. (What has left it stays: marks are for a container.)"""
+    file, note = tmp_path / "ada.py", tmp_path / "id"
+    start = "p = subprocess.Popen(['sleep', '100000'])"
+    file.write_text(f"import subprocess\n{start}\nopen({str(note)!r}, 'a').write(f'{{p.pid}} ')\n")
     assert all("no function" in result.problem for result in examine(CHAPTER, file, None))
-    process_ids = [int(each) for each in ids.read_text().split()]
-    assert len(process_ids) == 2
+    process_ids = [int(each) for each in note.read_text().split()]
+    assert len(process_ids) == 3
     wait_for(lambda: all(map(ended, process_ids)))
 
 
@@ -141,18 +203,19 @@ GRADE = "import sys, chapters.__main__ as m; m.find_model = lambda name: (None, 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_grader_that_is_stopped_leaves_nothing(tmp_path, processes, number):
     file, note = tmp_path / "ada.py", tmp_path / "id"
-    file.write_text(f"import os\nopen({str(note)!r}, 'w').write(f'{{os.getpid()}} ')\nwhile True: pass\n")
-    grader = processes.start("-c", GRADE, "check", "4", "--file", str(file))
+    file.write_text(f"import os\nopen({str(note)!r}, 'a').write(f'{{os.getpid()}} ')\nwhile True: pass\n")
+    grader = processes.start("-c", GRADE, "check", "4", "--file", str(file), "--jobs", "1")
     wait_for(lambda: note.exists() and note.read_text().endswith(" "))
     os.kill(grader.pid, number)
     grader.communicate(timeout=LIMIT_S)
     assert grader.returncode == (130 if number == signal.SIGINT else -number)
-    wait_for(lambda: ended(int(note.read_text())))
+    wait_for(lambda: all(ended(int(each)) for each in note.read_text().split()))
 
 
 def test_mistakes_of_the_grader(tmp_path, no_model, monkeypatch, capsys):
     assert main(["check", "4", "--file", "nowhere.py"]) == 2 and "nowhere.py is not a file" in capsys.readouterr().err
     assert main(["check", "4", "--file", str(tmp_path)]) == 2 and "without .py files" in capsys.readouterr().err
+    assert main(["check", "4", "--task", "fold"]) == 2 and "chapter 4 has no task fold" in capsys.readouterr().err
     for limit in ("0", "nan", "inf", "soon"):
         with pytest.raises(SystemExit, match="2"):
             main(["check", "4", "--limit", limit])

@@ -1,16 +1,23 @@
 """Grading itself: what is run, what is put back afterwards, and what is said of code that is wrong."""
 
+import math
+import re
 from contextlib import nullcontext
+from fractions import Fraction
+from functools import wraps
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from chapters.expect import cases, expect_form, read_again, unchanged
+from chapters.course import find_chapter
+from chapters.expect import cases, differs, expect_form, read_again, unchanged
 from chapters.grading import Bench, BenchWithoutModel, Task, Wrong, grade
 from chapters.patching import replaced
 from chapters.submission import RETURNS, NotLoaded, load_submission
 from nanovllm import LLM, SamplingParams
+from tests.course.course_text import CHAPTERS
 
 
 def make_task(check) -> Task:
@@ -84,6 +91,126 @@ def test_tensors_that_are_changed_or_of_another_form():
     for other in (torch.zeros(2), torch.zeros(3).half(), None):
         with pytest.raises(Wrong, match="another form"):
             expect_form(torch.zeros(3), other, "another form")
+
+
+# -- values that an honest function may return ------------------------------------------------------------------------
+
+
+def test_nothing_is_near_to_no_number():
+    nan, inf = float("nan"), float("inf")
+    for expected, got in ((1.0, nan), (nan, nan), (nan, 1.0), (inf, 1.0), (1.0, inf), (inf, -inf), (0.0, 0.2)):
+        assert differs(expected, got, 0.1, 0.1) is True
+        both = torch.tensor([expected, 1.0]), torch.tensor([got, 1.0])
+        assert differs(*both, 0.1, 0.1).tolist() == [True, False]
+    for expected, got in ((1.0, 1.1), (inf, inf), (-inf, -inf), (2, 2), (100.0, 109.0)):
+        assert differs(expected, got, 0.1, 0.1) is False
+
+
+def changed(value, change):
+    """Each number in it."""
+    if type(value) in (list, tuple):
+        return type(value)(changed(each, change) for each in value)
+    return change(value)
+
+
+def to_nan(value):
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return torch.full_like(value, float("nan"))
+    return float("nan") if type(value) is float else value
+
+
+ODD = {
+    "numpy's bools": lambda value: np.bool_(value) if type(value) is bool else value,
+    "numpy's numbers": lambda value: np.float64(value) if type(value) is float else value,
+    "fractions": lambda value: Fraction(value) if type(value) in (int, float) and value == value else value,
+    "complex numbers": lambda value: complex(value) if type(value) in (int, float) else value,
+    "arrays": lambda value: value.numpy() if isinstance(value, torch.Tensor) else value,
+}
+# Of these tasks, checks that look at something else than at what the function returns: what it leaves alone, what it
+# takes up, which expert it chooses.
+NO_COMPARISON = {("causal_attention", 7), ("attend", 6), ("assign_experts", 9)}
+FIRST = (1, 3, 12)  # the others are for CI
+for_each_chapter = pytest.mark.parametrize(
+    "chapter",
+    [pytest.param(c, id=f"ch{c.number:02}", marks=() if c.number in FIRST else pytest.mark.ci) for c in CHAPTERS],
+)
+
+
+@for_each_chapter
+def test_no_check_takes_nan_for_a_number(chapter, checkpoint):
+    """Of our solution, with NaN in place of its numbers while one check runs: that check fails, in a sentence."""
+    bench = Bench(str(checkpoint()))
+    for task in chapter.module("checks").TASKS:
+        function = getattr(chapter.module("solution"), task.name)
+        for number in range(len(task.checks)):
+            now, was_changed = [-1], [False]
+
+            @wraps(function)
+            def spoilt(*args, function=function, now=now, number=number, was_changed=was_changed, **kwargs):
+                found = function(*args, **kwargs)
+                other = changed(found, to_nan) if now[0] == number else found
+                was_changed[0] |= repr(other) != repr(found)
+                return other
+
+            result = grade(task, spoilt, bench, lambda check, now=now: now.__setitem__(0, check))
+            if was_changed[0] and (task.name, number) not in NO_COMPARISON:
+                assert result.num_passed == number and result.problem, (task.name, task.titles[number])
+
+
+@pytest.mark.parametrize("kind", ODD)
+@for_each_chapter
+def test_a_value_that_a_check_cannot_take_is_named(chapter, kind, checkpoint):
+    """Or it is taken as the number that it is. No traceback of ours is shown."""
+    bench = Bench(str(checkpoint()))
+    for task in chapter.module("checks").TASKS:
+        function = getattr(chapter.module("solution"), task.name)
+
+        @wraps(function)
+        def odd(*args, function=function, **kwargs):
+            found = function(*args, **kwargs)
+            return found if hasattr(found, "__next__") else changed(found, ODD[kind])
+
+        result = grade(task, odd, bench)
+        if not result.passed:
+            assert f"{task.name} returned " in result.problem, result.problem
+            assert "the checks take Python's own numbers, texts and lists, and tensors" in result.problem
+            assert "checks" not in re.findall(r"(\w+)\.py, line", result.problem)
+
+
+def test_a_list_that_is_gone_through_for_each_entry():
+    """As an honest student writes it: max() in a comprehension, over the list that is given, or over one of its own."""
+    [task] = [task for task in find_chapter(8).module("checks").TASKS if task.name == "min_p_probs"]
+
+    def quadratic(logits, temperature, min_p):
+        weights = [math.exp((x - max(logits)) / temperature) for x in logits]
+        kept = [w if w >= min_p * max(weights) else 0.0 for w in weights]
+        return [w / sum(kept) for w in kept]
+
+    def of_its_own(logits, temperature, min_p):
+        largest = max(logits)
+        weights = [math.exp((x - largest) / temperature) for x in logits]
+        kept = [w if w >= min_p * max(weights) else 0.0 for w in weights]
+        total = sum(kept)
+        return [w / total for w in kept]
+
+    for function in (quadratic, of_its_own):
+        result = grade(task, function, BenchWithoutModel())
+        assert "max() stands inside a loop or a comprehension" in result.problem
+        assert "Compute it once, before" in result.problem and result.problem.endswith("times for 30 tokens")
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+def test_num_computed_tokens_off_by_one(off):
+    chapter = find_chapter(13)
+    [task] = [task for task in chapter.module("checks").TASKS if task.name == "accept_tokens"]
+    ours = chapter.module("solution").accept_tokens
+
+    def one_off(scheduler, chunk, token_ids):
+        ours(scheduler, chunk, token_ids)
+        chunk.seq.num_computed_tokens += off if chunk.draft_token_ids else 0
+
+    result = grade(task, one_off, BenchWithoutModel())
+    assert result.problem.startswith("num_computed_tokens is off by one: K and V are there for every token but the one")
 
 
 # -- submissions ------------------------------------------------------------------------------------------------------
