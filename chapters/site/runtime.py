@@ -119,6 +119,7 @@ def bundled_files() -> dict[str, Path]:
     paths += (path for name in ("", "site/model", *GRADED) for path in (REPOSITORY / "chapters" / name).glob("*.py"))
     paths += (REPOSITORY / "chapters" / "strings").glob("*.json")
     paths += (path for path in (REPOSITORY / "nanovllm").rglob("*.py") if "worker" not in path.parts)  # that is torch's
+    paths = [path for path in paths if path.name != "solution.py"]
     files = {path.relative_to(REPOSITORY).as_posix(): path for path in sorted(paths)}
     return {"xxhash.py": Path(__file__).with_name("browser_xxhash.py"), **files}
 

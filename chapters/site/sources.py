@@ -16,7 +16,9 @@ from chapters.site.pages import page, relative, write
 ROOT = CHAPTERS.parent
 TEXTS = {"README.md": "readme.html", "chapters/README.md": "index.html"}
 TEXTS |= {f"chapters/{name}.md": f"{name}.html" for name in ("one_request", "from_nano_vllm", "add_a_wing")}
-TEXTS |= {"chapters/capstone/README.md": "capstone/index.html", "chapters/INSTRUCTOR.md": "instructor.html"}
+TEXTS |= {"chapters/capstone/README.md": "capstone/index.html"}
+if (CHAPTERS / "INSTRUCTOR.md").exists():  # not in a student's edition
+    TEXTS["chapters/INSTRUCTOR.md"] = "instructor.html"
 TEXTS |= {
     f"chapters/{readme.parent.name}/README.md": f"{readme.parent.name}/index.html"
     for readme in sorted(CHAPTERS.glob("ch[0-9][0-9]_*/README.md"))

@@ -70,11 +70,12 @@ def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable
         wanted = _with_imported({chapter.folder.name for chapter in chapters})
         others = re.compile(r"chapters/(ch\d\d_|capstone/)")  # the closing project takes several chapters
         kept = {path for path in kept if not others.match(path.as_posix()) or path.parts[1] in wanted}
+    there = kept | {parent for path in kept for parent in path.parents}
     for path in sorted(kept):
         target, source = folder / path, REPOSITORY / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
-            target.write_text(for_students(source.read_text("utf-8"), path), "utf-8")
+            target.write_text(for_students(source.read_text("utf-8"), path, there), "utf-8")
         else:
             shutil.copyfile(source, target)
     for chapter in {path.parts[1] for path in kept if re.match(r"chapters/ch\d\d_", path.as_posix())}:
@@ -117,12 +118,13 @@ def _write_broken_engines(folder: Path) -> None:
         (folder / f"{number}_other.py").write_text(repair.broken_source(number, decoy=True), "utf-8")
 
 
-def for_students(text: str, path: Path) -> str:
-    """A page without what is for teachers, and without links to what is left out."""
+def for_students(text: str, path: Path, there: set[Path]) -> str:
+    """A page without what is for teachers, and without links to files that are not there, in this edition."""
 
     def is_gone(link: re.Match[str]) -> bool:
         target = (REPOSITORY / path.parent / link[2]).resolve()
-        return target.exists() and target.is_relative_to(REPOSITORY) and is_left_out(target.relative_to(REPOSITORY))
+        is_ours = target.exists() and target.is_relative_to(REPOSITORY)
+        return is_ours and target.relative_to(REPOSITORY) not in there
 
     for title in SECTIONS.get(path.as_posix(), ()):
         text = re.sub(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", "", text, flags=re.MULTILINE | re.DOTALL)

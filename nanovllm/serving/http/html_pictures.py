@@ -72,10 +72,13 @@ def draw_block(
     who = "".join(map(label, names[:4])) + more + (f"<em>{what}</em>" if what else "")
     text = f'<span class="words">{escape(words)}</span>' if words else ""
     tint = (f" {color(names[0])}" if names else "") + (" snapshot" if has_snapshot else "")
-    title = ", ".join(f"image {name}" for name in images)
-    overlaps, says = (" image", f' title="{escape(title)}"') if title else ("", "")
+    shown = [f"image {name}" for name in images]
+    holds = f"{'shared' if len(names) > 1 else 'held'} by {', '.join(names)}" if names and not what else what
+    title = escape(", ".join([f"block {block.block_id}: {holds}", *shown]))
+    overlaps = " image" if shown else ""
     return (
-        f'<li class="block {state}{tint}{overlaps}" data-key="b{block.block_id}"{says}{marks(events, block.block_id)}>'
+        f'<li class="block {state}{tint}{overlaps}" data-key="b{block.block_id}" title="{title}"'
+        f"{marks(events, block.block_id)}>"
         f'<span class="id">{block.block_id}</span><span class="holders">{who}</span>{text}</li>'
     )
 

@@ -95,6 +95,17 @@ def test_chat_edit_and_what_it_cost(server, open_page):
     assert tab.locator("#messages > li").count() == 0
 
 
+def test_what_the_pool_shows_is_said(open_page):
+    """Of each state and of each event, in words; and how to see memory run out."""
+    tab = open_page()
+    assert tab.get_attribute("#pool .block >> nth=0", "title").startswith("block 0: ")
+    legend = " ".join(tab.locator(".legend:visible").all_inner_texts())
+    for word in ("free:", "cached:", "held by one", "shared", "just taken", "named:", "hit:", "just freed", "evicted:"):
+        assert word in legend
+    tab.click("#run-out summary")
+    assert "--num-gpu-blocks-override 48" in tab.inner_text("#run-out") and tab.locator("#run-out p").is_visible()
+
+
 def test_stop_frees_and_keeps_what_there_is(server, open_page):
     tab = open_page()
     server.llm.thread.set_pace(3)

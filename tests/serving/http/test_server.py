@@ -473,6 +473,9 @@ def test_frames_are_the_engine(server, client):
             return {block.block_id: draw_block(block, held.get(block.block_id, []), []) for block in blocks}
 
         def assert_same() -> None:
+            for number, html in cells.items():  # what one reads when one points at a cell
+                [title] = re.findall(r'title="([^"]*)"', html)
+                assert re.fullmatch(rf"block {number}: (free|cached|held by \w+|shared by \w+(, \w+)+)", title), html
             unmarked = {i: re.sub(r' data-event="\w+" style="[^"]*"', "", html) for i, html in cells.items()}
             assert unmarked == server.call(drawn)
 

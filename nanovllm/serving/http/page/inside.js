@@ -74,7 +74,6 @@ function drawPool(changed) {
   for (const [index, html] of Object.entries(changed)) {
     template.innerHTML = html;
     const cell = template.content.firstElementChild;
-    cell.title = [cell.textContent, cell.title].filter(Boolean).join(", ");
     cells[index]?.replaceWith(cell);
     cells[index] = cell;
     if (cell.dataset.event) marked.push(cell);
