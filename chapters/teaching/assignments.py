@@ -2,31 +2,33 @@
 
     chNN.zip      the course with this chapter, for python -m chapters check
     otter         chNN/: chNN.ipynb and course.zip to hand out; autograder.zip, made by otter-grader itself
+    gradescope    the same with exercise.py in the place of the notebook
     nbgrader      a course's folder: nbgrader_config.py and source/chNN/, the teacher's notebook beside the course
-    gradescope    chNN/: exercise.py and course.zip to hand out; autograder.zip for a programming assignment
 
-All of them grade with examine.py, so that they say what check says. Checks that need the demo model stay open where it
-cannot be fetched.
+Tests are hidden, and say what check says (hidden_test.py). What was handed in is text for them: a plugin sees to it
+that it is not run in their process. Checks that need the demo model stay open where it cannot be fetched.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
+import textwrap
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from chapters.course import Chapter
-from chapters.teaching.cells import GRADE, STUB, notebook
+from chapters.course import ROOT, Chapter
+from chapters.teaching.cells import STUB, hidden_test, notebook
 from chapters.teaching.edition import REPOSITORY, write_edition
 
 COURSE = ("nanovllm", "chapters")
 INSTALLED = (*COURSE, "pyproject.toml", "README.md", "LICENSE")  # what pip needs, too
-HERE = Path(__file__).parent
-OTTER_TEST = '''"""Test of {name}, for otter-grader: students see what it says."""
+OTTER_TEST = '''"""Test of {name}, for otter-grader."""
 
 from otter.test_files import test_case
 
@@ -35,16 +37,28 @@ name = "{name}"
 points = {points}
 
 
-@test_case(hidden=False)
+@test_case(hidden=True)
 def test_task():
-    {check}
+{test}
 '''
-NBGRADER = """c = get_config()
+PLUGIN = ("__init__.py", "exercise_cells.py", "teaching/__init__.py", "teaching/{platform}_plugin.py")  # of chapters
+NBGRADER = """import sys
+from pathlib import Path
+
+from nbgrader.converters import Autograde
+from nbgrader.preprocessors import Execute
+
+sys.path.insert(0, str(Path(__file__).parent))
+from chapters.teaching.nbgrader_plugin import AsText
+
+c = get_config()
 c.CourseDirectory.course_id = "nanovllm"
 c.ClearSolutions.code_stub = {{"python": {stub!r}}}
 c.ExecutePreprocessor.timeout = {seconds}
+usual = Autograde.autograde_preprocessors.default()
+c.Autograde.autograde_preprocessors = [AsText if each is Execute else each for each in usual]
 """
-TIMEOUT_S = 1800  # of a cell that grades: a chapter's checks have 120 s each
+TIMEOUT_S = 1800  # of a cell that grades: a task's checks have 120 s each
 
 
 def write_assignments(folder: Path, chapters: list[Chapter], platform: str | None) -> list[Path]:
@@ -55,6 +69,9 @@ def write_assignments(folder: Path, chapters: list[Chapter], platform: str | Non
     folder.mkdir(parents=True, exist_ok=True)
     if platform == "nbgrader":
         (folder / "nbgrader_config.py").write_text(NBGRADER.format(stub=STUB, seconds=TIMEOUT_S), "utf-8")
+        for source, name in _plugin(platform):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, folder / name)
     return [write(folder, f"ch{chapter.number:02}", chapter) for chapter in chapters]
 
 
@@ -63,61 +80,77 @@ def _alone(folder: Path, name: str, chapter: Chapter) -> Path:
         return _zip(folder / f"{name}.zip", course)
 
 
-def _gradescope(folder: Path, name: str, chapter: Chapter) -> Path:
-    _hand_out(folder / name, chapter)
-    shutil.copyfile(chapter.folder / "exercise.py", folder / name / "exercise.py")
-    with _course(chapter, "course", INSTALLED) as course:
-        (course / "chapter").write_text(f"{chapter.number}\n", "utf-8")
-        for source, target in (("run_autograder.py", "run_autograder"), ("setup.sh", "setup.sh")):
-            shutil.copyfile(HERE / source, course / target)
-            (course / target).chmod(0o755)
-        return _zip(folder / name / "autograder.zip", course)
-
-
 def _otter(folder: Path, name: str, chapter: Chapter) -> Path:
+    sha256 = _hand_out(folder / name, chapter)
+    (folder / name / f"{name}.ipynb").write_text(notebook(chapter), "utf-8")
+    return _autograder(folder / name, chapter, sha256)
+
+
+def _gradescope(folder: Path, name: str, chapter: Chapter) -> Path:
+    sha256 = _hand_out(folder / name, chapter)
+    (folder / name / "exercise.py").write_bytes((chapter.folder / "exercise.py").read_bytes())
+    return _autograder(folder / name, chapter, sha256)
+
+
+def _autograder(folder: Path, chapter: Chapter, sha256: str) -> Path:
+    """otter's, beside the course.zip that it grades with."""
     try:
         from otter.generate import main as generate
     except ModuleNotFoundError:
         raise ValueError('this takes otter-grader:  pip install -e ".[teach]"') from None
-    _hand_out(folder / name, chapter)
-    (folder / name / f"{name}.ipynb").write_text(notebook(chapter), "utf-8")
-    target = (folder / name / "autograder.zip").resolve()
-    with _course(chapter, "files", COURSE) as course:
-        (course / "tests").mkdir()
+    target = (folder / "autograder.zip").resolve()
+    with tempfile.TemporaryDirectory() as temporary:
+        (Path(temporary) / "tests").mkdir()
         for task in chapter.module("checks").TASKS:
-            check = GRADE.format(number=chapter.number, name=task.name).replace("\n\n", "\n    ")
-            test = OTTER_TEST.format(name=task.name, points=len(task.checks), check=check)
-            (course / "tests" / f"{task.name}.py").write_text(test, "utf-8")
-        config = {"show_hidden": True, "assignment_name": None}
-        (course / "otter_config.json").write_text(json.dumps(config), "utf-8")
-        (course / "requirements.txt").write_text("\n".join(requirements()), "utf-8")
+            test = textwrap.indent(hidden_test(chapter, task.name, sha256), "    ")
+            source = OTTER_TEST.format(name=task.name, points=len(task.checks), test=test)
+            (Path(temporary) / "tests" / f"{task.name}.py").write_text(source, "utf-8")
+        config: dict[str, Any] = {"show_hidden": True, "force_public_test_summary": False, "assignment_name": None}
+        config["plugins"] = ["chapters.teaching.otter_plugin.AsText"]
+        (Path(temporary) / "otter_config.json").write_text(json.dumps(config), "utf-8")
+        (Path(temporary) / "requirements.txt").write_text("\n".join(requirements()), "utf-8")
         before = Path.cwd()
-        os.chdir(course / "files")  # otter names files as they are seen from here
+        os.chdir(folder)  # otter names files as they are seen from here
         try:
             generate(
-                tests_dir="../tests",
+                tests_dir=f"{temporary}/tests",
                 output_path=str(target),
-                config="../otter_config.json",
-                requirements="../requirements.txt",
+                config=f"{temporary}/otter_config.json",
+                requirements=f"{temporary}/requirements.txt",
                 no_environment=True,
-                files=list(COURSE),
+                files=["course.zip"],
             )
         finally:
             os.chdir(before)
-    return target
+    with zipfile.ZipFile(target, "a") as archive:  # beside the program that otter runs there
+        for ours, there in _plugin("otter"):
+            archive.write(ours, there)
+    return folder / "autograder.zip"
+
+
+def _plugin(platform: str) -> list[tuple[Path, str]]:
+    """Its files: where they are here, and where it looks for them."""
+    return [(ROOT / name, f"chapters/{name}") for name in (each.format(platform=platform) for each in PLUGIN)]
 
 
 def _nbgrader(folder: Path, name: str, chapter: Chapter) -> Path:
     source = folder / "source" / name
     write_edition(source, COURSE, [chapter])
-    (source / f"{name}.ipynb").write_text(notebook(chapter, for_nbgrader=True), "utf-8")
+    with _course(chapter, "course", INSTALLED) as course:
+        archive = _zip(source / "course.zip", course)
+    (source / f"{name}.ipynb").write_text(notebook(chapter, _sha256(archive)), "utf-8")
     return source
 
 
-def _hand_out(folder: Path, chapter: Chapter) -> None:
+def _hand_out(folder: Path, chapter: Chapter) -> str:
+    """course.zip; its SHA-256."""
     folder.mkdir(parents=True)
     with _course(chapter, "course", INSTALLED) as course:
-        _zip(folder / "course.zip", course)
+        return _sha256(_zip(folder / "course.zip", course))
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @contextmanager

@@ -1,26 +1,40 @@
 """Cells: a chapter's exercise as a notebook, with a cell for each task.
 
-The first lines of the cells are those that chapters/notebook.py looks for. For nbgrader the cells have our solution
-between the marks that it cuts at, and cells that grade.
+The first lines of the cells are those that exercise_cells.py looks for. For nbgrader the cells have our solution
+between the marks that it cuts at, and there are cells that grade.
 """
 
 import ast
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 from chapters.course import EXERCISES, Chapter
-from chapters.notebook import MARK
+from chapters.exercise_cells import MARK
 
 HOW = f"""Cells that begin with `{MARK}` are your `exercise.py`: write the functions, run the cells. Add cells as you
-like; one that is to be graded, too, begins with `{MARK}:` and a name of its own. The course is a folder beside this
-notebook (`chapters`, `nanovllm`)."""
-GRADE = "from chapters.notebook import check\n\ncheck({number}, {name!r})"
+like; one that is to be graded, too, begins with `{MARK}:` and a name of its own. The course (`chapters`, `nanovllm`) is
+beside this notebook. The cells with `check` say what is still missing; marks come from where it is handed in."""
+CHECK = """# What is still missing? (This cell gives no mark.)
+from chapters.notebook import check
+
+check({number}, {name!r})"""
+HIDDEN = Path(__file__).with_name("hidden_test.py")
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 STUB = "...  # YOUR CODE HERE"  # instead of what is between them: as a statement it does nothing, in a function or not
 
 
-def notebook(chapter: Chapter, for_nbgrader: bool = False) -> str:
-    """As JSON (nbformat 4.5)."""
+def hidden_test(chapter: Chapter, name: str, sha256: str) -> str:
+    """Python that raises NotPassed if this task of what was handed in does not pass. sha256: of course.zip."""
+    values = f"CHAPTER, TASK, SHA256 = {chapter.number}, {name!r}, {sha256!r}"
+    text = re.sub(r"^CHAPTER, TASK, SHA256 = .*$", values, HIDDEN.read_text("utf-8"), count=1, flags=re.MULTILINE)
+    return f"{text}\n\ngrade()"
+
+
+def notebook(chapter: Chapter, sha256: str = "") -> str:
+    """As JSON (nbformat 4.5). sha256: of the course.zip beside it, if it is nbgrader's."""
+    for_nbgrader = bool(sha256)
     exercise, ours = (_parts(chapter, name) for name in ("exercise", "solution"))
     cells = [_text("about", f"# Chapter {chapter.number}: {chapter.title}\n\n{exercise.pop('')}\n\n{HOW}")]
     others = "\n".join([f"{MARK}: the beginning", exercise.pop("others")])
@@ -30,8 +44,9 @@ def notebook(chapter: Chapter, for_nbgrader: bool = False) -> str:
     for name, skeleton in exercise.items():
         source = _with_solution(skeleton, ours[name]) if for_nbgrader else skeleton
         cells.append(_code(f"task-{name}", f"{MARK}: {name}\n{source}", {"solution": True} if for_nbgrader else None))
+        cells.append(_code(f"check-{name}", CHECK.format(number=chapter.number, name=name), None))
         if for_nbgrader:
-            hidden = f"### BEGIN HIDDEN TESTS\n{GRADE.format(number=chapter.number, name=name)}\n### END HIDDEN TESTS"
+            hidden = f"### BEGIN HIDDEN TESTS\n{hidden_test(chapter, name, sha256)}\n### END HIDDEN TESTS"
             num_points = len(next(task for task in chapter.module("checks").TASKS if task.name == name).checks)
             graded = {"grade": True, "locked": True, "points": num_points}
             cells.append(_code(f"grade-{name}", f"# {name} is graded here\n{hidden}", graded))

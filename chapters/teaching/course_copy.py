@@ -19,7 +19,6 @@ class Copies:
 
     def __init__(self, base: Path, chapters: Iterable[Chapter]) -> None:
         self._template, self._chapters, self._lock = base / "template", list(chapters), Lock()
-        self.students = base / "students"  # what the students' processes import: all but checks and what these use
         self._write_template()
         self._digest = digest_of(self._template)
 
@@ -41,18 +40,13 @@ class Copies:
         remove(self._template)
         write_edition(self._template, ("nanovllm", "chapters"), self._chapters)
         compileall.compile_dir(self._template, quiet=2)
-        remove(self.students)
-        shutil.copytree(self._template, self.students)
-        for path in self.students.glob("chapters/**/*"):
-            if path.name.split(".")[0].startswith("checks"):
-                path.unlink()
 
 
 def digest_of(folder: Path) -> bytes:
     """Of all names in it and of all contents; of what cannot be read, the name."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        found.update(f"{path.relative_to(folder)}\\0{path.lstat().st_mode}\\0".encode("utf-8", "surrogateescape"))
+        found.update(f"{path.relative_to(folder)}\0{path.lstat().st_mode}\0".encode("utf-8", "surrogateescape"))
         if path.is_file() and not path.is_symlink():
             found.update(path.read_bytes())
     return found.digest()

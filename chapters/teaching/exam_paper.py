@@ -65,8 +65,10 @@ def title(with_solutions: bool) -> str:
     return "Exam: solutions and marking" if with_solutions else "Exam"
 
 
-def summary(paper: Paper) -> str:
-    return f"{len(paper.asked)} questions, {paper.points} points, {paper.minutes} minutes. Paper {paper.seed}."
+def summary(paper: Paper, with_solutions: bool) -> str:
+    """Only the solutions name the seed: with it, anybody can write them."""
+    seed = f" Seed {paper.seed}." if with_solutions else ""
+    return f"{len(paper.asked)} questions, {paper.points} points, {paper.minutes} minutes.{seed}"
 
 
 def heading(number: int, question: Question) -> tuple[str, str]:
@@ -74,7 +76,7 @@ def heading(number: int, question: Question) -> tuple[str, str]:
 
 
 def as_markdown(paper: Paper, with_solutions: bool) -> str:
-    lines = [f"# {title(with_solutions)}", summary(paper)]
+    lines = [f"# {title(with_solutions)}", summary(paper, with_solutions)]
     lines += [] if with_solutions else ["Name:"]
     for number, (entry, question) in enumerate(paper.asked, 1):
         lines += [f"## {', '.join(heading(number, question))}", question.text]
@@ -113,12 +115,12 @@ def as_html(paper: Paper, with_solutions: bool) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title(with_solutions)} {html.escape(paper.seed)}</title>
+<title>{title(with_solutions)}</title>
 <style>{STYLE}</style>
 </head>
 <body>
 <h1>{title(with_solutions)}</h1>
-<p>{html.escape(summary(paper))}</p>
+<p>{html.escape(summary(paper, with_solutions))}</p>
 {name}
 {body}</body>
 </html>

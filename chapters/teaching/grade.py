@@ -1,7 +1,8 @@
-"""python -m chapters grade: a class's submissions, side by side, into a table.
+"""python -m chapters grade: a class's submissions, side by side, into a table, and into marks.
 
-Each is graded as `python -m chapters check` does it, in a process and a folder of its own, with a copy of the course.
-Rows are written when they are known: whatever ends this, they stay, and when it is run again they are not graded again.
+Each is checked as `python -m chapters check` does it, in a container or in a process with an empty environment, with a
+copy of the course. Rows are written when they are known: whatever ends this, they stay, and when it is run again they
+are not graded again.
 """
 
 import argparse
@@ -15,9 +16,7 @@ from chapters.submission import LIMIT_S
 
 DESCRIPTION = "Grade a class. FOLDER has a folder for each student with exercise.py or chNN/exercise.py, or files "
 DESCRIPTION += "named STUDENT_chNN.py, or what Moodle or Canvas exports; or notebooks (chNN.ipynb) in place of these "
-DESCRIPTION += (
-    "files. Without Landlock, which is a part of Linux, submissions run with your rights: grade in a container."
-)
+DESCRIPTION += "files. Without --container, submissions run with your rights."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.description = DESCRIPTION
     parser.add_argument("folder", type=Path, help="the folder of the class")
-    parser.add_argument("--csv", type=Path, required=True, metavar="FILE", help="the table: a row for each submission")
+    about = "a row for each student, with a column in percent for each chapter, as Moodle and Canvas import it"
+    parser.add_argument("--marks", type=Path, metavar="FILE", help=about)
+    about = "with --marks: the class, as Moodle or Canvas exports it; who is missing gets a row, too"
+    parser.add_argument("--roster", type=Path, metavar="FILE", help=about)
+    about = "a row for each submission, with every message (default: beside the marks, as details.csv)"
+    parser.add_argument("--csv", type=Path, metavar="FILE", help=about)
     parser.add_argument("--similar", type=Path, metavar="FILE", help="also write a table of pairs that share most code")
+    about = "run submissions in containers of this image, with docker or podman (chapters/teaching/Dockerfile)"
+    parser.add_argument("--container", metavar="IMAGE", help=about)
     about = "grade these chapters (default: all); a single one also holds for files whose name has no chapter"
     parser.add_argument("--chapters", type=int, nargs="+", default=[], metavar="N", help=about)
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes at a time (default: one for each core)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="submissions at a time (default: one for each core)")
     limit = f"wall time for one check (default: {LIMIT_S:g})"
     parser.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
     parser.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
@@ -38,24 +44,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     if sys.platform == "win32":
         raise ValueError("a class is graded on Linux or macOS (on Windows: WSL); here: check CHAPTER --file FOLDER")
-    else:
-        from chapters.__main__ import find_model
-        from chapters.teaching.similar import MEANING
-        from chapters.teaching.submissions import find_submissions
-        from chapters.teaching.table import Grader, sort_rows, write_pairs
+    from chapters.__main__ import find_model
+    from chapters.teaching.isolation import WARNING, Container, Process
+    from chapters.teaching.marks import Roster, as_it_was, write_marks
+    from chapters.teaching.similar import MEANING
+    from chapters.teaching.submissions import find_submissions
+    from chapters.teaching.table import Grader, sort_rows, write_pairs
 
-        submissions = find_submissions(args.folder, args.chapters)
-        model, why_not = find_model(args.model)
-        if model is None:
-            console.print(f"Checks that need a model stay open: {why_not}", markup=False)
-        grader = Grader(args.csv, submissions, model, args.limit)
-        if grader.num_known:
-            console.print(f"{grader.num_known} of {len(submissions)} are in {args.csv} already", markup=False)
-        grader.run(args.jobs or os.cpu_count() or 1, console)
-        rows = sort_rows(args.csv, submissions)
-        num_passed = sum(row["passed"] == "yes" for row in rows)
-        console.print(f"{args.csv}: {len(rows)} rows, {num_passed} passed", markup=False, soft_wrap=True)
-        if args.similar:
-            num_pairs = write_pairs(args.similar, submissions)
-            console.print(f"{args.similar}: {num_pairs} pairs. {MEANING}", markup=False, soft_wrap=True)
-        return 0
+    if not (args.csv or args.marks):
+        raise ValueError("name a file for the table, --csv FILE, or for the marks, --marks FILE")
+    if args.roster and not args.marks:
+        raise ValueError("--roster needs --marks FILE, which is written from it")
+    details = args.csv or args.marks.with_name("details.csv")
+    roster = Roster(args.roster) if args.roster else None
+    submissions = find_submissions(args.folder, args.chapters)
+    place = Container.of(args.container) if args.container else Process()
+    if isinstance(place, Process):
+        print(WARNING, file=sys.stderr)
+    model, why_not = find_model(args.model)
+    if model is None:
+        console.print(f"Checks that need a model stay open, and so do their tasks: {why_not}", markup=False)
+    grader = Grader(details, submissions, model, args.limit, place)
+    if grader.num_known:
+        console.print(f"{grader.num_known} of {len(submissions)} are in {details} already", markup=False)
+    grader.run(args.jobs or os.cpu_count() or 1, console)
+    rows = sort_rows(details, submissions)
+    num_passed = sum(row["passed"] == "yes" for row in rows)
+    console.print(f"{details}: {len(rows)} rows, {num_passed} passed", markup=False, soft_wrap=True)
+    unknown = [row for row in rows if row["note"] and not row["checks"]]
+    if unknown:
+        what = f"{len(unknown)} came to no verdict, and so to 0; the column note says why. The first: "
+        console.print(what + as_it_was(unknown[0]["note"]), markup=False, soft_wrap=True)
+    if args.marks:
+        found = [row | {"student": as_it_was(row["student"])} for row in rows]
+        strangers = write_marks(args.marks, roster, found)
+        console.print(f"{args.marks}: written", markup=False, soft_wrap=True)
+        for student in strangers:
+            console.print(f"  not on the roster, and not in the marks: {student}", markup=False, soft_wrap=True)
+    if args.similar:
+        num_pairs = write_pairs(args.similar, submissions)
+        console.print(f"{args.similar}: {num_pairs} pairs. {MEANING}", markup=False, soft_wrap=True)
+    return 0

@@ -1,68 +1,87 @@
 """Similar: pairs of submissions that share most of their code, for a person to look at.
 
-A file is its tokens, without comments, docstrings and layout, and with one name for all that it binds itself: to rename
-and to reformat changes nothing. Every run of RUN tokens is a shingle, and two files are as similar as they share
-shingles (Dice's coefficient), those of the chapter's exercise.py not counted.
+copydetect finds them: it takes a file as its tokens, with one name for all names and without comments and layout, and
+compares runs of these (winnowing, as MOSS does). What stands in the chapter's exercise.py does not count.
 """
 
 import ast
 import io
-import keyword
-import tokenize
 from collections.abc import Iterable
 from itertools import combinations
+from typing import Any
 
-RUN = 12  # tokens: a line of code, or a little more
-THRESHOLD = 0.8
-LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+RUN = 25  # letters of a file in which each name is one
+THRESHOLD = 0.75
 MEANING = (
     "Short exercises have few right solutions: those who worked alone may stand here, too. Read both files, and ask "
     "both students."
 )
 
 
-def shingles(source: bytes) -> frozenset[int]:
-    """Hashes of runs of tokens; none of what is no Python."""
-    try:
-        tree = ast.parse(source)
-        tokens = [token for token in tokenize.tokenize(io.BytesIO(source).readline) if token.type not in LAYOUT]
-    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
-        return frozenset()
-    own, texts = bound_names(tree), docstrings(tree)
-    words = [_word(token, own) for token in tokens if token.start[0] not in texts]
-    return frozenset(hash(tuple(words[i : i + RUN])) for i in range(len(words) - RUN + 1))
-
-
-def bound_names(tree: ast.AST) -> set[str]:
-    """Names that the file itself gives: of functions, arguments and variables."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-    return names
-
-
-def docstrings(tree: ast.AST) -> set[int]:
-    """Lines on which a text stands that nobody uses."""
-    alone = (node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-    return {node.lineno for node in alone}
-
-
-def _word(token: tokenize.TokenInfo, own: set[str]) -> str:
-    if token.type == tokenize.NAME and token.string in own and not keyword.iskeyword(token.string):
-        return "name"
-    return {tokenize.NUMBER: "0", tokenize.STRING: '""'}.get(token.type, token.string)
-
-
 def similar_pairs(
     sources: Iterable[tuple[str, bytes]], given: bytes, threshold: float = THRESHOLD
 ) -> list[tuple[float, str, str]]:
-    """(similarity, who, who), the most similar first. sources: (who, file) of one chapter. given: its exercise.py."""
-    known = shingles(given)
-    found = [(who, own) for who, source in sources if (own := shingles(source) - known)]
-    pairs = [(2 * len(a & b) / (len(a) + len(b)), first, second) for (first, a), (second, b) in combinations(found, 2)]
+    """(similarity, who, who), the most similar first. sources: (who, file) of one chapter. given: its exercise.py.
+
+    Raises ValueError if copydetect is not installed.
+    """
+    try:
+        from copydetect import CodeFingerprint, compare_files
+    except ModuleNotFoundError:
+        raise ValueError('--similar takes copydetect:  pip install -e ".[teach]"') from None
+
+    def fingerprint(source: bytes, boilerplate: Any = None) -> Any:
+        text = io.StringIO(source.decode("utf-8", "replace"))
+        return CodeFingerprint("exercise.py", RUN, 1, boilerplate, fp=text)
+
+    known = [*fingerprint(given).hashes]
+    found = [(who, made) for who, source in sources if (made := fingerprint(source, known)).token_coverage]
+    pairs = []
+    for (first, a), (second, b) in combinations(found, 2):
+        _, shares, _ = compare_files(a, b)
+        pairs.append((float(min(shares)), first, second))
     return sorted((pair for pair in pairs if pair[0] >= threshold), reverse=True)
+
+
+def same_code(sources: Iterable[tuple[str, bytes]], given: bytes) -> dict[str, list[str]]:
+    """who -> whose file has the same code, but for names, comments and layout. sources: of one chapter."""
+    by_code: dict[str, list[str]] = {}
+    for who, source in sources:
+        code = code_of(source)
+        if code and code != code_of(given):
+            by_code.setdefault(code, []).append(who)
+    groups = [group for group in by_code.values() if len(group) > 1]
+    return {who: [other for other in group if other != who] for group in groups for who in group}
+
+
+def code_of(source: bytes) -> str:
+    """What a file does, without the names that it gives, and without docstrings. Empty for what is no Python."""
+    try:
+        tree = ast.parse(source)
+        numbers = {name: f"name {number}" for number, name in enumerate(_bound_names(tree))}
+        for node in ast.walk(tree):
+            for field in ("id", "arg", "name"):
+                if getattr(node, field, None) in numbers:
+                    setattr(node, field, numbers[getattr(node, field)])
+            if isinstance(body := getattr(node, "body", None), list):
+                node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
+        return ast.dump(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+
+
+def _bound_names(tree: ast.AST) -> dict[str, None]:
+    """Names that the file itself gives to functions, arguments and variables, in their order."""
+    names: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names[node.id] = None
+        elif isinstance(node, ast.arg):
+            names[node.arg] = None
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names[node.name] = None
+    return names
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chapters.notebook import MARK
+from chapters.exercise_cells import code_in, exercise_of
 from chapters.submission import readable
 
 MOST_BYTES = 1 << 20
@@ -42,21 +42,21 @@ class Submission:
 
 
 def find_submissions(folder: Path, chapters: list[int]) -> list[Submission]:
-    """In order of students. chapters: which ones (none named: all).
+    """In order of students. chapters: which ones (none named: all). A student's folder without a file is a submission
+    for each of them with nothing to grade.
 
     Raises ValueError if the folder is none, or if a file does not say of which chapter it is.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    found: list[Submission] = []
+    found, empty = list[Submission](), list[Path]()
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith((".", "__")):
             continue
         if entry.is_dir():
             files = list(_files(entry))
             of_entry = [_submission(folder, file, student_of(entry.name), chapters) for file in files]
-            if not files:
-                of_entry = [_submission(folder, entry, student_of(entry.name), chapters)]
+            empty += [] if files else [entry]
         elif entry.suffix == ".py" or (entry.suffix == ".ipynb" and _has_exercise(entry)):
             of_entry = [_submission(folder, entry, student_of(entry.stem), chapters)]
         else:
@@ -64,7 +64,12 @@ def find_submissions(folder: Path, chapters: list[int]) -> list[Submission]:
         found += [each for each in of_entry if not chapters or each.chapter in chapters]
     if not found:
         raise ValueError(f"{folder} has no submissions: neither folders of students nor .py files nor notebooks")
-    return found
+    for entry in empty:
+        said = [int(match[1]) for match in CHAPTER.finditer(entry.name)]
+        for number in said or sorted({each.chapter for each in found}):
+            student, name = student_of(entry.name), readable(entry.name)
+            found.append(Submission(student, number, name, problem="there is no exercise.py"))
+    return sorted(found, key=lambda each: each.file)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -87,22 +92,17 @@ def _is_hidden(path: Path) -> bool:
 
 def _has_exercise(notebook: Path) -> bool:
     try:
-        return notebook.stat().st_size > MOST_BYTES or bool(_cells(notebook.read_bytes()))
+        return notebook.stat().st_size > MOST_BYTES or bool(_exercise(notebook.read_bytes()))
     except (OSError, ValueError):
         return False
 
 
-def _cells(notebook: bytes) -> list[str]:
-    """The cells of a notebook that are exercise.py; of those with the same first line, the last one."""
-    cells: dict[str, str] = {}
+def _exercise(notebook: bytes) -> str:
+    """exercise.py, as the cells of a notebook; empty if it has none. Raises ValueError if it is no notebook."""
     try:
-        for cell in json.loads(notebook)["cells"]:
-            source = "".join(cell["source"])
-            if cell["cell_type"] == "code" and source.startswith(MARK):
-                cells[source.partition("\n")[0]] = source.strip()
+        return exercise_of(code_in(json.loads(notebook)))
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError("it is not a notebook") from error
-    return list(cells.values())
 
 
 def student_of(name: str) -> str:
@@ -118,9 +118,7 @@ def _submission(folder: Path, file: Path, student: str, chapters: list[int]) -> 
     if not said and len(chapters) != 1:
         raise ValueError(f"of which chapter is {readable(name)}? Name one with --chapters")
     chapter, problem, source = (said or chapters)[0], "", b""
-    if file.is_dir():
-        problem = "there is no exercise.py"
-    elif file.is_symlink() or not file.is_file():
+    if file.is_symlink() or not file.is_file():
         problem = "it is not a file"
     elif file.stat().st_size > MOST_BYTES:
         problem = f"it has {file.stat().st_size:,} bytes; {MOST_BYTES:,} are read"
@@ -128,7 +126,7 @@ def _submission(folder: Path, file: Path, student: str, chapters: list[int]) -> 
         try:
             source = file.read_bytes()
             if file.suffix == ".ipynb":
-                source = ("\n\n\n".join(_cells(source)) + "\n").encode("utf-8", "replace")
+                source = _exercise(source).encode("utf-8", "replace")
         except OSError as error:
             problem = f"it cannot be read: {error.strerror}"
     return Submission(student, chapter, readable(name.as_posix()), source, problem)

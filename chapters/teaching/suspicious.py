@@ -1,25 +1,32 @@
 """Suspicious: what a person should look at before a mark is given. A flag proves nothing, and no flag proves nothing.
 
-The student's process is asked for results only, so most ways to a mark without an answer are closed (wire.py). What is
-left is code that looks for an answer where one lies: in the engine, in a chapter, in a frame. An honest solution has no
-use for any of these words.
+A submission runs beside the checks, so code that looks for a mark without an answer finds ways (INSTRUCTOR.md). It
+looks where an answer lies: in the engine, in a chapter, in a frame, on the disk or on the network. An honest solution
+has no use for any of these words.
 """
 
 import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
 
-from chapters.teaching.similar import shingles
+from chapters.course import find_chapter
 
-FAST_S = 0.005  # checks that all pass take longer, with a process that is asked
+FAST_S = 0.005  # checks that all pass take longer, with a process of their own
 MODULES = {  # of the standard library
     "atexit", "builtins", "ctypes", "faulthandler", "gc", "importlib", "inspect", "marshal", "multiprocessing", "os",
-    "pickle", "pkgutil", "runpy", "shutil", "signal", "socket", "subprocess", "sys", "threading", "traceback",
-    "unittest",
+    "pickle", "pkgutil", "runpy", "shutil", "signal", "subprocess", "sys", "threading", "traceback", "unittest",
+}  # fmt: skip
+NETWORK = {
+    "aiohttp", "asyncio", "ftplib", "http", "httpx", "imaplib", "openai", "poplib", "requests", "smtplib", "socket",
+    "socketserver", "ssl", "telnetlib", "urllib", "urllib3", "webbrowser", "websocket", "websockets", "xmlrpc",
 }  # fmt: skip
 CALLS = {"__import__", "breakpoint", "compile", "eval", "exec", "globals", "open", "vars"}
 FRAMES = {"f_back", "f_locals", "f_globals", "f_builtins", "tb_frame", "tb_next", "gi_frame", "cr_frame", "ag_frame"}
 INSIDES = {
     "__globals__", "__code__", "__closure__", "__subclasses__", "__mro__", "__bases__", "__builtins__", "__loader__",
-    "__wrapped__", "__class__", "__reduce__", "__reduce_ex__", "__getattribute__", "_far", "_wire",
+    "__wrapped__", "__class__", "__reduce__", "__reduce_ex__", "__getattribute__", "__dict__", "__func__",
 }  # fmt: skip
 DEFINED = {
     "__eq__",
@@ -34,8 +41,13 @@ DEFINED = {
 WORDS = {"solution", "unseal", "sealed", "check_integrity", "suspicious", "grading", "grader"}
 
 
-def flags_of(source: bytes, given: bytes) -> list[str]:
-    """What is odd in this file, a few words each. given: the chapter's exercise.py, whose own imports are not odd."""
+def flags_of(source: bytes, chapter: int) -> list[str]:
+    """What is odd in this file, a few words each. What the chapter's own exercise.py has is not odd."""
+    return flags_beside(source, (find_chapter(chapter).folder / "exercise.py").read_bytes())
+
+
+def flags_beside(source: bytes, given: bytes) -> list[str]:
+    """given: what the student was given to begin with."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -47,6 +59,7 @@ def flags_of(source: bytes, given: bytes) -> list[str]:
 def _found(tree: ast.AST) -> dict[str, None]:
     """In no order. Imports of a chapter or of the engine are named in full: exercise.py has some."""
     found: dict[str, None] = {}
+    classes = dict(_engines_classes(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= dict.fromkeys(flag for name in node.names if (flag := _import_flag(name.name)))
@@ -65,11 +78,49 @@ def _found(tree: ast.AST) -> dict[str, None]:
                 found[f"{node.func.id} with a computed name"] = None
         elif isinstance(node, ast.Assign) and any(_patches(target) for target in node.targets):
             found["assigns to a class or a module of the engine"] = None
+        for method in _methods(node, classes):
+            found[f"uses {method}, which is the engine's own"] = None
         if isinstance(node, ast.Name | ast.Attribute):
             name = node.id if isinstance(node, ast.Name) else node.attr
             if name in WORDS:
                 found[f"names {name}"] = None
     return found
+
+
+def _engines_classes(tree: ast.AST) -> Iterator[tuple[str, type]]:
+    """Names of classes that the file imports from the engine."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nanovllm":
+            for name in node.names:
+                with suppress(ImportError, AttributeError):
+                    owner = getattr(importlib.import_module(node.module or ""), name.name)
+                    if inspect.isclass(owner):
+                        yield name.asname or name.name, owner
+
+
+def _methods(node: ast.AST, classes: dict[str, type]) -> Iterator[str]:
+    """Scheduler.schedule, getattr(Scheduler, "schedule") and type(scheduler).schedule: the engine's method stands in
+    for the student's function, which the engine calls by this name."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in classes:
+        if _is_method(classes[node.value.id], node.attr):
+            yield f"{node.value.id}.{node.attr}"
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call) and _called(node.value) == "type":
+        if not node.attr.startswith("__"):
+            yield f"type(...).{node.attr}"
+    elif isinstance(node, ast.Call) and _called(node) == "getattr" and len(node.args) > 1:
+        owner, name = node.args[:2]
+        said = name.value if isinstance(name, ast.Constant) else None
+        if isinstance(owner, ast.Name) and isinstance(said, str) and _is_method(classes.get(owner.id, object), said):
+            yield f"{owner.id}.{said}"
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def _is_method(owner: type, name: str) -> bool:
+    found = inspect.getattr_static(owner, name, None)
+    return inspect.isfunction(found) or isinstance(found, staticmethod | classmethod | property)
 
 
 def _import_flag(module: str, node: ast.ImportFrom | None = None) -> str:
@@ -79,6 +130,8 @@ def _import_flag(module: str, node: ast.ImportFrom | None = None) -> str:
         return f"imports {module}{': ' + names if names else ''}"
     if top == "chapters" or (node is not None and node.level):
         return f"imports {module or 'relatively'}"
+    if top in NETWORK:
+        return f"imports {top}, for a network"
     return f"imports {top}" if top in MODULES else ""
 
 
@@ -94,18 +147,3 @@ def fast_flags(tasks: list[dict[str, object]]) -> list[str]:
 
 def _is_fast(task: dict[str, object]) -> bool:
     return isinstance(task["seconds"], float) and task["seconds"] < FAST_S
-
-
-def equal_sources(sources: list[tuple[str, bytes]], given: bytes) -> dict[str, list[str]]:
-    """who -> whose file has the same code but for names, comments and layout. sources: of one chapter."""
-    known = shingles(given)
-    by_code: dict[frozenset[int], list[str]] = {}
-    for who, source in sources:
-        if own := shingles(source) - known:
-            by_code.setdefault(own, []).append(who)
-    return {
-        who: [other for other in group if other != who]
-        for group in by_code.values()
-        for who in group[:]
-        if len(group) > 1
-    }

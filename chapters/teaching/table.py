@@ -2,12 +2,9 @@
 
 import csv
 import os
-import signal
-import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -17,43 +14,43 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chapters.course import EXERCISES, find_chapter
-from chapters.report import record
 from chapters.teaching.course_copy import Copies, remove
-from chapters.teaching.similar import similar_pairs
+from chapters.teaching.isolation import REFUSED, Container, NoRecord, Process, Running
+from chapters.teaching.marks import as_it_was, as_text
+from chapters.teaching.similar import same_code, similar_pairs
 from chapters.teaching.submissions import Submission
-from chapters.teaching.suspicious import equal_sources, fast_flags, flags_of
-
-assert sys.platform != "win32", "see grade.py"  # so examine.py and child.py, which have nothing there, are not above
+from chapters.teaching.suspicious import fast_flags, flags_of
 
 MOST_TASKS = max(map(len, EXERCISES.values()))
 OF_A_TASK = ("task", "checks_passed", "checks", "message", "seconds")
 COLUMNS = ["student", "chapter", "file", "sha256", "passed", "tasks_passed", "tasks", "checks_passed", "checks"]
-COLUMNS += ["seconds", "suspicious", "note", *(f"{name}_{i}" for i in range(1, MOST_TASKS + 1) for name in OF_A_TASK)]
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a text that begins so
+COLUMNS += ["percent", "seconds", "suspicious", "note"]
+COLUMNS += [f"{name}_{i}" for i in range(1, MOST_TASKS + 1) for name in OF_A_TASK]
 SAME = "the same code as "  # in the column of what is suspicious
-TRIES = 2  # of a submission after which the copy of the course is another: it may have been a neighbour's doing
-
-
-class Stopped(Exception):
-    """No row comes of this submission: the user has stopped it all."""
+STARTING_S, CHECKS_A_TASK = 300.0, 3  # for a task: to start, and the limit of a check so many times
+HARMED = "it has changed the course while it was graded, so nothing that came of it counts"
 
 
 class Grader:
     """Raises ValueError if the file is another table."""
 
-    def __init__(self, path: Path, submissions: list[Submission], model: str | None, limit_s: float) -> None:
-        known = {key_of(row) for row in read_rows(path)}
-        self.path, self.model, self.limit_s = path, model, limit_s
+    def __init__(
+        self, path: Path, submissions: list[Submission], model: str | None, limit_s: float, place: Process | Container
+    ) -> None:
+        known = {key_of(row) for row in read_rows(path) if not row["note"].startswith(REFUSED)}
+        self.path, self.model, self.limit_s, self.place = path, model, limit_s, place
         self.todo = [each for each in submissions if key_of(row_of(each)) not in known]
         self.num_known = len(submissions) - len(self.todo)
-        self._stopped = Event()
+        self._stopped, self._running = Event(), Running()
 
     def run(self, num_jobs: int, console: Console) -> None:
-        """Each job has a copy of the course, and a process for the submission that it grades."""
+        """Each job has a copy of the course, and a place for the submission that it grades."""
         columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
         with tempfile.TemporaryDirectory(prefix="grading-", ignore_cleanup_errors=True) as base:
             if not self.todo:
                 return
+            Path(base).chmod(0o755)  # a container's nobody reads it
+            self.model = self.model and self.place.readable(self.model, Path(base))
             chapters = map(find_chapter, {each.chapter for each in self.todo})
             copies, free = Copies(Path(base), chapters), SimpleQueue[Path]()
             for number in range(num_jobs):
@@ -77,78 +74,72 @@ class Grader:
                             table.writerow({name: as_text(value) for name, value in row.items()})
                             progress.update(shown, advance=1, description=as_text(row["student"]))
                         file.flush()
-                finally:
+                finally:  # it may be that it was interrupted
                     self._stopped.set()
                     for each in running:
                         each.cancel()
-                    if running:  # it was interrupted, or the checks cannot be loaded
-                        from chapters.worker import children_of
-
-                        for process_id in children_of(os.getpid()):
-                            with suppress(OSError):
-                                os.kill(process_id, signal.SIGTERM)
+                    self._running.end()
 
     def _grade(self, submission: Submission, copies: Copies, free: "SimpleQueue[Path]") -> dict[str, Any]:
-        from chapters.examine import Place, examine
-
-        row, chapter = row_of(submission), find_chapter(submission.chapter)
+        row = row_of(submission)
         if submission.problem:
             return row
         course = free.get()
         try:
-            for _ in range(TRIES):
-                copies.restore(course)
-                folder = Path(tempfile.mkdtemp(prefix="graded-"))  # of this submission alone, with a folder in it: ".."
-                try:
-                    file = folder / "work" / "exercise.py"
-                    file.parent.mkdir()
-                    file.write_bytes(submission.source)
-                    results = []
-                    place = Place(course, file.parent, copies.students)
-                    with closing(examine(chapter, file, self.model, self.limit_s, place)) as found:
-                        for result in found:
-                            if self._stopped.is_set():
-                                raise Stopped
-                            results.append(result)
-                except ValueError as error:
-                    if copies.is_unharmed(course):
-                        raise
-                    results, row["note"] = [], str(error)
-                finally:
-                    remove(folder)
-                if results and copies.is_unharmed(course):
-                    break
+            copies.restore(course)
+            try:
+                fill(row, self._record(submission, course))
+            except NoRecord as error:
+                row["note"] = str(error)
+            flags = flags_of(submission.source, submission.chapter)
+            if not copies.is_unharmed(course):
+                row |= NOTHING | {"note": HARMED}
+                flags.insert(0, HARMED)
+            row["suspicious"] = "; ".join(filter(None, [*flags, row.get("suspicious", "")]))
         finally:
             free.put(course)
-        if results:
-            found_flags = flags_of(submission.source, (chapter.folder / "exercise.py").read_bytes())
-            fill(row, record(chapter, file, results), found_flags)
         return row
+
+    def _record(self, submission: Submission, course: Path) -> dict[str, Any]:
+        """Raises NoRecord."""
+        if self._stopped.is_set():
+            raise NoRecord("the grader was stopped")
+        folder = Path(tempfile.mkdtemp(prefix="graded-"))  # of this submission alone, with a folder in it: ".."
+        try:
+            work = folder / "work"
+            work.mkdir()
+            (work / "exercise.py").write_bytes(submission.source)
+            for path in (folder, work):
+                path.chmod(0o755)
+            check = ["check", str(submission.chapter), "--json", "--limit", f"{self.limit_s:g}", "--jobs", "1"]
+            limit_s = (STARTING_S + CHECKS_A_TASK * self.limit_s) * len(EXERCISES[submission.chapter])
+            return self._running.record(self.place, course, work, check, self.model, limit_s)
+        finally:
+            remove(folder)
+
+
+NOTHING = {"passed": "no", "tasks_passed": 0, "checks_passed": 0, "percent": 0}
 
 
 def row_of(submission: Submission) -> dict[str, Any]:
     """Of one with nothing to grade."""
     tasks = EXERCISES.get(submission.chapter, [])
     row = {"student": submission.student, "chapter": submission.chapter, "file": submission.file}
-    row |= {"sha256": submission.digest, "passed": "no", "tasks_passed": 0, "tasks": len(tasks), "checks_passed": 0}
+    row |= {"sha256": submission.digest, "tasks": len(tasks)} | NOTHING
     return row | {"note": submission.problem, **{f"task_{i}": name for i, name in enumerate(tasks, start=1)}}
 
 
-def fill(row: dict[str, Any], found: dict[str, Any], flags: list[str]) -> None:
-    """What report.record() says of it. flags: of its source."""
+def fill(row: dict[str, Any], found: dict[str, Any]) -> None:
+    """What report.record() says of it."""
     tasks = found["tasks"]
-    row["suspicious"] = "; ".join([*flags, *fast_flags(tasks)])
+    row["suspicious"] = "; ".join(fast_flags(tasks))
     row |= {"passed": "yes" if found["passed"] else "no", "seconds": found["seconds"], "note": ""}
     row["tasks_passed"] = sum(task["passed"] for task in tasks)
     row |= {name: sum(task[name] for task in tasks) for name in ("checks_passed", "checks")}
+    points = sum(task["checks"] for task in tasks if task["passed"])  # as on otter, nbgrader and Gradescope
+    row["percent"] = f"{100 * points / row['checks']:.1f}".removesuffix(".0")
     for i, task in enumerate(tasks, start=1):
         row |= {f"{name}_{i}": task[name] for name in OF_A_TASK}
-
-
-def as_text(value: Any) -> str:
-    """For a cell: on one line, and no formula."""
-    text = " | ".join(str(value).splitlines())
-    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def key_of(row: dict[str, Any]) -> tuple[str, ...]:
@@ -172,8 +163,8 @@ def sort_rows(path: Path, submissions: list[Submission]) -> list[dict[str, str]]
     kept = [rows[key] for each in submissions if (key := key_of(row_of(each))) in rows]
     equal = _equal(submissions)
     for row in kept:
-        others = [f"{SAME}{who}" for who in equal.get(f"{row['chapter']}: {row['file']}", ())]
-        flags = [flag for flag in row["suspicious"].split("; ") if flag and not flag.startswith(SAME)]
+        others = [f"{SAME}{who}" for who in equal.get(f"{row['chapter']}: {as_it_was(row['file'])}", ())]
+        flags = [flag for flag in as_it_was(row["suspicious"]).split("; ") if flag and not flag.startswith(SAME)]
         row["suspicious"] = as_text("; ".join(others + flags))
     write(path, COLUMNS, kept)
     return kept
@@ -186,7 +177,7 @@ def _equal(submissions: list[Submission]) -> dict[str, list[str]]:
         folder = find_chapter(number).folder
         sources = [(f"{number}: {each.file}", each.source) for each in submissions if each.chapter == number]
         sources.append(("our solution.py", (folder / "solution.py").read_bytes()))
-        found |= equal_sources(sources, (folder / "exercise.py").read_bytes())
+        found |= same_code(sources, (folder / "exercise.py").read_bytes())
     return found
 
 

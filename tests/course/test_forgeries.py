@@ -1,20 +1,16 @@
-"""Submissions that want marks without an answer: they get none, and a person is told to look at them."""
+"""Submissions that want marks without an answer. Those that are known get none; one that aims at the runner does, and a
+person is told to look at it (INSTRUCTOR.md, "What can be forged")."""
 
-import csv
+import json
 import sys
-from pathlib import Path
 
 import pytest
 
-from chapters import wall
-from chapters.__main__ import main
 from chapters.course import find_chapter
-from chapters.examine import examine
-from chapters.teaching.suspicious import flags_of
+from chapters.teaching.suspicious import flags_beside, flags_of
+from tests.course.test_examine import GRADE
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="examine_here.py does without processes")
 CHAPTER = find_chapter(4)
-EXERCISE = (CHAPTER.folder / "exercise.py").read_bytes()
 
 # For each: what it does when it is imported, and what all three functions of chapter 4 do.
 FORGERIES = {
@@ -38,6 +34,11 @@ FORGERIES = {
     "an_equal_number": (
         "class Odd(int):\n    def __eq__(self, other): return True\n    __hash__ = None",
         "return Odd(1)",
+    ),
+    "says_that_it_has_passed": (
+        "import sys",
+        "for frame in map(sys._getframe, range(1, 9)):\n"
+        "        if 'send' in frame.f_locals: frame.f_locals['send'](result={'num_passed': 8})",
     ),
     "ends_well": ("import os", "os._exit(0)"),
     "at_the_end": ("import atexit, os\natexit.register(os._exit, 0)", "raise SystemExit(0)"),
@@ -86,19 +87,54 @@ def forged(name: str) -> str:
     return f"{first}\n{functions}"
 
 
-@pytest.mark.parametrize("name", FORGERIES)
-def test_no_marks(name, tmp_path):
+def record_of(source: str, tmp_path, processes, limit: str = "3") -> dict:
+    """What check --json says; nothing if it was ended."""
     file = tmp_path / "exercise.py"
-    file.write_text(forged(name), "utf-8")
-    for result in examine(CHAPTER, file, None, 3.0):
-        assert result.problem and not result.passed, (name, result)
-        if result.task.name != "free":  # which may do nothing, and then is told what is missing
-            assert result.num_passed <= 1, (name, result)
-    assert not Path("harmed").exists()
+    file.write_text(source, "utf-8")
+    _, out, _ = processes.run("-c", GRADE, "check", "4", "--file", str(file), "--json", "--limit", limit, cwd=tmp_path)
+    return json.loads(out) if out else {"tasks": []}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.fork and signals")
+@pytest.mark.parametrize("name", FORGERIES)
+def test_no_marks(name, tmp_path, processes):
+    for task in record_of(forged(name), tmp_path, processes)["tasks"]:
+        assert task["message"] and not task["passed"], (name, task)
+        if task["task"] != "free":  # which may do nothing, and then is told what is missing
+            assert task["checks_passed"] <= 1, (name, task)
+    assert not (tmp_path / "harmed").exists()
+
+
+# It looks through the frames for whatever can be called with a result, which is what the runner hands over, and says
+# that the last check has begun.
+AIMED = """
+import sys
+
+def allocate(manager, seq):
+    frame = sys._getframe()
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            if callable(value) and getattr(value, "__name__", "") == "send":
+                value(phase=["checking", 7])
+                value(result={"num_passed": 8, "problem": ""})
+        frame = frame.f_back
+"""
+
+
+def test_one_that_is_aimed_at_the_runner_is_flagged(tmp_path, processes):
+    """If this fails because it gets no mark any more, the guide for teachers may say so."""
+    [task, *_] = record_of(AIMED, tmp_path, processes)["tasks"]
+    assert task["passed"]
+    assert {"imports sys", "frames: f_back", "frames: f_locals", "sys: _getframe"} <= {*flags_of(AIMED.encode(), 4)}
+
+
+# -- flags -------------------------------------------------------------------------------------------------------------
+
+EXERCISE = (CHAPTER.folder / "exercise.py").read_bytes()
 
 
 def test_flags():
-    """What an honest file has no use for is named; our solution and the skeleton have nothing of it."""
+    """What an honest file has no use for is named; our solutions and the skeletons have nothing of it."""
     for name, flag in {
         "replaces_grade": "imports chapters.grading",
         "walks_frames": "frames: f_back",
@@ -110,41 +146,30 @@ def test_flags():
         "traces": "sys: settrace",
         "has_side_effects": "defines __reduce__",
     }.items():
-        assert flag in flags_of(forged(name).encode(), EXERCISE), name
-    assert flags_of((CHAPTER.folder / "solution.py").read_bytes(), EXERCISE) == []
-    assert flags_of(EXERCISE, EXERCISE) == flags_of(b"def (", EXERCISE) == []
+        assert flag in flags_of(forged(name).encode(), 4), name
+    assert flags_of((CHAPTER.folder / "solution.py").read_bytes(), 4) == []
+    assert flags_of(EXERCISE, 4) == flags_of(b"def (", 4) == []
 
 
-LOOKS_FOR_OURS = """
-import glob, importlib
-for name in ("solution", "checks"):
-    try: globals().update(vars(importlib.import_module("chapters.ch12_fewer_bits." + name)))
-    except ImportError: pass
-for path in ({solution!r}, *glob.glob("/proc/*/cwd/chapters/ch12*/solution*.py")):
-    try: exec(open(path).read())
-    except OSError: pass
-"""
+SCHEDULER = "from nanovllm.core.scheduler import Scheduler as S\n"
+BORROWED = {
+    f"{SCHEDULER}schedule = S.schedule": "uses S.schedule, which is the engine's own",
+    f"{SCHEDULER}def schedule(self): return S.schedule(self)": "uses S.schedule, which is the engine's own",
+    f"{SCHEDULER}schedule = getattr(S, 'schedule')": "uses S.schedule, which is the engine's own",
+    "def schedule(self): return type(self).schedule(self)": "uses type(...).schedule, which is the engine's own",
+    f"{SCHEDULER}schedule = S.__dict__['schedule']": "insides: __dict__",
+    f"{SCHEDULER}schedule = vars(S)['schedule']": "uses vars",
+    "import nanovllm.core.scheduler as s\nschedule = s.Scheduler.schedule": "imports nanovllm.core.scheduler",
+    "import urllib.request": "imports urllib, for a network",
+    "from http import client": "imports http, for a network",
+    "import requests": "imports requests, for a network",
+    "import socket": "imports socket, for a network",
+}
 
 
-@pytest.mark.ci
-@pytest.mark.skipif(not wall.landlock_version(), reason="the system has no Landlock")
-def test_a_solution_on_the_graders_disk(tmp_path, monkeypatch):
-    """It is not in the course that a submission imports, and may not be read where it lies. Equal files are named."""
-    monkeypatch.setattr("chapters.__main__.find_model", lambda name: (None, "a test"))
-    chapter, folder, table = find_chapter(12), tmp_path / "class", tmp_path / "class.csv"
-    solution = chapter.folder / "solution.py"
-    honest = solution.read_text("utf-8").replace("import math", "import math  # mine")
-    folder.mkdir()
-    for name, source in {
-        "opens": LOOKS_FOR_OURS.format(solution=str(solution)),
-        "ada": honest,
-        "bob": honest + "# own\n",
-    }.items():
-        (folder / f"{name}_ch12.py").write_text(source, "utf-8")
-    assert main(["grade", str(folder), "--csv", str(table), "--limit", "20", "--jobs", "1"]) == 0
-    with table.open(encoding="utf-8", newline="") as file:
-        rows = {row["student"]: row for row in csv.DictReader(file)}
-    assert rows["opens"]["checks_passed"] == "0" and "imports importlib" in rows["opens"]["suspicious"]
-    assert rows["ada"]["checks_passed"] == "19"
-    assert "the same code as 12: bob_ch12.py" in rows["ada"]["suspicious"]
-    assert "our solution.py" in rows["bob"]["suspicious"]
+@pytest.mark.parametrize("source", BORROWED)
+def test_the_engines_own_method_and_the_network(source):
+    """Where the skeleton itself imports the class, too: that it is there is not odd, that it is asked is."""
+    assert BORROWED[source] in flags_beside(source.encode(), SCHEDULER.encode())
+    honest = f"{SCHEDULER}from nanovllm.core.sequence import SequenceStatus as T\nx = T.PREFILL\ny = type(x).__name__"
+    assert flags_beside(honest.encode(), SCHEDULER.encode()) == ["imports nanovllm.core.sequence: SequenceStatus"]

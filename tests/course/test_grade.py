@@ -1,27 +1,35 @@
-"""python -m chapters grade: a class whose submissions misbehave, and what is similar."""
+"""python -m chapters grade: a class whose submissions misbehave, its marks, and what is similar."""
 
 import csv
 import json
+import os
 import re
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from chapters import wall
 from chapters.__main__ import main
 from chapters.course import find_chapter
-from chapters.teaching.similar import similar_pairs
+from chapters.teaching import isolation
+from chapters.teaching.marks import Roster, write_marks
+from chapters.teaching.similar import same_code, similar_pairs
 from chapters.teaching.submissions import find_submissions
 
 CHAPTER = find_chapter(4)
 SOLUTION = (CHAPTER.folder / "solution.py").read_text("utf-8")
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="examine_here.py does without processes")
+GIVEN = (CHAPTER.folder / "exercise.py").read_bytes()
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a class is graded on Linux or macOS")
+HARMED = "it has changed the course while it was graded"
 
-# As the last task's function: (body, what the student is told).
+PASSED = {"passed": True, "checks": 8, "checks_passed": 8, "message": "", "seconds": 1.0}
+TASKS = [PASSED | {"task": name} for name in ("allocate", "append_slots", "free")]
+VERDICT = json.dumps({"passed": True, "seconds": 3.0, "tasks": TASKS}) + "\n"
+# As the last task's function: (body, what the student is told, or what the row's note says).
 BODIES = {
-    "right": ("", ""),
+    "right": ("", "left open without a model: 2"),
     "exits": ("import os; os._exit(0)", "exit code 0 before it was done"),
     "hangs": ("while True: pass", "it was not done after 1 s"),
     "prints": ("for _ in range(3): print('y' * 10**6)", "reference counts must be 0"),
@@ -30,13 +38,31 @@ BODIES = {
     "deletes_the_course": (
         "import chapters, shutil, pathlib\n"
         "    shutil.rmtree(pathlib.Path(chapters.__file__).parents[1], ignore_errors=True)",
-        "reference counts must be 0",
+        HARMED,
     ),
     "forges": ("open('json.py', 'w').write('1 / 0'); import os; os._exit(0)", "exit code 0 before it was done"),
-    "kills_all": ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
-    "writes_above": ("open('../../../outside', 'w')", "PermissionError"),
+    "kills_all": ("import os; os.kill(os.getppid(), 9)", "its process has ended"),
+    "forges_its_verdict": (
+        "import os; open(f'/proc/{os.getppid()}/fd/1', 'w').write(" + repr(VERDICT) + "); os.kill(os.getppid(), 9)",
+        "1 lines in the place of a verdict",
+    ),
+    "adds_a_verdict": (
+        "import os; open(f'/proc/{os.getppid()}/fd/1', 'w').write(" + repr(VERDICT) + ")",
+        "2 lines in the place of a verdict",
+    ),
+    "looks_around": ("import os; raise ValueError(sorted(os.environ))", "ValueError"),
     "=formula": ("raise ValueError('=1+1')", "ValueError"),
 }
+# The first task's function overwrites the checks of the others, which do nothing.
+OVERWRITES = """import pathlib
+import chapters
+
+def allocate(manager, seq):
+    for path in pathlib.Path(chapters.__file__).parent.glob("ch04*/checks.py"):
+        path.write_text("TASKS = []")
+
+append_slots = free = allocate
+"""
 
 
 def rows_of(path: Path) -> dict[str, dict[str, str]]:
@@ -49,38 +75,170 @@ def no_model(monkeypatch):
     monkeypatch.setattr("chapters.__main__.find_model", lambda name: (None, "a test"))
 
 
+def hand_in(folder: Path, sources: dict[str, str]) -> None:
+    for name, source in sources.items():
+        (folder / name / "ch04").mkdir(parents=True)
+        (folder / name / "ch04" / "exercise.py").write_text(source, "utf-8")
+
+
 @pytest.mark.ci
 def test_a_class(tmp_path, no_model, monkeypatch, capsys):
-    """A row each; nobody harms another, or what the system can protect; a second time, nothing is graded."""
-    folder, path, pairs = tmp_path / "class", tmp_path / "class.csv", tmp_path / "pairs.csv"
-    bodies = (
-        BODIES if wall.landlock_version() else {name: of for name, of in BODIES.items() if "Permission" not in of[1]}
-    )
-    for name, (body, _) in bodies.items():
-        (folder / name / "ch04").mkdir(parents=True)
-        text = f"{SOLUTION}\n\ndef free(manager, seq):\n    {body}\n" if body else SOLUTION
-        (folder / name / "ch04" / "exercise.py").write_text(text, "utf-8")
+    """A row each; nobody changes what another one gets; the environment is empty; a second time, nothing is graded."""
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    folder, path = tmp_path / "class", tmp_path / "class.csv"
+    with_free = {name: f"{SOLUTION}\n\ndef free(manager, seq):\n    {of[0]}\n" for name, of in BODIES.items() if of[0]}
+    hand_in(folder, {"right": SOLUTION, "overwrites": OVERWRITES, **with_free})
     (folder / "empty").mkdir()
     (folder / "no_python_ch04.py").write_text("def (", "utf-8")
-    command = ["grade", str(folder), "--csv", str(path), "--chapters", "4", "--limit", "1", "--similar", str(pairs)]
+    command = ["grade", str(folder), "--csv", str(path), "--limit", "1"]
     assert main(command) == 0
+    assert "submission runs with your rights" in capsys.readouterr().err
     rows = rows_of(path)
-    assert sorted(rows) == sorted([*bodies, "empty", "no_python"])
+    assert sorted(rows) == sorted([*BODIES, "overwrites", "empty", "no_python"])
     assert rows["empty"]["note"] == "there is no exercise.py" and "SyntaxError" in rows["no_python"]["message_1"]
-    for name, (_, told) in bodies.items():
+    assert rows["overwrites"]["percent"] == "0" and HARMED in rows["overwrites"]["note"]
+    assert HARMED in rows["overwrites"]["suspicious"]
+    for name, (_, told) in BODIES.items():
         row = rows[name]
         assert (row["chapter"], row["tasks"], row["task_3"], row["passed"]) == ("4", "3", "free", "no")
         if "not done" not in row["message_1"] + row["message_2"]:  # where others keep the machine busy
-            assert row["checks_passed_1"] == "6" and row["message_1"] == "left open without a model: 2"
-            assert told in row["message_3"], (name, row["message_3"])
-    assert rows["right"]["message_3"] == "left open without a model: 2"
-    assert "pairs. Short exercises have few right solutions" in capsys.readouterr().out
-    assert "4,1.00,right: right/ch04/exercise.py,our solution.py" in pairs.read_text("utf-8")
-    monkeypatch.setattr("chapters.examine.examine", None)
+            assert told in row["message_3"] + row["note"], (name, row)
+            if not row["note"]:
+                assert row["checks_passed_1"] == "6" and row["message_1"] == "left open without a model: 2"
+    assert "SECRET_TOKEN" not in rows["looks_around"]["message_3"] and "HOME" in rows["looks_around"]["message_3"]
+    monkeypatch.setattr(isolation.Running, "record", None)
     shutil.rmtree(folder / "empty")
     assert main(command) == 0 and len(rows_of(path)) == len(rows) - 1, "nothing is graded; who has gone, goes"
     path.write_text("name,mark\n")
     assert main(command) == 2, "not ours: it is left as it is"
+
+
+DOCKER = """#!{python}
+import json, os, subprocess, sys
+
+if sys.argv[1] == "rm":
+    with open({note!r} + ".removed", "a") as file:
+        print(sys.argv[-1], file=file)
+if sys.argv[1] != "run":
+    sys.exit(sys.argv[1] == "image" and sys.argv[-1] != "an-image")
+if os.path.exists({note!r} + ".broken"):
+    sys.exit(2)
+arguments = sys.argv[2:]
+image = arguments.index("an-image")
+options, command = arguments[:image], arguments[image + 1 :]
+places = [each.split(":") for flag, each in zip(options, options[1:]) if flag == "--volume"]
+with open({note!r}, "a") as file:
+    file.write(json.dumps([options, command]) + "\\n")
+for here, there, rights in places:
+    assert rights == "ro"
+    command = [each.replace(there, here, 1) if each.startswith(there) else each for each in command]
+course = next(here for here, there, _ in places if there == "/course")
+sys.exit(subprocess.run([sys.executable, *command[1:]], cwd=course, env={{"PATH": os.environ["PATH"]}}).returncode)
+"""
+
+
+def test_in_containers(tmp_path, no_model, monkeypatch, capsys):
+    """With a program that takes docker's options and runs the command on this machine."""
+    folder, note = tmp_path / "class", tmp_path / "note"
+    hand_in(folder, {"ada": SOLUTION, "bob": SOLUTION.replace("def free(", "def free_(")})
+    (tmp_path / "bin").mkdir()
+    docker = tmp_path / "bin" / "docker"
+    docker.write_text(DOCKER.format(python=sys.executable, note=str(note)))
+    docker.chmod(0o755)
+    monkeypatch.setattr(isolation, "ENGINES", ("docker",))  # podman may be here
+    monkeypatch.setenv("PATH", f"{docker.parent}{os.pathsep}{os.environ['PATH']}")
+    command = ["grade", str(folder), "--marks", str(tmp_path / "marks.csv"), "--container", "an-image"]
+    broken = note.with_suffix(".broken")
+    broken.touch()
+    assert main(command) == 0
+    told = capsys.readouterr()
+    assert "2 came to no verdict" in told.out and "the checks could not be run" in told.out
+    assert "with your rights" not in told.err
+    broken.unlink()
+    assert main(command) == 0 and "no verdict" not in capsys.readouterr().out, "graded now: it was not their fault"
+    rows = rows_of(tmp_path / "details.csv")
+    assert {name: row["checks_passed"] for name, row in rows.items()} == {"ada": "19", "bob": "13"}
+    calls = [json.loads(line) for line in note.read_text().splitlines()]
+    for options, run in calls:
+        pairs = {*pairwise(options)}
+        assert {("--network", "none"), ("--cap-drop", "ALL"), ("--user", "65534:65534")} <= pairs
+        assert {"--rm", "--read-only", "--memory", "--pids-limit"} <= {*options}
+        assert run[:4] == ["python", "-m", "chapters", "check"] and "/work/exercise.py" in run
+    assert len(calls) == 2
+    ran = {options[options.index("--name") + 1] for options, _ in calls}
+    assert len(ran) == 2 and ran <= {*note.with_suffix(".removed").read_text().split()}, "each its own, side by side"
+    assert main([*command[:-1], "no-image"]) == 2
+    assert "docker has no image no-image; see chapters/teaching/Dockerfile" in capsys.readouterr().err
+    docker.write_text("#!/bin/sh\nexit 1\n")
+    assert main(command) == 2
+    assert "--container needs docker or podman: docker is here, but does not answer" in capsys.readouterr().err
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+
+MOODLE = """First name,Last name,ID number,Email address
+Ada,Lovelace,11,al@uni.example
+Bo,Ek,12,bo.ek@uni.example
+Cid,Öst,13,cid@uni.example
+"@dee",Dee,14,dee@uni.example
+"""
+CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section
+    Points Possible,,,,
+"Lovelace, Ada",101,s11,al,A
+"Ek, Bo",102,s12,bo,A
+"""
+PARTS = {"chapter": "4", "percent": "68"}
+
+
+@pytest.mark.parametrize(
+    ("roster", "students"),
+    [(MOODLE, ["Ada Lovelace", "bo.ek", "CID OEST", "@dee Dee"]), (CANVAS, ["lovelaceada", "bo", "nobody"])],
+)
+def test_marks_are_the_roster_with_a_column_for_each_chapter(tmp_path, roster, students):
+    """Whatever a platform calls a student in the name of a folder; who is missing has 0; who is unknown is named."""
+    (tmp_path / "roster.csv").write_text(roster, "utf-8-sig")
+    rows = [PARTS | {"student": student} for student in students] + [
+        {"student": students[0], "chapter": "7", "percent": "100"}
+    ]
+    unknown = write_marks(tmp_path / "marks.csv", Roster(tmp_path / "roster.csv"), rows)
+    with (tmp_path / "marks.csv").open(encoding="utf-8", newline="") as file:
+        table = csv.DictReader(file)
+        lines = list(table)
+    own = roster.splitlines()[0].split(",")
+    assert table.fieldnames == [*own, "Chapter 4: PagedAttention (%)", "Chapter 7: Prefix caching (%)"]
+    assert [[line[name] for name in own] for line in lines] == [*csv.reader(roster.splitlines()[1:])]
+    marks = [[line[name] for name in table.fieldnames[-2:]] for line in lines]
+    if roster is MOODLE:
+        assert marks == [["68", "100"], ["68", "0"], ["0", "0"], ["68", "0"]] and unknown == ["CID OEST"]
+    else:
+        assert marks == [["100", "100"], ["68", "100"], ["68", "0"]] and unknown == ["nobody"]
+
+
+def test_two_of_one_name(tmp_path):
+    (tmp_path / "roster.csv").write_text("name;number\nAda;1\nada;2\n", "utf-8")
+    with pytest.raises(ValueError, match="the roster has Ada in lines 2 and 3"):
+        write_marks(tmp_path / "marks.csv", Roster(tmp_path / "roster.csv"), [PARTS | {"student": "Ada"}])
+    (tmp_path / "roster.csv").write_text("name\n", "utf-8")
+    with pytest.raises(ValueError, match="has no lines"):
+        Roster(tmp_path / "roster.csv")
+    write_marks(tmp_path / "marks.csv", None, [PARTS | {"student": "=1+1"}])
+    assert (tmp_path / "marks.csv").read_text("utf-8").splitlines()[1] == "'=1+1,68", "no formula"
+
+
+def test_a_table_and_the_marks_of_names_that_begin_like_formulas(tmp_path, no_model, capsys):
+    """@dee keeps her flags: names are looked up as they are in the folder."""
+    hand_in(tmp_path / "class", {"@dee": SOLUTION, "bob": SOLUTION.replace("num_needed", "n")})
+    (tmp_path / "roster.csv").write_text("login\n@dee\nbob\ncid\n", "utf-8")
+    options = ["--roster", str(tmp_path / "roster.csv"), "--marks", str(tmp_path / "marks.csv")]
+    assert main(["grade", str(tmp_path / "class"), *options]) == 0
+    flags = {name: row["suspicious"] for name, row in rows_of(tmp_path / "details.csv").items()}
+    assert "the same code as 4: bob/ch04/exercise.py" in flags["@dee"] and "our solution.py" in flags["@dee"]
+    assert "the same code as 4: @dee/ch04/exercise.py" in flags["bob"]
+    assert "not on the roster" not in capsys.readouterr().out
+    assert main(["grade", str(tmp_path / "class")]) == 2 and "--csv FILE" in capsys.readouterr().err
+
+
+# -- submissions -------------------------------------------------------------------------------------------------------
 
 
 def test_whose_file_is_which(tmp_path):
@@ -140,16 +298,68 @@ def test_notebooks(tmp_path):
     assert found == {"ada": theirs, "bob": theirs, "cid": "skeleton = 1"}
 
 
+# -- what is alike -----------------------------------------------------------------------------------------------------
+
+RENAMED = re.sub(r"\bnum_needed\b", "n", SOLUTION).replace("block_id)", "block_id  # its id\n        )")
+RENAMED = re.sub(r"\b_take\b", "grab", re.sub(r"#.*", "", RENAMED))
+# By somebody who has not seen ours.
+HONEST = """
+def allocate(manager, seq):
+    size = manager.block_size
+    full, rest = divmod(len(seq.tokens), size)
+    count = full + (1 if rest else 0)
+    if count > len(manager.free_blocks):
+        return False
+    seq.num_cached_tokens = 0
+    seq.num_computed_tokens = 0
+    seq.num_registered_blocks = 0
+    ids = []
+    while len(ids) < count:
+        block = manager.blocks[manager.free_blocks.popleft()]
+        if block.block_hash is not None:
+            manager.forget(block)
+        block.ref_count = 1
+        ids.append(block.block_id)
+    seq.block_table = ids
+    return True
+
+
+def append_slots(manager, seq, num_tokens=1):
+    size, table = manager.block_size, seq.block_table
+    while len(table) * size < seq.num_computed_tokens + num_tokens:
+        if not manager.free_blocks:
+            return False
+        table.append(manager.free_blocks.popleft())
+    return True
+
+
+def free(manager, seq):
+    table = seq.block_table
+    for i in range(len(table) - 1, -1, -1):
+        block = manager.blocks[table[i]]
+        block.ref_count = block.ref_count - 1
+        if block.ref_count < 1:
+            (manager.free_blocks.append if block.block_hash else manager.free_blocks.appendleft)(table[i])
+    del table[:]
+"""
+TEXTS = {"ours": SOLUTION, "renamed": RENAMED, "honest": HONEST, "nothing": GIVEN.decode(), "broken": "def ("}
+
+
+def test_same_code():
+    """Other names, layout and comments change nothing; another way does; what was given does not count."""
+    found = same_code(((name, text.encode()) for name, text in TEXTS.items()), GIVEN)
+    assert found == {"ours": ["renamed"], "renamed": ["ours"]}
+
+
 def test_similar():
-    """Other names, layout and comments change nothing; another algorithm does; what was given does not count."""
-    given = (CHAPTER.folder / "exercise.py").read_bytes()
-    renamed = re.sub(r"\bnum_needed\b", "n", SOLUTION).replace("block_id)", "block_id  # its id\n        )")
-    renamed = re.sub(r"\b_take\b", "grab", re.sub(r"#.*", "", renamed))
-    other = SOLUTION.replace("for block_id in reversed(seq.block_table)", "while seq.block_table")
-    other = other.replace(
-        "num_needed = -(-len(seq.tokens) // manager.block_size)", "num_needed = sum(1 for _ in range(0, 9))"
-    )
-    texts = {"ours": SOLUTION, "renamed": renamed, "other": other, "nothing": given.decode(), "broken": "def ("}
-    found = {pair[1:]: pair[0] for pair in similar_pairs(((n, t.encode()) for n, t in texts.items()), given, 0.0)}
-    assert found[("ours", "renamed")] == 1.0 > found[("ours", "other")]
-    assert not any({"nothing", "broken"} & {*pair} for pair in found), "they have nothing of their own"
+    """copydetect, as we ask it: at least what our own program found among the wrong solutions, and no honest pair."""
+    pytest.importorskip("copydetect", reason='pip install -e ".[teach]"')
+    for name, wrong in {"wrong": ("block.ref_count -= 1", "block.ref_count = 0")}.items():
+        TEXTS[name] = SOLUTION.replace(*wrong)
+    found = {pair[1:]: pair[0] for pair in similar_pairs(((n, t.encode()) for n, t in TEXTS.items()), GIVEN, 0.0)}
+    threshold = 0.75
+    assert {pair for pair, share in found.items() if share >= threshold} == {
+        ("ours", "renamed"), ("ours", "wrong"), ("renamed", "wrong"),
+    }  # fmt: skip
+    assert found[("ours", "renamed")] > 0.95
+    assert not any({"nothing"} & {*pair} for pair in found), "it has nothing of its own"

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import copy
+import html
 import json
 import os
 import re
@@ -11,27 +12,23 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from chapters import notebook, quiz
-from chapters.__main__ import main
+from chapters import exercise_cells, notebook, quiz
 from chapters.course import EXERCISES, find_chapter
-from chapters.report import record, report
 from chapters.sealed import seal, unseal
-from chapters.teaching import cells
+from chapters.teaching import assignments, cells
 from chapters.teaching.assignments import requirements
 from chapters.teaching.edition import is_left_out, write_edition
-from tests.course.course_text import CHAPTERS, for_each_chapter
+from chapters.teaching.otter_plugin import AsText
+from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.course.wrong_solutions.ch04 import WRONG
 
 SOLUTION = (find_chapter(4).folder / "solution.py").read_text("utf-8")
 WRONGS = {name: wrongs[1].apply(SOLUTION, name) for name, wrongs in WRONG.items()}  # task -> a file that has it wrong
-NO_MODEL = "import sys\nsys.modules['gguf'] = None\n"  # a package without which the demo model cannot be made
-
 WITHOUT_MODEL = "import sys, chapters.__main__ as m; m.find_model = lambda name: (None, ''); sys.exit(m.main())"
 
 
@@ -195,80 +192,28 @@ def test_it_grades(edition, number):
 # -- assignments ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def without_model(tmp_path_factory) -> dict[str, str]:
-    """Variables of an environment in which there is no demo model, and the course is where one starts."""
-    folder = tmp_path_factory.mktemp("no_model")
-    (folder / "sitecustomize.py").write_text(NO_MODEL)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("NANOVLLM")}
-    return kept | {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder), "XDG_DATA_HOME": str(folder)}
-
-
 def unpack(archive: Path, folder: Path) -> Path:
     with zipfile.ZipFile(archive) as opened:
         opened.extractall(folder)
     return folder
 
 
-def expected(source: str, folder: Path) -> dict[str, dict]:
-    """What check --json says of each task without a model."""
-    file = folder / "exercise.py"
-    file.write_text(source, "utf-8")
-    chapter = find_chapter(4)
-    return {task["task"]: task for task in record(chapter, file, report(chapter, file, None, 120.0, None))["tasks"]}
-
-
-@pytest.mark.ci
-def test_an_archive_works_alone(tmp_path, without_model):
-    assert main(["student", str(tmp_path / "out"), "--assignment", "4", "10"]) == 0
-    course = unpack(tmp_path / "out" / "ch04.zip", tmp_path / "alone") / "ch04"
-    there = {path.name for path in course.rglob("*")}
-    assert {"pyproject.toml", "LICENSE", "ch04_paged_attention"} <= there
-    assert not there & {"solution.py", "teaching", "ch05_scheduler", "tests"}
-    with zipfile.ZipFile(tmp_path / "out" / "ch10.zip") as archive:
-        assert "ch10/chapters/ch06_prefill_decode/roofline.py" in archive.namelist(), "chapter 10 imports it"
-    command = [sys.executable, "-m", "chapters", "check", "4"]
-    done = subprocess.run(command, cwd=course, env=without_model, capture_output=True, text=True)
-    assert done.stdout.count("not started") == 6 and done.returncode == 1, done.stderr
-    assert main(["student", str(tmp_path / "out"), "--assignment", "4"]) == 2, "it is not new"
-    assert main(["student", str(tmp_path / "other"), "--for", "otter"]) == 2, "which chapters?"
-
-
-@pytest.mark.ci
-def test_gradescope(tmp_path, without_model):
-    assert main(["student", str(tmp_path / "out"), "--assignment", "4", "--for", "gradescope"]) == 0
-    root = tmp_path / "autograder"
-    unpack(tmp_path / "out" / "ch04" / "autograder.zip", root / "source")
-    assert {"run_autograder", "setup.sh", "course"} <= {path.name for path in (root / "source").iterdir()}
-    (root / "submission").mkdir()
-    for source in (SOLUTION, WRONGS["free"]):
-        told = expected(source, root / "submission")
-        command = [sys.executable, str(root / "source" / "run_autograder")]
-        subprocess.run(command, env=without_model | {"AUTOGRADER_ROOT": str(root)}, check=True)
-        results = json.loads((root / "results" / "results.json").read_text("utf-8"))
-        assert results["score"] == sum(task["checks_passed"] for task in told.values())
-        assert "stay open" in results["output"], "the model's checks"
-        for test in results["tests"]:
-            task = told[test["name"]]
-            assert (test["score"], test["max_score"]) == (task["checks_passed"], task["checks"])
-            assert test["output"] == task["message"] and test["visibility"] == "visible"
-    shutil.copy(root / "submission" / "exercise.py", root / "submission" / "b.py")
-    (root / "submission" / "exercise.py").rename(root / "submission" / "a.py")
-    subprocess.run(command, env={"AUTOGRADER_ROOT": str(root)}, check=True)
-    assert "here are 2" in json.loads((root / "results" / "results.json").read_text("utf-8"))["output"]
-
-
 @for_each_chapter
 def test_notebooks(chapter):
-    """The cells are exercise.py; those for nbgrader have our solution, too, and are graded."""
+    """The cells are exercise.py; those for nbgrader have our solution, too, and hidden tests. A check gives no mark."""
     names = EXERCISES[chapter.number]
-    for for_nbgrader in (False, True):
-        texts = ["".join(cell["source"]) for cell in json.loads(cells.notebook(chapter, for_nbgrader))["cells"]]
-        [about, *marked] = [text for text in texts if text.startswith(("# Chapter", notebook.MARK))]
+    for sha256 in ("", "ab12"):
+        texts = ["".join(cell["source"]) for cell in json.loads(cells.notebook(chapter, sha256))["cells"]]
+        [about, *marked] = [text for text in texts if text.startswith(("# Chapter", exercise_cells.MARK))]
         defined = {node.name for node in ast.parse("\n".join(marked)).body if isinstance(node, ast.FunctionDef)}
         assert set(names) <= defined and chapter.title in about
-        graded = [name for name in names for text in texts if f"check({chapter.number}, {name!r})" in text]
-        assert graded == (names if for_nbgrader else [])
+        values = [f"CHAPTER, TASK, SHA256 = {chapter.number}, {name!r}, 'ab12'" for name in names]
+        hidden = [text for text in texts if "### BEGIN HIDDEN TESTS" in text]
+        assert [value for value, text in zip(values, hidden, strict=bool(sha256)) if value in text] == values[
+            : len(hidden)
+        ]
+        checks = [text for text in texts if "from chapters.notebook import check" in text]
+        assert len(checks) == len(names) and all("This cell gives no mark" in text for text in checks)
     ours = dict.fromkeys(line.strip() for line in (chapter.folder / "solution.py").read_text("utf-8").splitlines())
     text = "\n".join(marked)
     assert all(line in text for line in ours if line and not line.startswith(('"""', "def ")))
@@ -286,57 +231,123 @@ def test_what_a_grading_machine_installs():
     assert {"torch", "gguf", "accelerate"} <= {each.split(">")[0] for each in requirements()}
 
 
-def handed_in(path: Path, source: str) -> str:
-    """A notebook whose first cell has this file, and whose other cells have nothing."""
-    written = json.loads(path.read_text("utf-8"))
-    marked = [cell for cell in written["cells"] if "".join(cell["source"]).startswith(notebook.MARK)]
-    for cell in marked:
-        cell["source"] = "".join(cell["source"]).partition("\n")[0] + "\n"
-    marked[0]["source"] += source
-    return json.dumps(written)
+@pytest.fixture(scope="module")
+def assignment(tmp_path_factory) -> tuple[Path, str]:
+    """course.zip of chapter 4, and its SHA-256."""
+    folder = tmp_path_factory.mktemp("assignment") / "ch04"
+    sha256 = assignments._hand_out(folder, find_chapter(4))
+    return folder / "course.zip", sha256
 
 
-def tool(name: str, *command: str, cwd: Path, env: dict[str, str]) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run([name, *command], cwd=cwd, env=env | {"PATH": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+# What somebody writes who wants marks, one line each. Where the tests run, none of it is run.
+FORGING = {
+    "the check": "import chapters.notebook; chapters.notebook.check = lambda *given: print('ok')",
+    "subprocess": "import subprocess; subprocess.run = lambda *given, **more: print(1 / 0)",
+    "json": "import json; json.loads = lambda *given: {'tasks': [{'passed': True}]}",
+    "the checks": "import pathlib; pathlib.Path('chapters/ch04_paged_attention/checks.py').write_text('TASKS = []')",
+    "variables": "import os; os.environ.update(PYTHONSTARTUP='x', PYTHONPATH='forged', PYTHONOPTIMIZE='2')",
+}
+FORGED_LINE = json.dumps({"passed": True, "seconds": 1, "tasks": [{"passed": True}]})
+TO_THE_PIPE = f"open(f'/proc/{{os.getppid()}}/fd/1', 'w').write({FORGED_LINE + chr(10)!r})"
+# Of the task's own process: it writes into the pipe in which the verdict is expected.
+WRITING = {
+    "before it is ended": f"import os\n    {TO_THE_PIPE}\n    os.kill(os.getppid(), 9)",
+    "beside it": f"import os\n    {TO_THE_PIPE}",
+}
+
+
+def notebook_of(*sources: str) -> dict:
+    return {"cells": [{"cell_type": "code", "metadata": {}, "outputs": [], "source": source} for source in sources]}
+
+
+def handed_to_otter(folder: Path, archive: Path, name: str, submitted: dict) -> Path:
+    """As otter calls the plugin: where course.zip and its tests are, and what was handed in. Returns the folder where
+    the tests run."""
+    submission, source = folder / "submission", folder / "source" / "files"
+    (submission / "tests").mkdir(parents=True)
+    source.mkdir(parents=True)
+    shutil.copyfile(archive, source / "course.zip")
+    (submission / name).write_text(json.dumps(submitted), "utf-8")
+    for each in (
+        "json",
+        "zipfile",
+        "course.zip",
+        "sitecustomize",
+    ):  # modules that would be imported, an archive of theirs
+        (submission / f"{each}.py").write_text("1 / 0")
+    (submission / "chapters").mkdir()
+    executed = AsText(str(submission / name), {}, {}).before_execution(submitted)
+    assert executed.cells == []
+    assert {path.name for path in submission.iterdir()} == {"tests", "exercise.py", "course.zip"}
+    return submission
+
+
+def run_hidden_test(folder: Path, sha256: str, task: str = "free") -> str:
+    """What it ends with there."""
+    test = cells.hidden_test(find_chapter(4), task, sha256)
+    (folder / "tests" / "run.py").write_text(f"import sys\nsys.path[0] = ''\n{test}\n", "utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "tests/run.py"], cwd=folder, env=environment, capture_output=True, text=True)
+    return done.stderr
+
+
+def test_a_hidden_test(tmp_path, assignment, demo_checkpoint):
+    """What is right passes, as a script and in cells; another course.zip is not believed."""
+    archive, sha256 = assignment
+    folder = handed_to_otter(tmp_path / "script", archive, "ada.py", notebook_of(SOLUTION))
+    assert run_hidden_test(folder, sha256) == ""
+    assert "NotPassed: course.zip is not the one of this assignment" in run_hidden_test(folder, "ab12")
+    [first, *others] = SOLUTION.split("\n\n\ndef ")
+    parts = [first, *(f"def {other}" for other in others)]
+    marked = [f"{exercise_cells.MARK}: {number}\n{part}" for number, part in enumerate(parts)]
+    folder = handed_to_otter(tmp_path / "cells", archive, "ada.ipynb", notebook_of("1 / 0", *marked, "x"))
+    assert run_hidden_test(folder, sha256) == ""
+
+
+def test_nothing_of_a_notebook_runs_where_it_is_graded(tmp_path, assignment, demo_checkpoint):
+    """The checks fail as `check` fails: whatever the cells replace, they replace it in a process that gives no mark."""
+    archive, sha256 = assignment
+    lines = list(FORGING.values())
+    given = "\n".join([f"{exercise_cells.MARK}: all", *lines[:3], WRONGS["free"]])
+    folder = handed_to_otter(tmp_path, archive, "ada.ipynb", notebook_of(*lines, given, *lines))
+    said = run_hidden_test(folder, sha256)
+    assert "NotPassed: 1 of 8 checks passed\nthe queue must be what it was (5 0 1), then 4, 3, 2" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("way", WRITING)
+def test_a_verdict_that_was_written_by_somebody_else(tmp_path, assignment, demo_checkpoint, way):
+    archive, sha256 = assignment
+    source = f"{SOLUTION}\n\ndef free(manager, seq):\n    {WRITING[way]}\n"
+    folder = handed_to_otter(tmp_path, archive, "ada.py", notebook_of(source))
+    assert "NotPassed: this could not be graded" in run_hidden_test(folder, sha256)
+
+
+# -- the pages of a class ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.ci
-@pytest.mark.skipif(not find_spec("otter"), reason='otter-grader is not installed: pip install -e ".[teach]"')
-def test_otter(tmp_path, without_model):
-    assert main(["student", str(tmp_path / "out"), "--assignment", "4", "--for", "otter"]) == 0
-    given, submission = tmp_path / "out" / "ch04", tmp_path / "submission.ipynb"
-    for source in (SOLUTION, *WRONGS.values()):
-        told = expected(source, tmp_path)
-        submission.write_text(handed_in(given / "ch04.ipynb", source), "utf-8")
-        command = "run", "-a", str(given / "autograder.zip"), "-o", str(tmp_path), "--no-logo", str(submission)
-        tool("otter", *command, cwd=tmp_path, env=without_model)
-        results = json.loads((tmp_path / "results.json").read_text("utf-8"))
-        tests = {test["name"]: test for test in results["tests"]}
-        for name, task in told.items():
-            assert (tests[name]["score"] == tests[name]["max_score"]) == task["passed"]
-            assert task["message"].splitlines()[0] in tests[name]["output"]
-
-
-@pytest.mark.ci
-@pytest.mark.skipif(not find_spec("nbgrader"), reason='nbgrader is not installed: pip install -e ".[teach]"')
-def test_nbgrader(tmp_path, without_model):
-    course = tmp_path / "course"
-    assert main(["student", str(course), "--assignment", "4", "--for", "nbgrader"]) == 0
-    tool("nbgrader", "generate_assignment", "ch04", cwd=course, env=without_model)
-    released = course / "release" / "ch04" / "ch04.ipynb"
-    assert "num_needed" not in released.read_text("utf-8") and "check(4" not in released.read_text("utf-8")
-    sources = {"right": SOLUTION, **WRONGS}
-    for name, source in sources.items():
-        (course / "submitted" / name / "ch04").mkdir(parents=True)
-        (course / "submitted" / name / "ch04" / "ch04.ipynb").write_text(handed_in(released, source), "utf-8")
-    tool("nbgrader", "autograde", "ch04", cwd=course, env=without_model)
-    for name, source in sources.items():
-        told = expected(source, tmp_path)
-        graded = json.loads((course / "autograded" / name / "ch04" / "ch04.ipynb").read_text("utf-8"))
-        for cell in graded["cells"]:
-            if (which := cell["metadata"].get("nbgrader", {}).get("grade_id", "")).startswith("grade-"):
-                task, outputs = told[which.removeprefix("grade-")], cell["outputs"]
-                assert any(output["output_type"] == "error" for output in outputs) != task["passed"]
-                assert task["message"].splitlines()[0] in json.dumps(outputs, ensure_ascii=False).replace('\\"', '"')
+def test_a_site_of_an_edition(edition, texts, tmp_path):
+    """It is built there, and has no solution, no wrong solution, and no answer to a question of the oral check."""
+    run(edition, f"import sys, chapters.__main__ as m; sys.exit(m.main(['site', '--out', {str(tmp_path / 'site')!r}]))")
+    unpack(tmp_path / "site" / "runtime" / "course.zip", tmp_path / "site" / "unpacked")
+    said = {}
+    for path in tmp_path.glob("site/**/*"):
+        if path.suffix in (".html", ".js", ".json", ".py", ".toml"):
+            text = html.unescape(re.sub(r"<[^>]+>", "", path.read_text("utf-8", "replace")))
+            said[path.relative_to(tmp_path)] = text
+    assert not any(path.name.startswith(("solution", "instructor")) or "wrong_solutions" in str(path) for path in said)
+    shown, engine = set[tuple[str, ...]](), set[str]()
+    for path, text in texts.items():
+        engine |= {line.strip() for line in text.splitlines()} if path.parts[0] == "nanovllm" else set()
+    for text in said.values():
+        shown |= triples(text)
+    for chapter in CHAPTERS:
+        ours, skeleton = ((chapter.folder / f"{name}.py").read_text("utf-8") for name in ("solution", "exercise"))
+        own = {three for three in triples(ours) if not engine & {*three} and not any(x in skeleton for x in three)}
+        assert len(own) > 1 and not own & shown, chapter.title
+    guide = (ROOT / "chapters" / "INSTRUCTOR.md").read_text("utf-8")
+    answers = guide.partition("| chapter | listen for |")[2].partition("\n\n")[0].splitlines()[2:]
+    everything = " ".join(" ".join(said.values()).split())
+    assert len(answers) == len(CHAPTERS)
+    assert not any(answer.split("|")[2].strip()[:60] in everything for answer in answers)

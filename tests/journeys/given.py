@@ -63,6 +63,14 @@ def a_class(clone: Path) -> None:
     (clone / "FOLDER" / "ends_ch04.py").write_text("import os\nos._exit(0)\n", "utf-8")
 
 
+def a_class_and_its_roster(clone: Path) -> None:
+    a_class(clone)
+    students = "Good Half Hangs Nothing Ends Empty Copy".split()
+    lines = [f"{letter},{name},{name.lower()}@uni.example" for letter, name in zip("ABCDEFG", students, strict=True)]
+    lines = ["First name,Last name,Email address", *lines, "H,Has handed in nothing,h@uni.example"]
+    (clone / "roster.csv").write_text("\n".join(lines) + "\n", "utf-8")
+
+
 # -- notebooks ---------------------------------------------------------------------------------------------------------
 
 
@@ -76,25 +84,53 @@ def handed_in_notebook(path: Path, source: str) -> str:
     return json.dumps(written)
 
 
+# One line each, for whoever wants marks. The first replaces the checks, the others what platforms grade with.
+PASSED = "type('Done', (), {'returncode': 0, 'stderr': '', 'stdout': '{\"tasks\": [{\"passed\": true}]}'})"
+FORGING = (
+    "import chapters.notebook; chapters.notebook.check = lambda *given: print('ok')",
+    f"import subprocess; subprocess.run = lambda *given, **more: {PASSED}",
+    "import json; json.loads = lambda *given: {'tasks': [{'passed': True}]}",
+    "import otter.test_files.abstract_test as t; t.TestFile.passed_all = property(lambda self: True)",
+    "import otter.test_files as t; t.GradingResults = lambda *given: print('no results, no zero')",
+    "get_ipython().run_cell_async = lambda *given, **more: None",
+)
+SHADOWS = ("zipfile", "hashlib", "json", "ipykernel_launcher", "otter", "sitecustomize")  # modules, beside the notebook
+
+
+def forged(notebook: str) -> str:
+    """With these lines in cells of their own at the beginning, and in the first cell that is exercise.py."""
+    written = json.loads(notebook)
+    marked = next(cell for cell in written["cells"] if "".join(cell["source"]).startswith("# exercise.py"))
+    marked["source"] = "\n".join(["".join(marked["source"]), *FORGING[:3]])
+    for number, line in enumerate(FORGING):
+        cell = {"cell_type": "code", "execution_count": None, "outputs": [], "metadata": {}}
+        written["cells"].insert(0, cell | {"id": f"forging-{number}", "source": line})
+    return json.dumps(written)
+
+
 def notebooks_for_otter(clone: Path) -> None:
-    for name, source in {"good": solution(clone), "half": half(clone)}.items():
-        (clone / f"{name}.ipynb").write_text(handed_in_notebook(clone / "OUT/ch04/ch04.ipynb", source), "utf-8")
+    for name, source in {"good": solution(clone), "half": half(clone), "forges": ""}.items():
+        notebook = handed_in_notebook(clone / "OUT/ch04/ch04.ipynb", source)
+        (clone / f"{name}.ipynb").write_text(forged(notebook) if name == "forges" else notebook, "utf-8")
+    with zipfile.ZipFile(clone / "forges.zip", "w") as archive:
+        archive.write(clone / "forges.ipynb", "forges.ipynb")
+        for name in SHADOWS:
+            archive.writestr(f"{name}.py", FORGING[1])
 
 
 def notebooks_for_nbgrader(course: Path) -> None:
     released = course / "release" / "ch04" / "ch04.ipynb"
-    for name, source in {"good": solution(course), "half": half(course)}.items():
+    for name, source in {"good": solution(course), "half": half(course), "forges": ""}.items():
         folder = course / "submitted" / name / "ch04"
         folder.mkdir(parents=True)
-        (folder / "ch04.ipynb").write_text(handed_in_notebook(released, source), "utf-8")
+        notebook = handed_in_notebook(released, source)
+        (folder / "ch04.ipynb").write_text(forged(notebook) if name == "forges" else notebook, "utf-8")
+    for name in SHADOWS:
+        (folder / f"{name}.py").write_text(FORGING[1], "utf-8")
 
 
 def gradescope_half(clone: Path) -> None:
-    """The image's folder: what the archive has, and what a student has handed in."""
-    with zipfile.ZipFile(clone / "OUT" / "ch04" / "autograder.zip") as archive:
-        archive.extractall(clone / "autograder" / "source")
-    (clone / "autograder" / "submission").mkdir()
-    (clone / "autograder" / "submission" / "exercise.py").write_text(half(clone), "utf-8")
+    (clone / "exercise.py").write_text(half(clone), "utf-8")
 
 
 # -- the capstone ------------------------------------------------------------------------------------------------------
