@@ -139,13 +139,9 @@ def model_files(directory: Path, config: ModelConfig) -> dict[str, Any]:
         language, _ = language_tensors(files)
         files = {name: OtherName(file, stored) for name, (stored, file) in language.items()}
     if config.hybrid is not None:
-        from nanovllm.features.hybrid.tensors import hybrid_tensors
-
-        files = hybrid_tensors(files, config, directory.is_file())
+        files = config.hybrid.tensors(files, config, directory.is_file())
     if config.pooling is not None:
-        from nanovllm.features.pooling.tensors import pooling_tensors
-
-        files = pooling_tensors(files, config.pooling)
+        files = config.pooling.tensors(files)
     if config.tie_word_embeddings and HEAD in files and EMBEDDINGS not in files:
         files[EMBEDDINGS] = OtherName(files[HEAD], HEAD)  # one matrix, written under its other name
     return files

@@ -76,7 +76,8 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
-        self.self_attn = Attention(config, index) if config.hybrid is None else make_hybrid(config, index)
+        make_attention = Attention if config.hybrid is None else config.hybrid.make_attention
+        self.self_attn: nn.Module = make_attention(config, index)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
         self.mlp = make_experts(config) if index in config.expert_layers else MLP(config)
 
@@ -88,12 +89,6 @@ class DecoderLayer(nn.Module):
         hidden = self.self_attn(hidden, kv_layer, context)
         hidden, residual = self.post_attention_layernorm(hidden, residual, context)
         return self.mlp(hidden, context), residual
-
-
-def make_hybrid(config: ModelConfig, index: int) -> nn.Module:
-    from nanovllm.features.hybrid.hybrid_layers import make_attention  # with a gate, or with a state of fixed size
-
-    return make_attention(config, index)
 
 
 def make_experts(config: ModelConfig) -> nn.Module:

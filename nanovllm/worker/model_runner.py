@@ -257,9 +257,9 @@ class ModelRunner:
         """Slots for the states of a hybrid model; None for any other model."""
         if self.model_config.hybrid is None:
             return None
-        from nanovllm.features.hybrid.state_pool import StatePool
-
-        return StatePool(self.config, self.local_config, self.dtype, self.device, free_bytes)
+        return self.model_config.hybrid.make_states(
+            self.config, self.local_config, dtype=self.dtype, device=self.device, free_bytes=free_bytes
+        )
 
     @in_own_modes
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -328,12 +328,9 @@ class ModelRunner:
     def load_tower(self) -> None:
         """Read what looks at pictures, if it is not there yet. Raises ValueError if the checkpoint's does not fit."""
         if self.tower is None:
-            from nanovllm.features.images.tower import Tower
-
             assert self.model_config.images is not None
-            self.tower = Tower(
+            self.tower = self.model_config.images.make_tower(
                 self.directory,
-                self.model_config.images,
                 dtype=self.dtype,
                 device=self.device,
                 dummy=self.config.load_format == "dummy",

@@ -3,9 +3,14 @@
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import Bounds, check_choice, numbers_of
+
+if TYPE_CHECKING:
+    from nanovllm.checkpoint import ModelConfig
+    from nanovllm.config import EngineConfig
+    from nanovllm.features.hybrid.state_pool import StatePool
 
 LINEAR, FULL = "linear_attention", "full_attention"
 COUNT: Bounds = (Integral, 1, 2**10)
@@ -48,6 +53,26 @@ class HybridConfig:
     def conv_size(self) -> int:
         """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_size + self.value_size
+
+    # What the heart has made of it. These need torch, and are loaded with a model.
+
+    def make_attention(self, config: "ModelConfig", index: int) -> Any:
+        """The first half of layer `index`: attention with a gate, or a state of fixed size."""
+        from nanovllm.features.hybrid.hybrid_layers import make_attention
+
+        return make_attention(config, index)
+
+    def make_states(self, config: "EngineConfig", model_config: "ModelConfig", **options: Any) -> "StatePool":
+        """Slots for states. model_config: of this rank's share. options: of StatePool."""
+        from nanovllm.features.hybrid.state_pool import StatePool
+
+        return StatePool(config, model_config, **options)
+
+    def tensors(self, files: dict[str, Any], config: "ModelConfig", is_gguf: bool) -> dict[str, Any]:
+        """A checkpoint's tensors under the names and in the shapes that these layers have."""
+        from nanovllm.features.hybrid.tensors import hybrid_tensors
+
+        return hybrid_tensors(files, config, is_gguf)
 
     def share(self, num_ranks: int) -> "HybridConfig":
         """Of one rank: heads are divided."""

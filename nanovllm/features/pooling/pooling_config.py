@@ -52,6 +52,12 @@ class PoolingConfig:
 
         return EmbeddingHead() if self.task == "embed" else ScoreHead(hidden_size, self.num_labels)
 
+    def tensors(self, files: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint's tensors under the names that a decoder and this head have."""
+        from nanovllm.features.pooling.tensors import pooling_tensors
+
+        return pooling_tensors(files, self)
+
 
 def reject_encoder(architecture: Any, path: Path) -> None:
     """Raises ValueError for one, which says what can be used instead."""
