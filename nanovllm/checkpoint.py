@@ -1,6 +1,6 @@
 """What a checkpoint's config.json says (chapter 1). It does not import torch, so a mistake is found at once.
 
-A GGUF file is a whole checkpoint, too: gguf_file.py reads its metadata.
+A GGUF file is a whole checkpoint, too: files/gguf_file.py reads its metadata.
 """
 
 from dataclasses import dataclass, field

@@ -52,7 +52,7 @@ OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "f
 @names_checked
 @dataclass(frozen=True)
 class EngineConfig:
-    """Options of an LLM, with vLLM's names. None is the default."""
+    """Options of an LLM, with vLLM's names. None stands for an option's default."""
 
     # A directory that holds a checkpoint, a GGUF file, or a hub id such as "Qwen/Qwen3-0.6B". "owner/name:Q8_0" is the
     # GGUF file of that quantization. "demo" and "demo:Q4_1" are the demo model, unless there is a file of that name.

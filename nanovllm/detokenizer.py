@@ -16,7 +16,7 @@ MAX_HELD_TOKENS = 32  # bytes that are not a character after so many tokens will
 
 
 class Detokenizer:
-    """Text of one sample. append() adds to `text` and changes nothing that was there. token_ids: all tokens so far.
+    """Text of one sample. append() adds to `text`, or cuts it at a stop string. token_ids: all tokens so far.
 
     A sequence with stop strings has it as its stop_checker: the scheduler appends each token that it accepts.
     """
@@ -24,7 +24,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Any, params: SamplingParams = SamplingParams()) -> None:
         self.tokenizer = tokenizer
         self.params = params
-        self._stop: tuple[str, ...] = tuple(params.stop or ())
+        self._stop: tuple[str, ...] = tuple(params.stop)
         self.restart([])
 
     def whole_text(self, token_ids: list[int]) -> str:

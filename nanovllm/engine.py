@@ -62,12 +62,13 @@ class LLMEngine:
 
     wings       {name: Wing}, what its options have put beside it (wings.py), in the order in which they act
     requests    {request id: Request} of those queued or running
+    known_adapters, grammars, image_processor; speculation, tiers, block_times, kv_events: see __getattr__()
     to_abort    {request id: Request} of those that the change in progress, or the next step, ends. Any thread may add
                 some, at any time
     scheduled   the newest step's work, even if that step has failed; None until its schedule() has returned
-    on_step     called near the end of each step that has chunks: (its SchedulerOutput, requests that got tokens). If
-                the step fails after that, it is computed again, and on_step is called for it again. What on_step
-                raises is logged.
+    on_step     called near the end of each step that has chunks: (its SchedulerOutput, requests of which a chunk has
+                reached its end). If the step fails after that, it is computed again, and on_step is called for it
+                again. What on_step raises is logged.
     """
 
     @interruptible_imports()
@@ -228,7 +229,7 @@ class LLMEngine:
         return self.enqueue([request])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
-        """End one request, or several.
+        """End one request, or several, by id; abort_requests() takes the requests themselves.
 
         Returns the last output if one id is given and its request ends now. Otherwise None: for several ids, for an
         unknown id, and for a callback in the middle of a step. That step ends the request and returns its last output.
@@ -250,8 +251,9 @@ class LLMEngine:
             self._abort_noted()
 
     @change
-    def _abort_noted(self) -> list[Request]:
-        return self._abort_as_asked()
+    def _abort_noted(self) -> None:
+        """_abort_as_asked(), as a change of its own."""
+        self._abort_as_asked()
 
     def _abort_as_asked(self) -> list[Request]:
         """End the requests that were noted. Returns those that were still unfinished."""
@@ -305,7 +307,7 @@ class LLMEngine:
         return self.make_outputs(scheduled, progressed, started)
 
     def poll(self) -> None:
-        """Take in what wings have brought since the last step: blocks of lower tiers."""
+        """A step begins: tell each wing. Tiers take in blocks that have arrived."""
         for wing in self.wings.values():
             wing.begin_step(self.scheduler)
 
@@ -330,7 +332,7 @@ class LLMEngine:
         return scheduled
 
     def update(self, scheduled: SchedulerOutput, result: "ModelRunnerOutput") -> list[Request]:
-        """Give sequences and requests what was computed. Returns the requests that got tokens or a pooled vector."""
+        """Give sequences and requests what was computed. Returns the requests of chunks that reached their end."""
         self.scheduler.update(scheduled, result.sampled_token_ids)
         now = time.perf_counter()
         progressed = {}
@@ -379,7 +381,7 @@ class LLMEngine:
             self.restart()
         self._in_flight = []
         for request_id, request in list(self.to_abort.items()):
-            if self.requests.get(request_id) is not request:  # it has ended
+            if self.requests.get(request_id) is not request:  # ended by now; until here a restart would end it again
                 self.to_abort.pop(request_id, None)
         self._needs_restart = True
         try:
@@ -396,7 +398,10 @@ class LLMEngine:
 
     @change
     def recover(self) -> None:
-        """Rebuild what a failed change could not rebuild itself. Raises RuntimeError within a change."""
+        """Rebuild what a failed change could not rebuild itself, as every change begins by doing: it does nothing else.
+
+        Raises RuntimeError within a change.
+        """
 
     def restart(self) -> None:
         """Rebuild everything from the requests. All wait, with the tokens from before the step; nothing is cached.

@@ -40,8 +40,8 @@ Result = TypeVar("Result")
 class Calls:
     """What an LLM does with its engine, call after call.
 
-    This is all that a script with one thread needs. An LLM takes features/callers/shared_calls.py, which has the same
-    methods: there several threads may call at once, Ctrl-C comes between two steps, and a progress bar is drawn.
+    This is all that a script with one thread needs. If features/callers/ is there, an LLM takes its SharedCalls, which
+    has the same methods: several threads may call at once, Ctrl-C comes between two steps, and a progress bar is drawn.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -61,8 +61,9 @@ class Calls:
         return call()
 
     def complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        """Queue requests, unless they are queued already, and make steps until all have ended."""
+        """Queue requests, unless they are queued already, and make steps until all have ended. No bar is drawn here."""
         try:
+            # An LLM's requests get their ids when they are queued.
             self.engine.enqueue([request for request in requests if not request.request_id])
             while not all(request.finished for request in requests):
                 self.engine.step()
@@ -155,7 +156,7 @@ class LLM:
 
         options: those in features/chat_template/chat.py; render_chat() in render.py, beside it, explains them.
         """
-        items = items_of(messages)
+        items = items_of(messages)  # of a message, a dict, it makes None: then they are one conversation's
         conversations: list[Any] = [items_of(item) for item in items or ()]
         if not conversations or None in conversations:
             conversations = [messages if items is None else items]
@@ -332,7 +333,8 @@ class LLM:
         **vllm_options: Any,
     ) -> list[Request]:
         prompt_list = split_prompts(prompts)
-        # Raises ValueError for an unknown name, and for an option of vLLM's whose value would change something.
+        # Raises ValueError for an unknown name, and for an option of vLLM's whose value would change something. The
+        # names are for the error's suggestion; use_tqdm may come from enqueue(), where vLLM has it.
         known_names(vllm_options, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
         params_list = self._params_list(sampling_params, len(prompt_list))
         adapters = one_per_prompt("lora_request", lora_request, len(prompt_list))

@@ -19,7 +19,8 @@ class Logprob:
 class CompletionOutput:
     """One sample of a request.
 
-    token_ids includes the token that ended the sequence; text does not. finish_reason is None while the sample runs,
+    token_ids includes the token that ended the sequence; text does not, unless
+    include_stop_str_in_output. finish_reason is None while the sample runs,
     then "stop", "length", "abort" or "error". After "stop", stop_reason is the stop string or token id, or None for
     EOS. logprobs holds one dict per generated token, {token_id: Logprob}, and cumulative_logprob is their sum over the
     chosen tokens.

@@ -65,7 +65,7 @@ def parse_prompt(
         raise ValueError(f"cache_salt must be a string that is not empty, found {salt!r}")
     text = prompt if isinstance(prompt, str) else fields.get("prompt")
     given_ids = fields.get("prompt_token_ids", prompt)
-    token_ids = items_of(given_ids)
+    token_ids = items_of(given_ids)  # None of a text, and of a dict without ids
     if text is not None and not isinstance(text, str):
         raise ValueError(f"prompt must be a string, found {type(text).__name__}")
     if token_ids is not None or fields.get("prompt_token_ids") is not None:

@@ -1,6 +1,7 @@
 """Request: a prompt and its samples while they are generated, up to the RequestOutput (chapter 2).
 
-A request owns its samples; a sample owns its sequence, its text and its logprobs. Neither knows the scheduler.
+A request owns its samples; a sample owns its sequence, its text and its logprobs. Neither calls the scheduler; they
+read its chunks.
 """
 
 import logging
@@ -85,7 +86,8 @@ class Sample:
 class Request:
     """A prompt, its samples, and what has been measured of them.
 
-    request_id is "" until the request is queued. stream: somebody reads its text while it grows.
+    request_id is "" until the request is queued, unless its caller has chosen one (LLMEngine.add_request). stream:
+    somebody reads its text while it grows.
     """
 
     request_id: str

@@ -40,8 +40,9 @@ class RequestOutputKind(Enum):
 class SamplingParams:
     """Parameters of one request, copied when it is made.
 
-    They are applied in this order: structured_outputs, allowed_token_ids, bad_words, logit_bias, logits_processors,
-    penalties, temperature, min_p, top_k, top_p. Logprobs are computed after structured_outputs and before the others.
+    They are applied in this order: structured_outputs, allowed_token_ids, bad_words (and, before min_tokens, EOS and
+    stop tokens), logit_bias, logits_processors, penalties, temperature, min_p, top_k, top_p. Logprobs are computed
+    after structured_outputs and before the others.
 
     The constructor, and the assignment of a field, raise ValueError for an unknown name, a wrong type or a value out of
     range.
@@ -94,7 +95,9 @@ class SamplingParams:
     )
     detokenize: bool = option(True, "False: the output has token ids and no text")
     skip_special_tokens: bool = option(True, "special tokens are not part of the text")
-    spaces_between_special_tokens: bool = option(True, "special tokens in the text have spaces between them")
+    spaces_between_special_tokens: bool = option(
+        True, "special tokens in the text have spaces between them, if the tokenizer itself makes it"
+    )
     output_kind: RequestOutputKind = option(RequestOutputKind.CUMULATIVE, "what outputs of a running request hold")
 
     @property

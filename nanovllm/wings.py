@@ -1,10 +1,12 @@
 """The wings: what one may do, and who does it, in the order in which they act (chapters/add_a_wing.md).
 
-Every wing is a folder, and every wing can be deleted: a Llama generates the same tokens without any of them. So nothing
-in the heart imports one. It goes through the tables below, which load a module only when something asks for it. If the
-folder is gone, that is a MissingWing, which names it.
+Every wing is a folder, and every wing can be deleted: a Llama generates the same tokens without any of them. So no file
+of the heart imports one at its top. Who stands beside an engine and who reads a request is in the tables below. What is
+asked for in one place only is loaded there, by name: a method of vLLM's API, a part of a model or of a batch. If a
+folder is gone, all of that is a MissingWing, which names it.
 
-What a wing keeps beside a sequence is a SequencePart (core/sequence.py). What it keeps beside the engine is a Wing.
+What a wing keeps beside a sequence is a SequencePart (core/sequence.py). What it keeps beside the engine is a Wing, or
+is made on demand.
 """
 
 import sys
@@ -86,7 +88,7 @@ def prepare(engine: "LLMEngine") -> dict[str, Any]:
 
 
 def attach(engine: "LLMEngine", prepared: dict[str, Any]) -> None:
-    """Fill engine.wings, in the order of the table."""
+    """Fill engine.wings, in the order of the table. Those that have on_event hear what the block manager does."""
     for name, before in prepared.items():
         engine.wings[name] = load(BESIDE_AN_ENGINE[name][0]).attach(engine, before)
     listeners = [getattr(wing, "on_event", None) for wing in engine.wings.values()]
@@ -100,11 +102,11 @@ def read_request(engine: "LLMEngine", asked: "Asked") -> None:
             load(module).read(engine, asked)
 
 
-# -- those that stand for a part of the heart, each asked for in one place ------------------------------------------
+# -- asked for in one place each ------------------------------------------------------------------------------------
 
 
 def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
-    """The model runner, or what stands for one in each of several processes."""
+    """The model runner, or the one object that stands for those of several processes."""
     if config.tensor_parallel_size > 1:
         return load("features.parallel.ranks").ParallelRunner(config, model_config)
     from nanovllm.worker.model_runner import ModelRunner
@@ -162,7 +164,7 @@ class MissingWing(ModuleNotFoundError, ValueError):
 
 
 def load(module: str) -> ModuleType:
-    """A module of a wing, named from within this package. Raises MissingWing."""
+    """A module of a wing, named from within this package. Raises MissingWing, as any import of it (see below)."""
     return import_module(f"nanovllm.{module}")
 
 

@@ -185,7 +185,7 @@ def tell_forgetting(story: Story) -> None:
     )
     table = Table("block size", "hits: release", "uncached first", "tokens computed: release", "uncached first")
     for block_size in (16, 64, 256):
-        orders = ("release", "unnamed_first")
+        orders = ("release", "uncached_first")
         (rate, num), (our_rate, our_num) = (play_conversations(order, block_size, POOL_TOKENS) for order in orders)
         numbers = f"{rate:.1%}", f"{our_rate:.1%}", f"{num:,}", f"{our_num:,} ({our_num / num - 1:+.0%})"
         table.add_row(str(block_size), *numbers)

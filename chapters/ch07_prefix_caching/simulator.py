@@ -76,7 +76,7 @@ class Simulator:
         self.workload, self.salt, self.fault = workload, SALTS[0], ""
         self._start(num_blocks)
 
-    def _start(self, num_blocks: int, free_order: str = "unnamed_first") -> None:
+    def _start(self, num_blocks: int, free_order: str = "uncached_first") -> None:
         with FAULTS[self.fault]():
             self.manager = BlockManager(num_blocks, BLOCK_SIZE, free_order=free_order)
         self.manager.on_event = self._note

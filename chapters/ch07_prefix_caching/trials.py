@@ -19,7 +19,7 @@ from nanovllm.core.sequence import Sequence
 # -- small pools ------------------------------------------------------------------------------------------------------
 
 
-def pool(num_blocks: int, caching: bool = True, free_order: str = "unnamed_first") -> BlockManager:
+def pool(num_blocks: int, caching: bool = True, free_order: str = "uncached_first") -> BlockManager:
     """Blocks of 4. Misuse is noticed where it happens."""
     manager = BlockManager(num_blocks, 4, enable_prefix_caching=caching, free_order=free_order)
     hash_block, remove = manager.hash_block, manager.free_blocks.remove

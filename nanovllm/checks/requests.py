@@ -31,11 +31,11 @@ class Asked:
     prompt: Any
     params: SamplingParams
     lora_request: Any
-    priority: int
     image_keys: frozenset[str]
     text: str | None
     token_ids: list[int]
     cache_salt: str | None
+    priority: int = 0
     lora_id: int | None = None
     mm_spans: tuple[MMSpan, ...] = ()
     parts: dict[str, SequencePart] = field(default_factory=dict)
@@ -52,7 +52,15 @@ def check_request(
     of_text = {key: value for key, value in prompt.items() if key not in image_keys} if image_keys else prompt
     text, token_ids, cache_salt = parse_prompt(engine.tokenizer, of_text, engine.check_length)
     params = check_params(params, engine.model_config)
-    asked = Asked(prompt, params, lora_request, 0, image_keys, text, token_ids, cache_salt)
+    asked = Asked(
+        prompt=prompt,
+        params=params,
+        lora_request=lora_request,
+        image_keys=image_keys,
+        text=text,
+        token_ids=token_ids,
+        cache_salt=cache_salt,
+    )
     check_token_ids(engine, asked)
     asked.priority = check_priority(priority, engine.config.scheduling_policy)
     wings.read_request(engine, asked)
@@ -80,7 +88,7 @@ def check_generates(engine: "LLMEngine") -> None:
 def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
     """A copy of the parameters, in which -1 logprobs are as many as there are tokens. Raises ValueError.
 
-    With logprob_token_ids it asks for logprobs, too: a sample that has some makes them known.
+    logprob_token_ids sets logprobs as well: outputs have logprobs where that is set.
     """
     if not isinstance(params, SamplingParams):
         raise ValueError(f"sampling_params must be a SamplingParams, found {type(params).__name__}")
@@ -115,7 +123,7 @@ def check_token_ids(engine: "LLMEngine", asked: Asked) -> None:
 
 def most_prompt_tokens(engine: "LLMEngine", asked: Asked) -> int:
     """max_model_len, less a place for the first token if one is generated."""
-    return engine.scheduler.max_model_len - asked.params.generates
+    return engine.scheduler.max_model_len - (1 if asked.params.generates else 0)
 
 
 def _check_some_token_is_left(params: SamplingParams, model: ModelConfig) -> None:

@@ -180,7 +180,7 @@ class BlockManager:
     blocks          the pool; index == block_id
     free_blocks     the free queue
     hash_to_block   block hash -> {block_id: Block}, the blocks that hold it
-    free_order      "unnamed_first": uncached blocks go to the head; "release": every freed block goes to the tail, as
+    free_order      "uncached_first": uncached blocks go to the head; "release": every freed block goes to the tail, as
                     in vLLM until 2026
     snapshots       of a model that has states beside its K/V (core/snapshots); None for every other model
     on_event        called with every BlockEvent, in the middle of an operation: it must change nothing here.
@@ -194,11 +194,11 @@ class BlockManager:
         *,
         enable_prefix_caching: bool = True,
         hash_algo: str = "xxh64",
-        free_order: str = "unnamed_first",
+        free_order: str = "uncached_first",
         snapshots: "SnapshotCache | None" = None,
     ) -> None:
-        if free_order not in ("unnamed_first", "release"):
-            raise ValueError(f'free_order must be "unnamed_first" or "release", found {free_order!r}')
+        if free_order not in ("uncached_first", "release"):
+            raise ValueError(f'free_order must be "uncached_first" or "release", found {free_order!r}')
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least one block of one token, found {num_blocks} x {block_size}")
         self.block_size = block_size
@@ -290,7 +290,7 @@ class BlockManager:
             block = self.blocks[block_id]
             block.ref_count -= 1
             if block.ref_count == 0:
-                if block.block_hash is None and self.free_order == "unnamed_first":
+                if block.block_hash is None and self.free_order == "uncached_first":
                     self.free_blocks.appendleft(block)
                 else:
                     self.free_blocks.append(block)

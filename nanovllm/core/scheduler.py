@@ -431,7 +431,7 @@ class Scheduler:
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
         seq.stop_reason = stop_reason
-        is_eos = stop_reason is None and seq.tokens[-1] in self.eos_token_ids
+        is_eos = seq.num_generated_tokens > 0 and stop_reason is None and seq.tokens[-1] in self.eos_token_ids
         seq.ended_by_token = reason == "stop" and (is_eos or isinstance(stop_reason, int))
         self.running.remove(seq)
         self.block_manager.free(seq)

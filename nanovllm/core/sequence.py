@@ -28,6 +28,9 @@ NO_TOKEN = -1  # sampled where no token can be chosen: the logits are NaN or inf
 class SequencePart:
     """What a wing keeps beside a sequence. Each method does nothing unless a wing says otherwise.
 
+    Nobody tells a part that tokens were taken back (a failed step, a rejected draft token): it compares what it knows
+    with those that the sequence has.
+
     error            why no token can follow; "" if one can. The sequence then ends with finish_reason "error"
     changes_logits   does it change the logits of the sequence's rows?
     needs_blocks     does it go when the sequence loses its blocks?
@@ -107,7 +110,7 @@ class Sequence:
         self.awaits_blocks = False
         self.ended_by_token = False
 
-        # The engine sets these, most of them for some requests only.
+        # Whoever makes the request sets these, most of them for some requests only.
         self.request_id = ""  # the request that this sequence belongs to
         self.priority = 0  # the lowest number comes first
         self.stop_checker: Detokenizer | None = None  # its sample's, if it has stop strings; gets each accepted token

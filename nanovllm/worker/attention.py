@@ -6,7 +6,7 @@ q and out are [T, num_heads, head_dim]; the caches are one layer's. Row i of seq
 0 .. seqlens_k[b] - query_lens[b] + i, whose K/V are found through block_tables[b]; this step's own K/V were written
 before. Scores are scaled by head_dim ** -0.5; num_heads / num_kv_heads query heads share a KV head (grouped-query
 attention, arXiv:2305.13245). With a window, a row attends only to the last `window` positions of these
-(windowed_attention.py).
+(features/positions/windowed_attention.py).
 
 Each sequence's blocks are gathered into contiguous K and V. Sequences with one query row (decodes) are computed
 together, padded to the longest of a group. Longer ones are computed one by one, in tiles of query rows, so that a tile

@@ -47,7 +47,7 @@ class Batch:
     seqlens_k              [B]       tokens that the last of those rows attends to: all so far, itself included
     block_tables           [B, max_blocks]   padded with 0; what is found there is masked
     logits_rows            [R]       rows whose hidden state is needed. First come the rows that sample, in the order of
-                                     the chunks, then prompt rows whose logprobs are wanted (SamplingBatch.prompt_rows)
+                                     the chunks, then prompt rows whose logprobs are wanted (pack() adds these)
     max_query_len                    the most rows that one sequence has
     max_key_len                      the largest of seqlens_k. Both are known without waiting for a device
     segments               [S, 8]    where a hybrid model's states are read and written (core/snapshots/segments.py);

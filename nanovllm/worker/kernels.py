@@ -1,6 +1,7 @@
 """Kernels: what a decoder layer computes, as functions that can be swapped (chapter 10).
 
-The functions in this file are plain PyTorch, for any device. cpu/c_kernels.py has the same in C, tested against them.
+The functions in this file are plain PyTorch, for any device, but for reorder_weight and linear: oneDNN, on a CPU.
+cpu/c_kernels.py has the same in C, tested against them.
 
     add_rms_norm(hidden, residual, weight, eps, offset=0.0) -> normed, residual
         residual += hidden, in place, or residual = hidden where it is None. normed is residual / rms(residual) *

@@ -79,7 +79,7 @@ class Linear(nn.Module):
     """y = x W^T + b. The weight may be several projections of the same input, one below the other.
 
     out_sizes: the size of each projection. parts: their names in a checkpoint; () if it has the whole weight as one.
-    out_dtype: the dtype of y; None means the dtype of x.
+    out_dtype: what an OutputHead asks its product for; here always None, the dtype of x.
     """
 
     out_dtype: torch.dtype | None = None

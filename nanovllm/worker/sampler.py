@@ -81,7 +81,7 @@ class SamplingBatch:
         seqs = [seq for chunk in output.chunks for seq in chunk.sampled_seqs()]
         batch = cls.from_sequences(seqs, eos_token_ids)
         batch.rows_per_chunk = [chunk.num_logits for chunk in output.chunks]
-        if any(chunk.seq.skip_prefix_cache for chunk in output.chunks):
+        if any(chunk.seq.skip_prefix_cache for chunk in output.chunks):  # those whose prompt is scored
             from nanovllm.features.logprobs.scores import PromptRows
 
             batch.prompt_rows = PromptRows.from_scheduler_output(output)

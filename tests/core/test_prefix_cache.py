@@ -78,7 +78,7 @@ def test_no_hash_is_lost_while_an_uncached_block_is_free():
 
 
 def test_an_order_that_there_is_not():
-    with pytest.raises(ValueError, match=r'free_order must be "unnamed_first" or "release", found \'lru\''):
+    with pytest.raises(ValueError, match=r'free_order must be "uncached_first" or "release", found \'lru\''):
         BlockManager(4, 2, free_order="lru")
 
 

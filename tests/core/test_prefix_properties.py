@@ -27,7 +27,7 @@ class RadixTree:
     """Prefix cache as a tree, evicting the least recently released leaf (RadixAttention, arXiv:2312.07104).
 
     Memory that holds nothing findable (the partly filled end of a sequence, or a block never used) is a leaf of its own
-    once it is free. Under "unnamed_first" it is taken before any cached leaf, as SGLang takes its free pages before it
+    once it is free. Under "uncached_first" it is taken before any cached leaf, as SGLang takes its free pages before it
     evicts; under "release" it waits its turn among them. Recency is the time of release.
     """
 
@@ -89,8 +89,8 @@ class RadixTree:
 
     def _take(self) -> Node:
         evictable = [n for n in self.nodes if n.users == 0 and not n.children]
-        uncached_first = self.free_order == "unnamed_first"
-        victim = min(evictable, key=lambda n: (uncached_first and self._is_cached(n), n.released))
+        is_uncached_first = self.free_order == "uncached_first"
+        victim = min(evictable, key=lambda n: (is_uncached_first and self._is_cached(n), n.released))
         self.nodes.remove(victim)
         if self._is_cached(victim):
             del victim.parent.children[victim.key]
@@ -103,7 +103,7 @@ class RadixTree:
         return node.parent.children.get(node.key) is node
 
 
-FREE_ORDERS = st.sampled_from(["unnamed_first", "release"])
+FREE_ORDERS = st.sampled_from(["uncached_first", "release"])
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["admit", "admit", "continue", "decode", "decode", "release"]),

@@ -90,7 +90,7 @@ WRONG = {
         ),
         Edit("counts_no_evictions", "manager.stats.evictions += 1", "pass", "that is one eviction"),
         Edit("evicts_all_copies", "if not copies:", "if True:", "only 0 leaves the dict under that hash"),
-        Edit("unnamed_first", POP, f"min({FREE}, key=lambda b: b.block_hash is not None)\n{REMOVE}", "worked example"),
+        Edit("uncached_first", POP, f"min({FREE}, key=lambda b: b.block_hash is not None)\n{REMOVE}", "worked example"),
     ],
     "next_run": [
         Edit(
