@@ -112,7 +112,7 @@ class Explorer(App[None]):
         scenes = self.player.page.SCENES
         self.scene = (self.scene + by) % len(scenes) if self.scene >= 0 else 0
         title, link, text = scenes[self.scene]
-        self.player.open(link)
+        self.player.go_to(link)
         self.world = self.player.world
         self._draw(f"{title} ({self.scene + 1} of {len(scenes)}). {text}")
 

@@ -111,4 +111,5 @@ def _class_of_vllm(module: str, name: str) -> Any:
 
 
 if find_spec("nanovllm.compat"):  # the folder may be deleted
-    sys.meta_path.insert(0, _Finder)
+    # Before Python's own finder of files, and after whatever somebody has put before that.
+    sys.meta_path.insert(sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0, _Finder)

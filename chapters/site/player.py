@@ -39,7 +39,7 @@ class Player:
         self.ahead: list[Move] = []
         self._play([])
         if link:
-            self.open(link)
+            self.go_to(link)
 
     def _play(self, moves: list[Move]) -> None:
         self.world: Any = self.page.new_world()
@@ -72,7 +72,7 @@ class Player:
             self.ahead = [self.done[-1], *self.ahead]
             self._play(self.done[:-1])
 
-    def open(self, link: str) -> None:
+    def go_to(self, link: str) -> None:
         """The state that a link means. Raises ValueError, with nothing changed, if it means none."""
         done, _, ahead = link.partition("/")
         moves, self.ahead = self.parse(done), self.parse(ahead)

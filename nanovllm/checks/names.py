@@ -3,13 +3,14 @@
 from collections.abc import Collection, Mapping
 from dataclasses import Field, field, fields
 from functools import wraps
-from importlib.util import find_spec
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from nanovllm.checks.values import Bounds, check_number, reject_unknown, shorten
 
+HAS_COMPAT = (Path(__file__).parents[1] / "compat").is_dir()  # the folder may be deleted
 Class = TypeVar("Class", bound=type)
 
 
@@ -55,7 +56,7 @@ def known_names(given: Mapping[str, Any], known: Collection[str], what: str) -> 
     Raises ValueError for any other that is not known, with the nearest one that is.
     """
     if not all(name in known for name in given):
-        if find_spec("nanovllm.compat"):  # it may be deleted, and is loaded only for a script that needs it
+        if HAS_COMPAT:  # it is loaded only for a script that needs it
             from nanovllm.compat.neutral import in_our_words
 
             given = in_our_words(given, known, what)
@@ -65,7 +66,7 @@ def known_names(given: Mapping[str, Any], known: Collection[str], what: str) -> 
 
 def neutral_options(what: str) -> dict[str, list[Any]]:
     """vLLM's options that known_names() takes of `what` at some values, and these values."""
-    if not find_spec("nanovllm.compat"):
+    if not HAS_COMPAT:
         return {}
     from nanovllm.compat.neutral import NEUTRAL
 

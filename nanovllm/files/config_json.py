@@ -23,7 +23,7 @@ SAMPLING = SamplingParams.__dataclass_fields__
 GENERATION = {
     name: bounds_of(SAMPLING[name]) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 }
-GENERATION |= {"max_new_tokens": bounds_of(SAMPLING["max_tokens"])}
+GENERATION |= {"max_new_tokens": (Integral, 1, None)}
 
 MAX_FILE_BYTES = 64 << 20  # the largest known: an index of a hundred thousand tensors, 10 MB
 # What a configuration class makes as many entries of.

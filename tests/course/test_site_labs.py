@@ -73,7 +73,7 @@ def test_a_link_is_short_and_exact():
 def test_a_broken_link_says_what_is_wrong(link, said):
     player = Player(SIMULATOR.module("page"), "x2")
     with pytest.raises(ValueError, match=said):
-        player.open(link)
+        player.go_to(link)
     assert player.link == "x2", "nothing has changed"
 
 
