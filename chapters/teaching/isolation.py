@@ -82,7 +82,7 @@ class Container:
         return str(copy)
 
     def command(self, name: str, course: Path, work: Path, check: list[str], model: str | None) -> list[str]:
-        mounts = {course: "/course", work: "/work"} | ({Path(model): "/model"} if model else {})
+        mounts = {course: "/course", work: "/submission"} | ({Path(model): "/model"} if model else {})
         options = ["--rm", "--name", name, "--network", "none", "--read-only", "--tmpfs", "/tmp:exec,size=1g"]
         options += ["--memory", f"{MEMORY_GB}g", "--pids-limit", "256", "--user", "65534:65534"]
         options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--workdir", "/course"]
@@ -90,7 +90,7 @@ class Container:
             options += ["--volume", f"{path}:{there}:ro"]
         for variable in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
             options += ["--env", f"{variable}=/tmp"]
-        python = ["python", "-m", "chapters", *check, "--file", "/work/exercise.py"]
+        python = ["python", "-m", "chapters", *check, "--file", "/submission/exercise.py"]
         python += ["--model", "/model"] if model else ["--no-model"]
         return [self.engine, "run", *options, self.image, *python]
 

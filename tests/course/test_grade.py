@@ -163,7 +163,7 @@ def test_in_containers(tmp_path, no_model, monkeypatch, capsys):
         pairs = {*pairwise(options)}
         assert {("--network", "none"), ("--cap-drop", "ALL"), ("--user", "65534:65534")} <= pairs
         assert {"--rm", "--read-only", "--memory", "--pids-limit"} <= {*options}
-        assert run[:4] == ["python", "-m", "chapters", "check"] and "/work/exercise.py" in run
+        assert run[:4] == ["python", "-m", "chapters", "check"] and "/submission/exercise.py" in run
     assert len(calls) == 2
     ran = {options[options.index("--name") + 1] for options, _ in calls}
     assert len(ran) == 2 and ran <= {*note.with_suffix(".removed").read_text().split()}, "each its own, side by side"
