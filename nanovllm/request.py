@@ -114,7 +114,7 @@ class Request:
 
     @property
     def num_generated_tokens(self) -> int:
-        """Of all samples."""
+        """Tokens of all samples."""
         return sum(sample.seq.num_generated_tokens for sample in self.samples)
 
     @property

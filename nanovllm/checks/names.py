@@ -41,7 +41,7 @@ def check_option(f: Field, value: Any) -> Any:
 
 
 def bounds_of(f: Field) -> Bounds:
-    """Of an option that is a number."""
+    """The bounds of an option that is a number."""
     return (Real if float in kinds_of(f.type) else Integral), f.metadata.get("low"), f.metadata.get("high")
 
 

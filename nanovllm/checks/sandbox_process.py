@@ -54,7 +54,7 @@ def child(answer: Any, seconds: float, max_bytes: int, niceness: int) -> None:
 
 
 def end_after(seconds: float) -> None:
-    """Of CPU time; 0: never."""
+    """End this process after so much CPU time; 0: never."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -30,7 +30,7 @@ LOOKS_SPECIAL_IF_NAMED = re.compile(r"<\S+>|\[\S+\]")  # if the file names it as
 
 
 class Kind(IntEnum):
-    """Of a token: tokenizer.ggml.token_type."""
+    """Kinds of tokens: tokenizer.ggml.token_type."""
 
     NORMAL = 1
     UNKNOWN = 2

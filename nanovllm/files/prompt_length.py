@@ -110,7 +110,7 @@ def check_growth(path: Path) -> None:
 
 
 def _first_value(raw: bytes, start: int) -> Any:
-    """Of JSON that begins here. Raises ValueError."""
+    """The first value of JSON that begins here. Raises ValueError."""
     decode = json.JSONDecoder().raw_decode
     try:
         return decode(raw[start : start + (1 << 16)].decode("utf-8", "ignore"))[0]

@@ -24,7 +24,7 @@ class MemoryStatus(ctypes.Structure):
 
 
 def installed_bytes() -> int:
-    """Of memory."""
+    """Bytes of memory that the machine has."""
     if sys.platform == "win32":
         return _memory_status().physical
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -57,7 +57,7 @@ class WeightFiles:
         return self._files[name].get_slice(name)[self.shares[name]]
 
     def num_rows(self, name: str) -> int:
-        """Of this process's share."""
+        """Rows of this process's share."""
         rows = self.shares[name][0]
         return rows.stop - rows.start
 
@@ -89,7 +89,7 @@ class WeightFiles:
         return int(sum(n * BYTES_PER_NUMBER.get(self.stored[name], plain) for name, n in numbers.items()))
 
     def table_bytes(self, quantization: str | None) -> int:
-        """Of the embedding table if it stays in its file, mapped: the system takes it out of memory as it likes."""
+        """Bytes of an embedding table that stays in its file, mapped: the system takes it out of memory as it likes."""
         if quantization is None or self.stored[EMBEDDINGS] in GROUP_FORMATS:
             return 0
         return self.whole[EMBEDDINGS].numel() * FLOAT_BYTES[self.stored[EMBEDDINGS]]

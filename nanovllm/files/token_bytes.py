@@ -24,7 +24,7 @@ def token_bytes(tokenizer: Any) -> "TokenBytes":
 
 
 class TokenBytes:
-    """Of one tokenizer.
+    """The bytes of each token of one tokenizer.
 
     is_exact     False where a token's text depends on its neighbours, as in BERT's vocabularies
     special_ids  of the tokens that skip_special_tokens leaves out; others that were added are text

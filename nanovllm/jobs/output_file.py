@@ -25,7 +25,7 @@ BINARY = getattr(os, "O_BINARY", 0)  # or Windows writes \r\n
 
 
 def fingerprint(directory: Path, config: EngineConfig, adapters: Iterable[LoRARequest] = ()) -> str:
-    """Of what answers depend on beside their lines: options, and the files of the checkpoint and of adapters.
+    """A digest of what answers depend on beside their lines: options, and the files of the checkpoint and of adapters.
 
     A file is told by its name, size and time. directory: or a GGUF file.
     """

@@ -31,7 +31,7 @@ class Announced:
         self.under_way: dict[Hashable, Counter[bytes]] = {}
 
     def take(self, engine: Hashable, events: Iterable[KVCacheEvent]) -> None:
-        """Of one engine, in the order in which they happened."""
+        """Take in events of one engine, in the order in which they happened."""
         names = self.names.setdefault(engine, set())
         for event in events:
             if isinstance(event, AllBlocksCleared):
@@ -67,7 +67,7 @@ class Announced:
         return names
 
     def num_tokens(self, engine: Hashable, names: Sequence[bytes]) -> int:
-        """Of a prompt with these names: how many tokens from its beginning the engine does not have to compute."""
+        """How many tokens at the beginning of a prompt with these names the engine does not have to compute."""
         here, coming = self.names.get(engine, ()), self.under_way.get(engine, ())
         found = takewhile(lambda name: name in here or name in coming, names)
         return self.block_size * sum(1 for _ in found)
@@ -158,7 +158,7 @@ class Traffic:
         self.under_way = {name: request for name, request in self.under_way.items() if request.engine != engine}
 
     def known(self) -> dict[Hashable, dict[str, int]]:
-        """Of each engine that has announced anything."""
+        """What is known of each engine that has announced anything."""
         loads = self.loads(self.announced.names)
         return {engine: {"num_blocks": len(self.announced.names[engine]), "load": loads[engine]} for engine in loads}
 
@@ -171,7 +171,7 @@ class Traffic:
         return loads
 
     def num_tokens_left(self, request: UnderWay) -> int:
-        """Of its prompt, as far as one knows."""
+        """Tokens of its prompt that are still to be computed, as far as one knows."""
         here = self.announced.names.get(request.engine, ())
         while request.num_done < len(request.names) and request.names[request.num_done] in here:
             request.num_done += 1

@@ -64,7 +64,7 @@ class SnapshotCache:
         return len(self.states) < self.max_running
 
     def reusable(self, seq: Sequence, blocks: "list[Block]", block_size: int) -> "list[Block]":
-        """Of a sequence's cached blocks those up to the deepest one that has a snapshot.
+        """The sequence's cached blocks up to the deepest one that has a snapshot.
 
         At least one token is left to be computed. K/V of the blocks after that would help nobody: the state has to
         take in their tokens anyway.

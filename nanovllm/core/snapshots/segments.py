@@ -37,7 +37,7 @@ def step_segments(chunks: "list[ScheduledChunk]") -> list[list[int]]:
 
 
 def fresh_segments(query_lens: list[int]) -> list[list[int]]:
-    """Of sequences that begin and end with this step: nobody keeps their states."""
+    """Segments of sequences that begin and end with this step: nobody keeps their states."""
     table, row = [], 0
     for num_rows in query_lens:
         table.append([NOTHING_READ, DISCARDED, 0, 0, 0, row, num_rows, 0])

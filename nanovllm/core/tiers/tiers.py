@@ -181,7 +181,7 @@ class Tiers:
         return wanted if awaited.num_in_vain < MAX_IN_VAIN else []
 
     def num_usable(self, seq: Sequence, records: list[Record], num_hits: int) -> int:
-        """Of a hybrid model: blocks up to the deepest one after which a state may be had."""
+        """How many blocks a hybrid model's sequence can use: up to the deepest one after which a state may be had."""
         assert self.manager.snapshots is not None
         end = (len(seq.tokens) - 1) // self.manager.block_size  # one token, at least, is left to be computed
         num_there = num_hits + sum(1 for _ in takewhile(lambda record: self.is_kept(record.key), records[num_hits:]))
@@ -324,7 +324,7 @@ class Tiers:
             self.on_kept([record for block_id, record in records.items() if block_id not in new])
 
     def _store_snapshots(self) -> None:
-        """Of a running sequence's output only the newest snapshot is kept, and it goes within a few tokens: the disk
+        """Only the newest snapshot of a running sequence's output is kept, and it goes within a few tokens: the disk
         gets it when the sequence has ended."""
         snapshots = self.manager.snapshots
         assert snapshots is not None
@@ -349,7 +349,7 @@ class Tiers:
     # -- records --------------------------------------------------------------------------------------------------
 
     def records_of(self, seq: Sequence) -> list[Record]:
-        """Of all full blocks of a sequence."""
+        """The records of all full blocks of a sequence."""
         records = []
         for index in range(len(seq.tokens) // self.manager.block_size):
             block_hash, (parent_hash, token_ids, extra_keys) = self.manager.hash_block(seq, index)
@@ -357,16 +357,16 @@ class Tiers:
         return records
 
     def record_of(self, block: Block) -> Record:
-        """Of a cached block."""
+        """The record of a cached block."""
         assert block.block_hash is not None
         return Record(block.block_hash, block.parent_hash, block.token_ids, self.digest(block.extra_keys))
 
     def state_record(self, block_hash: bytes) -> Record:
-        """Of the state after a block."""
+        """The record of the state after a block."""
         return Record(block_hash, None, (), NO_EXTRA, STATE)
 
     def digest(self, extra_keys: ExtraKeys) -> bytes:
-        """Of a block's extra keys: stores need not know a salt."""
+        """A digest of a block's extra keys: stores need not know a salt."""
         if not extra_keys:
             return NO_EXTRA
         return blake2b(self.manager.hasher.encode(extra_keys), digest_size=EXTRA_BYTES).digest()

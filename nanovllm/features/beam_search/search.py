@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Search:
-    """Of one prompt. beams have the same number of tokens and go on; completed ones do not.
+    """The search for one prompt's continuations. beams have the same number of tokens and go on; completed ones do not.
 
     adapter: what its lora_request stood for when it began, or None. priority: of its requests
     """

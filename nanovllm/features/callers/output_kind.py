@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class OutputFilter:
-    """Of one request: from outputs that hold everything to those that its caller asked for, in their order."""
+    """Makes outputs of one request, which hold everything, into those that its caller asked for, in their order."""
 
     def __init__(self, kind: RequestOutputKind) -> None:
         self.kind = kind

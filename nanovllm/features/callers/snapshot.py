@@ -43,7 +43,7 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
 
 
 def state_counts(engine: "LLMEngine") -> dict[str, int]:
-    """Of a hybrid model's states (core/snapshots)."""
+    """Counts of a hybrid model's states (core/snapshots)."""
     snapshots: Any = engine.block_manager.snapshots
     return {
         **engine.kv_pool.states._asdict(),
@@ -66,6 +66,6 @@ def hit_tokens(engine: "LLMEngine", now: PrefixCacheStats) -> dict[str, dict[str
 
 
 def tier_counts(tiers: "Tiers") -> dict[str, dict[str, int]]:
-    """Of each store below the pool, by its medium (core/tiers)."""
+    """Counts of each store below the pool, by its medium (core/tiers)."""
     hits = {medium: {"hit_tokens": sum(tokens)} for medium, tokens in tiers.hit_tokens.items()}
     return {store.medium: hits[store.medium] | store.counts() for store in tiers.stores}

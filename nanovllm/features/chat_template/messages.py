@@ -63,14 +63,14 @@ def plain_messages(messages: Any) -> list[Message]:
 
 
 def text_of(content: Any) -> str:
-    """Of a checked message. Parts are joined as vLLM joins them for templates that read a text."""
+    """The text of a checked message. Parts are joined as vLLM joins them for templates that read a text."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content if part["type"] == "text")
     return content or ""
 
 
 def has_images(content: Any) -> bool:
-    """Of a checked message."""
+    """Does a checked message have images?"""
     return isinstance(content, list) and any(part["type"] == "image" for part in content)
 
 

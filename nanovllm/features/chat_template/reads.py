@@ -42,7 +42,7 @@ class Reads:
     none: frozenset[bool] = frozenset()
 
     def forms(self, role: str) -> frozenset[str]:
-        """Of a role's content; of one that was not tried, as of the user's."""
+        """The forms that a role's content may have; a role that was not tried has the user's."""
         return self.content.get(role) or self.content.get("user", frozenset())
 
     def describe(self) -> dict[str, str]:

@@ -283,5 +283,5 @@ def _what_is_left_out(kind: str, index: int, attempt: _Attempt) -> str:
 
 @lru_cache(maxsize=64)
 def warn_once(template: str, text: str) -> None:
-    """Of each template."""
+    """Log this once for each template."""
     logger.warning(text)

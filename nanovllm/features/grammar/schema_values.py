@@ -325,7 +325,7 @@ def _scalar(parts: Parts, types: list[str]) -> Schema:
 
 
 def _schema_of(word: Any) -> Schema:
-    """Of an object or an array that is given, its own."""
+    """The schema of one value: of an object or an array that is given, its own."""
     if isinstance(word, dict):
         properties = {name: {"const": value} for name, value in word.items()}
         closed = {"additionalProperties": False, "maxProperties": len(word)}

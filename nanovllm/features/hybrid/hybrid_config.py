@@ -75,7 +75,7 @@ class HybridConfig:
         return hybrid_tensors(files, config, is_gguf)
 
     def share(self, num_ranks: int) -> "HybridConfig":
-        """Of one rank: heads are divided."""
+        """One rank's share: heads are divided."""
         heads = self.num_key_heads // num_ranks, self.num_value_heads // num_ranks
         return replace(self, num_key_heads=heads[0], num_value_heads=heads[1])
 

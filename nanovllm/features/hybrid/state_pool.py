@@ -26,7 +26,7 @@ def padded(size: int, multiple: int = COLUMNS) -> int:
 
 @dataclass(frozen=True)
 class StateSizes:
-    """Of one slot, all layers together.
+    """The shapes of what one slot holds, all layers together.
 
     state     [layers, value_heads, key_dim, value_dim], float32, padded; kernels may order it in their own way
     window    [layers, kernel_size - 1, conv_size]: what the convolution still sees

@@ -45,7 +45,7 @@ class Part:
 
     @property
     def unused_axis(self) -> int:
-        """Of three: the experts', or what a convolution's channel sees beside itself, which is nothing."""
+        """Which of three axes is not used: the experts', or that of what a convolution's channel sees beside itself."""
         return 1 if self.expert is None else 0
 
     def get_slice(self, name: str) -> "Part":

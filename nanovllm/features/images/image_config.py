@@ -40,7 +40,7 @@ class ImageConfig:
     config: dict[str, Any]
 
     def axes(self, num_pairs: int) -> list[int]:
-        """Of each pair: does it turn by time (0), height (1) or width (2)? They alternate, as far as each has pairs."""
+        """Does each pair turn by time (0), height (1) or width (2)? They alternate, as far as each has pairs."""
         found = [0] * num_pairs
         for axis in (1, 2):
             for pair in range(axis, min(3 * self.mrope_section[axis], num_pairs), 3):

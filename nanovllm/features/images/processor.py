@@ -294,7 +294,7 @@ def _number(size: Any) -> int:
 
 
 def _fields_of(typed_dict: Any) -> set[str]:
-    """Of a TypedDict and of those that it extends."""
+    """The fields of a TypedDict and of those that it extends."""
     found = set(getattr(typed_dict, "__annotations__", ()))
     for base in getattr(typed_dict, "__orig_bases__", ()):
         found |= _fields_of(base)

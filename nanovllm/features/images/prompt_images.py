@@ -48,7 +48,7 @@ class PromptImages(SequencePart):
 
     @property
     def num_bytes(self) -> int:
-        """Of the pictures."""
+        """Bytes of the pictures."""
         return sum(image.num_bytes for image in self.images)
 
     @property
@@ -60,7 +60,7 @@ class PromptImages(SequencePart):
         )
 
     def placeholders(self, start: int, end: int) -> list[tuple[Image, int, list[int]]]:
-        """Of each image with placeholders in [start, end): (image, number of the first of them, their indices)."""
+        """(image, number of the first placeholder, their indices) of each image with placeholders in [start, end)."""
         found = []
         for image, places in zip(self.images, self.places, strict=True):
             first = bisect_left(places, start)
@@ -70,7 +70,7 @@ class PromptImages(SequencePart):
         return found
 
     def positions(self, start: int, end: int) -> list[Position]:
-        """Of the tokens [start, end), which may lie beyond the prompt.
+        """The positions of the tokens [start, end), which may lie beyond the prompt.
 
         A text's token has one number three times. An image's placeholders stand in a plane (Qwen2-VL,
         arXiv:2409.12191): all at the same time, each in its row and column, and the text goes on after the longer side.
@@ -93,5 +93,5 @@ class PromptImages(SequencePart):
 
 
 def _text(first: int, stop: int, position: int, start: int, end: int) -> list[Position]:
-    """Of those of the tokens [first, stop) that are in [start, end). position: of token `first`."""
+    """Positions of those of the text's tokens [first, stop) that are in [start, end). position: of token `first`."""
     return [(position + at - first,) * 3 for at in range(max(first, start), min(stop, end))]

@@ -23,7 +23,7 @@ READING = Lock()  # the first pictures may come at once, and a tower is read onc
 
 @dataclass(frozen=True)
 class RequestImages:
-    """Of one prompt, not opened yet. options: its mm_processor_kwargs."""
+    """The images of one prompt, not opened yet. options: its mm_processor_kwargs."""
 
     processor: ImageProcessor
     sources: Any
@@ -36,7 +36,7 @@ class RequestImages:
 
 @dataclass(frozen=True)
 class ExpandedImages:
-    """Of a request that was made before, whose token ids go on here: the placeholders are among them."""
+    """The images of a request that was made before, whose token ids go on here, its placeholders among them."""
 
     images: PromptImages
     image_token_id: int
@@ -91,7 +91,7 @@ def processor_for(engine: "LLMEngine", is_trusted: bool) -> ImageProcessor:
 
 
 def largest_image(engine: "LLMEngine") -> PromptImages | None:
-    """Of a model whose memory is measured before its KV pool has a size. None if its prompts can have no images.
+    """The largest image of a model whose memory is measured before its KV pool has a size. None: it takes no images.
 
     The tower's weights are read: they count, too.
     """
@@ -116,7 +116,7 @@ def read(engine: "LLMEngine", asked: "Asked") -> None:
 
 
 def make(engine: "LLMEngine") -> ImageProcessor:
-    """Of an engine whose model sees images; the tower's weights are read. Raises ValueError. See wings.ON_DEMAND."""
+    """See wings.ON_DEMAND. The tower's weights are read. Raises ValueError for a model that sees no images."""
     images = engine.model_config.images
     if images is None:
         is_gguf = engine.directory.is_file()

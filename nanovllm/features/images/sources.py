@@ -160,7 +160,7 @@ def _num_pixels(source: Any) -> int:
 
 
 def _data_of(url: str) -> bytes:
-    """Of base64 as it may be written: in lines, with escapes, with URL-safe letters."""
+    """The bytes of base64 as it may be written: in lines, with escapes, with URL-safe letters."""
     head, comma, body = url.partition(",")
     if not comma or not head[-20:].lower().endswith(";base64"):
         raise ValueError("a data: URL of an image looks like data:image/png;base64,...")

@@ -29,7 +29,7 @@ class BadWord:
 
 
 class BadWords(SequencePart):
-    """Of one request. Raises ValueError for what is no text."""
+    """The bad_words of one request. Raises ValueError for what is no text."""
 
     changes_logits = True
 
@@ -126,5 +126,5 @@ def _letter_after(text: bytes) -> bool:
 
 
 def _is_letter(character: str) -> bool:
-    """Of a script that has spaces between words, or a digit."""
+    """Is it a letter of a script that has spaces between words, or a digit?"""
     return character.isalnum() and category(character) != "Lo"

@@ -114,7 +114,7 @@ class LogprobRows(NamedTuple):
 
 
 def of_rows(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of n rows of logits [R, vocab_size], each with a chosen token.
+    """What is asked of n rows of logits [R, vocab_size], each with a chosen token.
 
     (float64 [n], the logarithms of the sums of exp(logit); ranks of the chosen tokens [n]; the num_top most likely ones
     [n, num_top], of equally likely ones the first first)
@@ -182,7 +182,7 @@ class PromptRows:
         return cls(_int64(rows), _int64(token_ids), parts, places)
 
     def score(self, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, library: Any = None) -> list[Scores]:
-        """Of each part; nothing on a rank that gets no logits.
+        """The scores of each part; none on a rank that gets no logits.
 
         hidden: of these rows [P, hidden_size]. logits_of: the output head; on a rank that gets no logits, [0, n].
         """

@@ -77,7 +77,7 @@ class KnownAdapters:
         return next((request.lora_name for request in now), None)
 
     def digest_of(self, lora_id: int) -> str:
-        """Of all that the adapter computes that has, or had, this lora_id."""
+        """The digest of all that the adapter computes which has, or had, this lora_id."""
         return next(digest for (_, digest), number in list(self._lora_ids.items()) if number == lora_id)
 
     def may_run(self, seq: Sequence, running: list[Sequence]) -> bool:

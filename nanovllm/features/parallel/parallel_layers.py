@@ -69,7 +69,7 @@ class ParallelDecoder(Decoder):
         return self.group.all_reduce(hidden.masked_fill(elsewhere[:, None], 0))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of the whole vocabulary on rank 0; the others get none, [0, vocab_size]."""
+        """Logits of the whole vocabulary on rank 0; the others get none, [0, vocab_size]."""
         if self.config.pooling is not None:  # its head is small, and every rank has all of it
             return super().logits(hidden if self.group.rank == 0 else hidden[:0])
         return self.group.gather(super().logits(hidden))

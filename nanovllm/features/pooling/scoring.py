@@ -69,7 +69,7 @@ class Pairs:
         max_tokens_per_doc: int = 0,
         priorities: Sequence[int | None] | None = None,
     ) -> list[PoolingRequest]:
-        """Of a bi-encoder, for the queries and then for the documents; else for each pair. Raises ValueError.
+        """Requests for the queries and then for the documents of a bi-encoder, else for each pair. Raises ValueError.
 
         lora_requests, priorities: one for each of them. chat_template: of a pair, messages of the roles query and
         document. instruction: what the template may say of the task. max_tokens_...: each text is cut to so many; 0:

@@ -150,7 +150,7 @@ def quantized_weight(
 
 
 def names_in_8_bits(places: dict[str, Tensor], num_layers: int) -> set[str]:
-    """Of the tensors in places, those that int4 keeps in 8 bits."""
+    """Those of the tensors in places that int4 keeps in 8 bits."""
     matrices = {name: place.numel() for name, place in places.items() if place.dim() == 2}
     if "lm_head.weight" in matrices:
         matrices.pop(EMBEDDINGS, None)  # stays in its file

@@ -38,7 +38,7 @@ class Format:
 
     @property
     def code_bytes(self) -> int:
-        """Of the codes of a group."""
+        """Bytes of a group's codes."""
         return GROUP_SIZE * self.bits // 8
 
     @property

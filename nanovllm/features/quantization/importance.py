@@ -93,7 +93,7 @@ def measuring_product(linear: Linear, seen: dict[Linear, Tensor], kernels: Kerne
 
 
 def mean_squares(x: Tensor) -> Tensor:
-    """Of each column of x [T, k]: float32 [k]."""
+    """The mean square of each column of x [T, k]: float32 [k]."""
     return (sum_in_order(x.double().square()) / len(x)).float()
 
 

@@ -71,7 +71,7 @@ def choose_num_draft_tokens(
 
 @dataclass
 class Record:
-    """Of draft tokens of one kind: how many were checked, and how many accepted, the newest counting most."""
+    """How many draft tokens of one kind were checked, and how many accepted, the newest counting most."""
 
     num_checked: float = 0.0
     num_accepted: float = 0.0

@@ -32,12 +32,12 @@ class StepTimes:
                 del sizes[old]
 
     def plain(self, num_rows: int) -> float | None:
-        """Of a step without draft tokens. None: nothing so small has been measured."""
+        """Seconds of a step without draft tokens. None: nothing so small has been measured."""
         points = self._points(self._times[False])
         return line(points, num_rows) if points and points[0][0] <= num_rows else None
 
     def with_drafts(self) -> Callable[[int], float]:
-        """Of a step with draft tokens, of so many rows. What has not been measured is assumed to be as without them."""
+        """Seconds of a step with draft tokens, by its rows. What was not measured is assumed to be as without them."""
         points = self._points(self._times[False] | self._times[True])
         return lambda num_rows: line(points, num_rows)
 

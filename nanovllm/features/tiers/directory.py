@@ -228,12 +228,12 @@ class CacheDirectory:
     # -- room -----------------------------------------------------------------------------------------------------
 
     def used_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(_size(path) for path in self.path.iterdir())
 
     @property
     def own_bytes(self) -> int:
-        """Of the segments that this process reads."""
+        """Bytes of the segments that this process reads."""
         return sum(_size(path) + _size(path.with_suffix(".idx")) for path in self._segments)
 
     def _room_for(self, space: Space, num_records: int) -> int:
@@ -250,7 +250,7 @@ class CacheDirectory:
                 return max(0, min(count, room // record_bytes))
 
     def _writer(self, space: Space) -> Writer:
-        """Of a segment with room for a record, at least."""
+        """The writer of a segment with room for a record, at least."""
         writer = self._writers.get(space.kind)
         capacity = max(1, self.num_bytes // NUM_SEGMENTS // (space.slot_bytes + HASH_BYTES))
         if writer is not None:
@@ -312,7 +312,7 @@ class CacheDirectory:
     # -- digests of a checkpoint's files --------------------------------------------------------------------------
 
     def digest(self, path: str, stamp: str) -> str | None:
-        """Of a file's content, if it was computed when the file had this stamp."""
+        """The digest of a file's content, if it was computed when the file had this stamp."""
         found = self._digests().get(path)
         return found[1] if isinstance(found, list) and len(found) == 2 and found[0] == stamp else None
 

@@ -54,7 +54,7 @@ def cpu() -> tuple[str, dict[str, Any]]:
 
 
 def processor_digest(directory: Path, options: dict[str, Any] | None) -> str:
-    """Of what decides, beside its pixels, what a tower makes of a picture."""
+    """A digest of what decides, beside its pixels, what a tower makes of a picture."""
     import transformers
 
     from nanovllm.features.images.options import PROCESSOR_FILES
@@ -65,7 +65,7 @@ def processor_digest(directory: Path, options: dict[str, Any] | None) -> str:
 
 
 def code_digest() -> str:
-    """Of the package's own sources that compute."""
+    """A digest of the package's own sources that compute."""
     digest = xxhash.xxh3_128()
     for folder in COMPUTES:
         for path in sorted(path for path in (PACKAGE / folder).rglob("*") if path.suffix in (".py", ".c", ".h")):
@@ -74,7 +74,7 @@ def code_digest() -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Of a file's content."""
+    """The digest of a file's content."""
     logger.info("prefix cache: reading %s once, to know its content again", path)
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:

@@ -61,7 +61,7 @@ def check_options(config: EngineConfig) -> None:
 
 
 def attach(engine: "LLMEngine", weight_stamps: dict[Path, str]) -> EngineTiers:
-    """Of an engine whose runner is prepared. weight_stamps: see prepare().
+    """The tiers of an engine whose runner is prepared. weight_stamps: see prepare().
 
     Blocks are hashed with SHA-256, and adapters by their content, so that a hash holds in every process and cannot be
     made to collide.
@@ -109,12 +109,12 @@ def open_directory(path: Path, num_bytes: int) -> CacheDirectory:
 
 
 def weight_stamps(directory: Path) -> dict[Path, str]:
-    """Of a checkpoint's files, before they are loaded."""
+    """Stamps of a checkpoint's files, before they are loaded."""
     return {path: stamp_of(path) for path in weight_paths(directory)}
 
 
 def digest_of(stamps: dict[Path, str], kept: CacheDirectory, path: Path) -> str:
-    """Of a checkpoint's file, computed once. stamps: of what was loaded. Raises OSError for a file that has changed."""
+    """The digest of a checkpoint's file, computed once. stamps: of what was loaded. OSError: it has changed."""
     where, stamp = str(path.resolve()), stamps.get(path, "")
     digest = kept.digest(where, stamp) or file_digest(path)
     if stamp_of(path) != stamp:

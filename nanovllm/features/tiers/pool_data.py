@@ -8,7 +8,10 @@ from torch import Tensor
 
 
 class PoolData:
-    """Of a ModelRunner: one process has all of it. NumPy copies on a CPU: PyTorch would wake its threads for it."""
+    """The blocks of a ModelRunner: one process has all of them.
+
+    NumPy copies on a CPU: PyTorch would wake its threads for it.
+    """
 
     def __init__(self, runner: Any) -> None:
         data, states = runner.kv_cache.data, runner.states
@@ -21,7 +24,7 @@ class PoolData:
         self.state_bytes = sum(part.shape[1] for part in self.state_parts)
 
     def read(self, block_ids: list[int]) -> list[np.ndarray]:
-        """Of each block an array of block_bytes."""
+        """An array of block_bytes for each block."""
         if not self.on_cpu:
             return [*self.pieces[:, block_ids].transpose(0, 1).contiguous().cpu().numpy().reshape(len(block_ids), -1)]
         # A copy each: malloc keeps what is freed of this size, and a large one would be new pages every time.
@@ -48,7 +51,7 @@ class PoolData:
 
 
 class RankData(PoolData):
-    """Of one rank. What it is given to write are the shares of all ranks, one after another."""
+    """The blocks of one rank. What it is given to write are the shares of all ranks, one after another."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
@@ -68,7 +71,7 @@ class RankData(PoolData):
 
 
 class RanksData:
-    """Of a ParallelRunner: each rank has a share of every block, and they are kept one after another."""
+    """The blocks of a ParallelRunner: each rank has a share of every block, and they are kept one after another."""
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner

@@ -63,7 +63,7 @@ def may_call(
 
 
 def not_held(format_name: str, functions: dict[str, Any], strict: Set[str]) -> tuple[str, ...]:
-    """Of strict functions' schemas, what calls under may_call need not fit, as a warning names it."""
+    """What of strict functions' schemas calls under may_call need not fit, as a warning names it."""
     if format_name not in TRIGGERS:
         return (f"strict, which calls in the form {format_name} cannot be held to",) if strict else ()
     named = functions.items() if format_name in XML else ()

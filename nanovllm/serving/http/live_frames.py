@@ -43,7 +43,7 @@ class Drawing:
 
     @property
     def snapshots(self) -> dict[bytes, Any]:
-        """Of a hybrid model's states, by block hash; other models have none."""
+        """Snapshots of a hybrid model's states, by block hash; other models have none."""
         kept = self.engine.block_manager.snapshots
         return {} if kept is None else kept.by_hash
 

@@ -119,7 +119,7 @@ async def sum_up(llm: AsyncLLM) -> None:
 
 
 def summary(before: dict, now: dict, seconds: float) -> str:
-    """Of two LLM.stats()."""
+    """What has happened between two LLM.stats(), in a line."""
     num_in, num_out = (now[name] - before[name] for name in ("num_prefill_tokens", "num_output_tokens"))
     queries, hits = (now["prefix_cache"][name] - before["prefix_cache"][name] for name in ("queries", "hits"))
     return (

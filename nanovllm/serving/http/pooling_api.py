@@ -61,7 +61,7 @@ class _Call:
         self.end = None if limit is None else self.loop.time() + limit
 
     async def outputs(self, raw: bytes) -> list[Any]:
-        """Of all the body's texts, in order."""
+        """The outputs of all the body's texts, in order."""
         portions: list[list[EngineRequest]] = []
 
         def begin() -> list[EngineRequest]:

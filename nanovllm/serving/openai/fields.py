@@ -31,7 +31,7 @@ def fields(*names: str, **inside: Known) -> dict[str, Known]:
 
 
 def by_type(known: Mapping[str, Known], default: str = "") -> Callable[[Any], Known]:
-    """Of an object, by its type. One of another type is not looked into: it is refused, or left out as a whole."""
+    """The fields of an object, by its type. Another type is not looked into, but refused or left out as a whole."""
 
     def of(value: Any) -> Known:
         kind = value.get("type", default) if isinstance(value, dict) else None

@@ -57,7 +57,7 @@ class Tools:
         return self.choice in ("required", "function")
 
     def not_held(self, format_name: str) -> tuple[str, ...]:
-        """Of strict functions' schemas, what a call that nothing forces need not fit, as a warning names it."""
+        """What of strict functions' schemas a call that nothing forces need not fit, as a warning names it."""
         is_free = self.choice == "auto" and self.strict
         return not_held(format_name, self.functions, self.strict) if is_free else ()
 

@@ -187,7 +187,10 @@ def _is_json(text: str) -> bool:
 
 
 def _usage(chat: dict[str, Any]) -> dict[str, Any]:
-    """Of a chat's usage. Nothing is billed for what is written to the cache: clients of newer versions look for it."""
+    """A response's usage, made of a chat's.
+
+    Nothing is billed for what is written to the cache: clients of newer versions look for it.
+    """
     cached = (chat.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     reasoning = (chat.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return {

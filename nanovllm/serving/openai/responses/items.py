@@ -164,7 +164,7 @@ def _add_message(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
 
 
 def _add_reasoning(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
-    """Of an item without any text nothing is shown."""
+    """Add an item's reasoning to the messages; an item without any text shows nothing."""
     parts = item.get("content") or item.get("summary") or []
     if not parts and item.get("encrypted_content"):
         raise ValueError("encrypted_content was made by another server; this one shows reasoning as it is, in content")

@@ -69,7 +69,7 @@ class ResponseStore:
             return self._stored.get(response_id)
 
     def items(self, item_id: str) -> dict[str, dict[str, Any]]:
-        """Of the answer that has this item, all items by their ids. Empty if there is none."""
+        """All items, by their ids, of the answer that has this one. Empty if there is none."""
         with self._lock:
             found = self._stored.get(self._where.get(item_id, ""))
         return {} if found is None else {item["id"]: item for item in json.loads(found.response)["output"]}
