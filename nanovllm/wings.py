@@ -148,15 +148,8 @@ def largest_image(engine: "LLMEngine") -> "PromptImages | None":
 # -- a folder that is gone ------------------------------------------------------------------------------------------
 
 PACKAGE = Path(__file__).parent
-FOLDERS = (
-    "serving",
-    "jobs",
-    "tools",
-    "compat",
-    "core/tiers",
-    "core/snapshots",
-    "worker/cuda",
-)  # and those in features/
+# Beside those in features/.
+FOLDERS = ("serving", "jobs", "tools", "compat", "core/tiers", "core/snapshots", "worker/cuda")
 
 
 class MissingWing(ModuleNotFoundError, ValueError):
