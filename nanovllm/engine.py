@@ -24,7 +24,6 @@ from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
-from nanovllm.files.prompt_length import length_check
 from nanovllm.files.tokenizer import load_tokenizer, with_eos
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt
@@ -65,6 +64,8 @@ class LLMEngine:
     known_adapters, grammars, image_processor; speculation, tiers, block_times, kv_events: see __getattr__()
     to_abort    {request id: Request} of those that the change in progress, or the next step, ends. Any thread may add
                 some, at any time
+    check_length   called with each prompt's text before it is tokenized. A server refuses here what a stranger has sent
+                to keep it busy (files/prompt_length.py)
     scheduled   the newest step's work, even if that step has failed; None until its schedule() has returned
     on_step     called near the end of each step that has chunks: (its SchedulerOutput, requests of which a chunk has
                 reached its end). If the step fails after that, it is computed again, and on_step is called for it
@@ -105,7 +106,7 @@ class LLMEngine:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             may_run=self.known_adapters.may_run if config.enable_lora else None,
         )
-        self.check_length = length_check(self.tokenizer, self.kv_pool.max_model_len)
+        self.check_length: Callable[[str], None] = lambda text: None
         self.stats = EngineStats()
         self.requests: dict[str, Request] = {}
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None

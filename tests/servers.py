@@ -49,13 +49,19 @@ class Running:
         return self.exchange(path, body, headers, method)[:2]
 
     def exchange(
-        self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, method: str = ""
+        self,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        method: str = "",
+        begun: Callable[[], None] = lambda: None,
     ) -> tuple[int, bytes, dict[str, str]]:
-        """(status, body, headers), their names in small letters."""
+        """(status, body, headers), their names in small letters. begun: called when the answer has begun to come."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         headers = {"Content-Type": "application/json"} | (headers or {})
         connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
         answer = connection.getresponse()
+        begun()
         result = answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
         connection.close()
         return result

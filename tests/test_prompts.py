@@ -185,6 +185,7 @@ def test_characters_bound_tokens(is_byte_level, normalizer, pre_tokenizer, optio
 def test_a_text_too_long_is_not_tokenized(llm, monkeypatch):
     """A prompt, and what a chat template made."""
     length = 256 * 12  # the longest token has 12 characters
+    monkeypatch.setattr(llm.engine, "check_length", length_check(llm.engine.tokenizer, 256))  # as in a server
     expect("the prompt has 3072 tokens", llm.generate, "x" * length)
     fake = SimpleNamespace(chat_template="x", special_tokens_map={}, get_chat_template=lambda *_: "{{ 'x' * 9999 }}")
     monkeypatch.setattr(llm.engine, "tokenizer", fake)

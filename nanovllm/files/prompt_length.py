@@ -1,4 +1,4 @@
-"""How long a text may be: a prompt that cannot fit is refused untokenized, a tokenizer that makes it endless unused.
+"""How long a text may be: a server refuses a prompt that cannot fit untokenized; a tokenizer may not make it endless.
 
 Tokenizing two million characters takes seconds, and looking at their number takes none. Forty rules that write "aa" for
 "a" take a terabyte for one letter.

@@ -26,6 +26,7 @@ from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.features.pooling.outputs import PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
+from nanovllm.files.prompt_length import length_check
 from nanovllm.llm import LLM
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
@@ -75,6 +76,7 @@ class AsyncLLM:
     def __init__(self, model: str, *, max_waiting: int | None = None, **options: Any) -> None:
         self.llm = LLM(model, **options)
         self.engine = self.llm.engine
+        self.engine.check_length = length_check(self.engine.tokenizer, self.engine.kv_pool.max_model_len)
         self.thread = EngineThread(self.engine)
         weakref.finalize(self, self.thread.end)  # an AsyncLLM that nobody has any more gives its memory back
         self.max_waiting = max_waiting

@@ -268,16 +268,12 @@ def handed_to_otter(folder: Path, archive: Path, name: str, submitted: dict) -> 
     source.mkdir(parents=True)
     shutil.copyfile(archive, source / "course.zip")
     (submission / name).write_text(json.dumps(submitted), "utf-8")
-    for each in (
-        "json",
-        "zipfile",
-        "course.zip",
-        "sitecustomize",
-    ):  # modules that would be imported, an archive of theirs
+    # Modules that would be imported, and an archive of theirs.
+    for each in ("json", "zipfile", "course.zip", "sitecustomize"):
         (submission / f"{each}.py").write_text("1 / 0")
     (submission / "chapters").mkdir()
     executed = AsText(str(submission / name), {}, {}).before_execution(submitted)
-    assert executed.cells == []
+    assert executed["cells"] == []
     assert {path.name for path in submission.iterdir()} == {"tests", "exercise.py", "course.zip"}
     return submission
 

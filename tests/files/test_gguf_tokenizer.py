@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.files.gguf_file import GGUFFile
+from nanovllm.files.prompt_length import length_check
 from nanovllm.files.tokenizer import load_tokenizer
 from tests.checkpoints import CORPUS, SMALL
 from tests.errors import expect
@@ -333,7 +334,9 @@ def test_a_chat_of_sentencepiece(sentencepiece_llm):
     assert tokens == ["<s>", "▁[", "x", "▁a", "]"]
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(sentencepiece_llm):
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(sentencepiece_llm, monkeypatch):
+    engine = sentencepiece_llm.engine
+    monkeypatch.setattr(engine, "check_length", length_check(engine.tokenizer, engine.kv_pool.max_model_len))
     expect("no token has more than 6 characters", sentencepiece_llm.generate, "x" * 100_000)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -61,16 +62,17 @@ def fail_if(server: Running, monkeypatch: pytest.MonkeyPatch, where: str, wrong:
     return failures
 
 
-def ask_all(server: Running, bodies: list[bytes]) -> list[tuple[int, bytes]]:
-    """(status, answer) of each. All have come before the first step."""
+def ask_all(server: Running, bodies: list[bytes], begun: Callable[[], None] = lambda: None) -> list[tuple[int, bytes]]:
+    """(status, answer) of each. All have come before the first step. begun: called when the first has an answer."""
     with ThreadPoolExecutor(len(bodies)) as pool:
         server.llm.thread.set_pace(0)
         answers: list[Future] = []
         for each in bodies:
-            answers.append(pool.submit(server.send, COMPLETIONS, each))
+            called = begun if each is bodies[0] else lambda: None
+            answers.append(pool.submit(server.exchange, COMPLETIONS, each, begun=called))
             server.until(lambda: len({r.request_id.rpartition("-")[0] for r in waiting(server)}) == len(answers))
         server.llm.thread.set_pace()
-        return [answer.result(PATIENCE_S) for answer in answers]
+        return [answer.result(PATIENCE_S)[:2] for answer in answers]
 
 
 def waiting(server: Running) -> list[Any]:
@@ -114,8 +116,10 @@ def test_a_poisoned_request(name, where, server, expected, monkeypatch):
 
 def test_a_stream_that_has_begun(server, expected, monkeypatch):
     """It ends with an error, and its neighbours' streams go on where they were."""
-    fail_if(server, monkeypatch, "run", with_fifth_token)
-    (status, raw), *others = ask_all(server, [body(prompt, stream=True) for prompt in [POISON, *GOOD]])
+    begun = Event()
+    fail_if(server, monkeypatch, "run", lambda seqs: with_fifth_token(seqs) and begun.wait(PATIENCE_S))
+    bodies = [body(prompt, stream=True) for prompt in [POISON, *GOOD]]
+    (status, raw), *others = ask_all(server, bodies, begun.set)
     assert status == 200 and b"planted" in raw and raw.endswith(b"data: [DONE]\n\n")
     assert [texts_of(raw) for _, raw in others] == [expected(prompt) for prompt in GOOD]
 
