@@ -2,6 +2,7 @@
 
 import logging
 import re
+import warnings
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,9 @@ from nanovllm.checks.values import shorten
 from nanovllm.files.config_json import read_json
 from nanovllm.files.end_tokens import described, with_tokenizer
 from nanovllm.files.prompt_length import check_growth
+
+# transformers imports tqdm, which asks for widgets in a notebook. Our bar needs none (features/callers/notebook.py).
+warnings.filterwarnings("ignore", "IProgress not found")
 
 if TYPE_CHECKING:
     from nanovllm.checkpoint import ModelConfig

@@ -63,7 +63,7 @@ function run(section) {
   }
 
   function openLink() {
-    play("open", linked());
+    play("go_to", linked());
     then(() => $(".playing").scrollIntoView({ behavior: still() ? "auto" : "smooth" })); // the list above is closed by then
   }
 

@@ -1,15 +1,11 @@
 """What a person at a terminal or in a notebook sees of a call: a progress bar."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.stats import EngineStats
-
-# transformers imports tqdm, which asks for widgets in a notebook. The bar below needs none.
-warnings.filterwarnings("ignore", "IProgress not found")
 
 
 @contextmanager

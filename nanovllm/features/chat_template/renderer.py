@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from nanovllm.features.chat_template.messages import Message
 
 
 def render(template: str, conversation: list[Message], options: dict[str, Any]) -> str:
     """options: what the template asks for by name. Raises ValueError with the text of whatever the template raises."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # not at the top: --help needs no torch
+
     try:
         found: Any = render_jinja_template(conversations=[conversation], chat_template=template, **options)
     except Exception as error:

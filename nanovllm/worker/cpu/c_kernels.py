@@ -207,7 +207,7 @@ def declare(library: ctypes.CDLL, signatures: dict[str, type[ctypes.Structure]])
         getattr(library, name).restype = None
 
 
-def load_wing(defines: list[str], source: Path, signatures: dict[str, type[ctypes.Structure]]) -> ctypes.CDLL | None:
+def load_wing(defines: list[str], source: Path, signatures: dict[str, type[ctypes.Structure]]) -> "ctypes.CDLL | None":
     """The library of a wing's C file: Kernels.load_wing() in worker/kernels.py. defines: those of kernels.c."""
     try:
         library = load_library(source, defines)
