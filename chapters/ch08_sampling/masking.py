@@ -33,11 +33,10 @@ AS_JSON = "The capital of France is Paris. As JSON:"
 TEXT_SCHEMA = {"type": "string"}
 
 
-def masked(logits: Tensor, params: SamplingParams, **attributes: Any) -> tuple[Tensor, int]:
-    """What the engine's sample() leaves of the logits of a sequence with these attributes, and the token it takes."""
+def masked(logits: Tensor, params: SamplingParams, **parts: Any) -> tuple[Tensor, int]:
+    """What the engine's sample() leaves of the logits of a sequence with these parts, and the token it takes."""
     seq, logits = Sequence([0], params), logits[None].clone()
-    for name, value in attributes.items():
-        setattr(seq, name, value)
+    seq.parts = parts
     [token_id], _ = sample(logits, SamplingBatch.from_sequences([seq]))
     return logits[0], token_id
 
