@@ -272,9 +272,9 @@ def test_scenes_are_those_of_ordinary_python(chapter, ask):
     """Every scene, step by step."""
     requests, expected = [{"do": "lab", "chapter": chapter.number}], [Player(chapter.module("page")).view()]
     for scene in chapter.module("page").SCENES:
-        player, move = Player(chapter.module("page"), scene.link), "open"
+        player, move = Player(chapter.module("page"), scene.link), "go_to"
         while move:
-            requests.append({"do": "play", "move": move, "arguments": [scene.link] if move == "open" else []})
+            requests.append({"do": "play", "move": move, "arguments": [scene.link] if move == "go_to" else []})
             expected.append(player.view())
             move = "forward" if player.ahead else ""
             if move:
