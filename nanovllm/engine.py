@@ -478,8 +478,8 @@ class LLMEngine:
     def __getattr__(self, name: str) -> Any:
         """What a wing keeps beside the engine (wings.py), by its name. None for a Wing that no option has asked for."""
         if name in wings.ON_DEMAND:
-            made = self.__dict__[name] = wings.load(wings.ON_DEMAND[name]).make(self)
-            return made
+            # Of two threads that ask at once, both get what the first has put there.
+            return vars(self).setdefault(name, wings.load(wings.ON_DEMAND[name]).make(self))
         if name in wings.BESIDE_AN_ENGINE and "wings" in vars(self):
             return self.wings.get(name)
         return object.__getattribute__(self, name)  # raises the AttributeError, also the one of a property's code

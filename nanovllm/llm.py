@@ -87,8 +87,9 @@ class Calls:
 
     def enqueue(self, requests: list[Request]) -> list[str]:
         """Queue requests for wait()."""
+        request_ids = self.engine.enqueue(requests)
         self._enqueued += requests
-        return self.engine.enqueue(requests)
+        return request_ids
 
     def wait(self, use_tqdm: bool) -> list[RequestOutput]:
         """Compute what was enqueued."""

@@ -6,12 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 
 import nanovllm
+from nanovllm import LLM
+from nanovllm.features.lora import registry
 
 PACKAGE = Path(nanovllm.__path__[0])
 FEATURES = sorted(f"features/{path.parent.name}" for path in PACKAGE.glob("features/*/__init__.py"))
@@ -131,3 +135,18 @@ def test_one_wing_is_gone(checkpoint, tmp_path, expected, wing):
 
 def test_every_wing_is_asked_for():
     assert sorted(ASKS) == sorted(WINGS)
+
+
+def test_threads_that_ask_at_once_get_the_same(checkpoint, monkeypatch):
+    """Two registries of adapters would give one number to two of them."""
+    engine, both_make_one = LLM(str(checkpoint())).engine, Barrier(2)
+    make = registry.make
+
+    def meet_and_make(engine):
+        both_make_one.wait(60)
+        return make(engine)
+
+    monkeypatch.setattr(registry, "make", meet_and_make)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: engine.known_adapters, range(2))
+    assert one is other is engine.known_adapters

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from chapters.patching import replaced
-from nanovllm.core.sequence import Sequence, SequencePart
+from nanovllm.features.grammar.base import GrammarPart
 from nanovllm.features.grammar.grammar import GrammarCompiler
 from nanovllm.features.grammar.params import StructuredOutputsParams
 
@@ -17,10 +17,8 @@ from nanovllm.features.grammar.params import StructuredOutputsParams
 AllowedTokens = Callable[[list[list[int]], list[int], int], list[int]]
 
 
-class ChoiceGrammar(SequencePart):
+class ChoiceGrammar(GrammarPart):
     """What one sequence may become: one of these lists of tokens. It keeps nothing between two questions."""
-
-    changes_logits = True
 
     def __init__(
         self, allowed_tokens: AllowedTokens, choices: list[list[int]], vocab_size: int, eos_token_ids: list[int]
@@ -30,9 +28,6 @@ class ChoiceGrammar(SequencePart):
 
     def allowed(self, token_ids: list[int]) -> list[int]:
         return self._allowed_tokens(self._choices, token_ids, self.eos_token_ids[0])
-
-    def check_stop(self, seq: Sequence) -> str | None:
-        return "stop" if self.is_complete(seq.generated_token_ids) else None
 
     def is_complete(self, token_ids: list[int]) -> bool:
         """Can nothing but EOS follow?"""

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from operator import attrgetter
 from typing import TypeVar
 
@@ -109,12 +110,13 @@ class SchedulerOutput:
 
     def per_chunk(self, rows: list[Row]) -> list[list[Row]]:
         """Split a flat list, which has an entry for each row with logits, into one list for each chunk."""
-        parts = []
-        start = 0
-        for chunk in self.chunks:
-            parts.append(rows[start : start + chunk.num_logits])
-            start += chunk.num_logits
-        return parts
+        return split_rows(rows, [chunk.num_logits for chunk in self.chunks])
+
+
+def split_rows(rows: list[Row], counts: list[int]) -> list[list[Row]]:
+    """Split a flat list into lists of so many entries; nothing, into lists of none."""
+    ends = accumulate(counts)
+    return [rows[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
 class Scheduler:

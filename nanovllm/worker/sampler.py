@@ -9,13 +9,12 @@ import hashlib
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.core.scheduler import SchedulerOutput, split_rows
 from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.worker.batch import fetch_together, move_together
 
@@ -139,9 +138,8 @@ class SamplingBatch:
         return sum(self.rows_per_chunk)
 
     def per_chunk(self, rows: list[Row]) -> list[list[Row]]:
-        """Split a list with an entry for each row that samples into one for each chunk; from nothing, into nothing."""
-        ends = accumulate(self.rows_per_chunk)
-        return [rows[end - count : end] for count, end in zip(self.rows_per_chunk, ends, strict=True)]
+        """Split a list with an entry for each row that samples into one for each chunk; nothing, into lists of none."""
+        return split_rows(rows, self.rows_per_chunk)
 
     def to(self, device: torch.device) -> "SamplingBatch":
         """The same in a device's memory, moved by one non-blocking copy."""

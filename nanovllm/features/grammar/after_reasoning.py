@@ -4,21 +4,19 @@ import ctypes
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.core.sequence import Sequence, SequencePart
+from nanovllm.features.grammar.base import GrammarPart
 
 if TYPE_CHECKING:
     from nanovllm.features.grammar.grammar import Grammar
 
 
-class AfterReasoning(SequencePart):
+class AfterReasoning(GrammarPart):
     """Asked as a Grammar is. Nothing of it is known before the reasoning has ended.
 
     opening, closing   texts around the reasoning; opening is "" where the prompt has opened it
     A model that may open it itself does so with its first token, or not at all. What the token that ends the closing
     text carries beyond it (`>{"`) is the grammar's: such a token is possible only if the grammar can begin like that.
     """
-
-    changes_logits = True
 
     def __init__(self, grammar: "Grammar", tokenizer: Any, opening: str, closing: str) -> None:
         self.grammar, self.tokenizer, self.opening, self.closing = grammar, tokenizer, opening, closing
@@ -36,11 +34,6 @@ class AfterReasoning(SequencePart):
     @property
     def error(self) -> str:  # type: ignore[override]  # the grammar sets it
         return self.grammar.error
-
-    def check_stop(self, seq: Sequence) -> str | None:
-        if not self.is_complete(seq.generated_token_ids):
-            return None
-        return "error" if self.error else "stop"
 
     def is_complete(self, token_ids: list[int]) -> bool:
         part = self._part(token_ids)

@@ -16,8 +16,8 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.core.sequence import Sequence, SequencePart
 from nanovllm.features.grammar.after_reasoning import AfterReasoning
+from nanovllm.features.grammar.base import GrammarPart
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.grammar.schemas import lark_of_json, with_compiled_schemas
 from nanovllm.features.grammar.tags import lark_of
@@ -101,13 +101,11 @@ class GrammarCompiler:
         return Grammar(matcher, self.vocab_size, self.eos_token_ids, self._vocabulary)
 
 
-class Grammar(SequencePart):
+class Grammar(GrammarPart):
     """How far one sequence has come in its grammar. May be asked by two threads.
 
     error: why llguidance has given up (a grammar can grow beyond its limits), or "". No token can follow then, either.
     """
-
-    changes_logits = True
 
     def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: list[int], vocabulary: Vocabulary) -> None:
         self.vocab_size, self.eos_token_ids, self.error = vocab_size, eos_token_ids, ""
@@ -120,13 +118,7 @@ class Grammar(SequencePart):
         """Another one, at its beginning."""
         return Grammar(self._beginning, self.vocab_size, self.eos_token_ids, self.vocabulary)
 
-    def check_stop(self, seq: Sequence) -> str | None:
-        if not self.is_complete(seq.generated_token_ids):
-            return None
-        return "error" if self.error else "stop"
-
     def is_complete(self, token_ids: list[int]) -> bool:
-        """Can nothing but EOS follow these tokens, the whole output so far?"""
         with self._asked():
             self._follow(token_ids)
             if not self.error and (reason := self._matcher.get_error() or self._is_slow(len(token_ids))):

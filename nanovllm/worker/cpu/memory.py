@@ -81,7 +81,7 @@ def prefault(parts: list[Tensor]) -> Thread:
 
     thread = Worker(target=clear, daemon=True)
     thread.start()
-    finish_at_exit(thread)  # an LLM that cannot be built does not join it
+    finish_at_exit(thread)  # if Ctrl-C keeps its caller from joining it
     return thread
 
 
