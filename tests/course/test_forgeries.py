@@ -2,6 +2,7 @@
 person is told to look at it (INSTRUCTOR.md, "What can be forged")."""
 
 import json
+import signal
 import sys
 
 import pytest
@@ -88,11 +89,15 @@ def forged(name: str) -> str:
 
 
 def record_of(source: str, tmp_path, processes, limit: str = "3") -> dict:
-    """What check --json says; nothing if it was ended."""
+    """What check --json says; nothing if the submission has killed it."""
     file = tmp_path / "exercise.py"
     file.write_text(source, "utf-8")
-    _, out, _ = processes.run("-c", GRADE, "check", "4", "--file", str(file), "--json", "--limit", limit, cwd=tmp_path)
-    return json.loads(out) if out else {"tasks": []}
+    command = ["check", "4", "--file", str(file), "--json", "--limit", limit]
+    code, out, err = processes.run("-c", GRADE, *command, cwd=tmp_path)
+    if code == -signal.SIGKILL and "getppid" in source:
+        return {"tasks": []}
+    assert out, (code, err)
+    return json.loads(out)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.fork and signals")
