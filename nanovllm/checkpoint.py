@@ -48,7 +48,7 @@ class ModelConfig:
     layers_without_rotary: frozenset[int] = frozenset()
     norm_offset: float = 0.0  # norms multiply by this plus their weight
     hybrid: Any = None  # a HybridConfig or None (features/hybrid): layers with a state of fixed size instead of K/V
-    images: "ImageConfig | None" = None  # a tower looks at pictures, and placeholders stand for them
+    images: "ImageConfig | None" = None  # a tower looks at images, and placeholders stand for them
     pooling: "PoolingConfig | None" = None  # embeddings or scores are wanted instead of tokens
     end_tokens: dict[int, tuple[str, ...]] = field(default_factory=dict)  # {token that ends an answer: who says so}
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json as options of SamplingParams

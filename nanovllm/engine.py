@@ -340,8 +340,8 @@ class LLMEngine:
         results = zip(scheduled.chunks, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
         for chunk, logprobs, pooled, prompt_logprobs in results:
             request = self.requests[chunk.seq.request_id]
-            for position, of_token in prompt_logprobs:
-                request.set_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, of_token)
+            for position, token_logprobs in prompt_logprobs:
+                request.set_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, token_logprobs)
             if chunk.reaches_end:
                 request.pooled = pooled
                 request.add_tokens(chunk, logprobs, now)

@@ -233,10 +233,10 @@ class LLM:
         For an interval, subtract two engine.block_manager.stats.snapshot().
 
         batch_invariant says where a prompt's logits have the same bits whatever runs beside it: "on every processor",
-        "on processors that multiply bf16 pairs" (AVX512-BF16), or "not promised". Of a model that sees pictures it also
+        "on processors that multiply bf16 pairs" (AVX512-BF16), or "not promised". Of a model that sees images it also
         says with how many threads these are looked at, on which their bits depend. end_tokens maps each token id that
-        ends an answer to the names of the checkpoint's files that say so. images is there once a picture has come:
-        tower_runs, one for each picture that was looked at, and tower_bytes, of its weights on all ranks.
+        ends an answer to the names of the checkpoint's files that say so. images is there once an image has come:
+        tower_runs, one for each image that was looked at, and tower_bytes, of its weights on all ranks.
         """
         return self._calls.ask(partial(wings.load("features.callers.snapshot").snapshot, self.engine))
 

@@ -140,9 +140,9 @@ class Request:
         if self.text_grows and seq.stop_checker is None:
             shown_token_ids = new_token_ids[:-1] if seq.ended_by_token else new_token_ids
             sample.detokenizer.append(shown_token_ids)
-        for of_token in logprobs[: len(new_token_ids)]:  # rows after a rejected draft token are dropped
-            if of_token is not None:
-                self.set_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), of_token)
+        for token_logprobs in logprobs[: len(new_token_ids)]:  # rows after a rejected draft token are dropped
+            if token_logprobs is not None:
+                self.set_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), token_logprobs)
         if sample.error:
             logger.warning("request %s ends with an error: %s", self.request_id, sample.error.splitlines()[0])
         if seq.sample_index == 0 and new_token_ids:
@@ -150,7 +150,7 @@ class Request:
             self.metrics.last_token_time = now
             self.metrics.count(len(chunk.draft_token_ids), len(new_token_ids))
 
-    def set_logprobs(self, entries: list, token_ids: list[int], position: int, of_token: "TokenLogprobs") -> None:
+    def set_logprobs(self, entries: list, token_ids: list[int], position: int, token_logprobs: "TokenLogprobs") -> None:
         """Set entries[position] to the logprobs of token_ids[position], and drop any later entries.
 
         entries: the logprobs of a sample or of the prompt.
@@ -158,7 +158,7 @@ class Request:
         make_entries = wings.load("features.logprobs.entries").make_entries
         tokenizer = self.samples[0].detokenizer.tokenizer if self.params.detokenize else None
         del entries[position:]  # there are some if a prompt is computed again after a preemption or a failed step
-        entries.append(make_entries(tokenizer, of_token, token_ids, position))
+        entries.append(make_entries(tokenizer, token_logprobs, token_ids, position))
 
     def roll_back(self, chunk: ScheduledChunk) -> None:
         """Undo what a failed step has added to the chunk's sequence, to its text and to its logprobs."""

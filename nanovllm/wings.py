@@ -2,11 +2,15 @@
 
 Every wing is a folder, and every wing can be deleted: a Llama generates the same tokens without any of them. So no file
 of the heart imports one at its top. Who stands beside an engine and who reads a request is in the tables below. What is
-asked for in one place only is loaded there, by name: a method of vLLM's API, a part of a model or of a batch. If a
-folder is gone, all of that is a MissingWing, which names it.
+asked for in one place only is loaded there, by name: a method of vLLM's API, an option, a part of a model, what the
+sampler needs. If a folder is gone, all of that is a MissingWing, which names it.
 
-What a wing keeps beside a sequence is a SequencePart (core/sequence.py). What it keeps beside the engine is a Wing, or
-is made on demand.
+What a wing keeps, and where:
+
+    beside a sequence       SequencePart, in core/sequence.py
+    in a step's batch       BatchPart, in worker/batch.py; the sequence's part makes it
+    beside the weights      ModelPart, in worker/batch.py
+    beside the engine       Wing, or something that is made on demand
 """
 
 import sys

@@ -94,7 +94,7 @@ class Tap:
             seen.samples = [chunk.reaches_end for chunk in output.chunks]
 
         def after_pack(work: Any) -> None:
-            seen.batch, seen.sampling, _ = work
+            seen.batch, seen.sampling = work
 
         def before_sample(logits: Any, sampling: Any) -> None:
             seen.logits = logits.clone()

@@ -287,7 +287,7 @@ def tell_messages(story: Story, world: World) -> None:
     add(world.several, PROMPT, 1)
     with replaced(world.ranks, "_ask", overhear):
         world.several.engine.step()
-    method, batch, sampling, _ = sent[0]
+    method, batch, sampling = sent[0]
     story.say(f"{PROMPT!r}, one step. The driver sends every rank the same message:")
     fields = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "seqlens_k", "block_tables", "logits_rows")
     arrays = (f"    Batch.{name} = {getattr(batch, name).tolist()}" for name in fields)

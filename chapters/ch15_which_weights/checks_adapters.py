@@ -176,7 +176,9 @@ class AdapterBench(Bench):
 
     @property
     def adapters(self) -> AdapterSlots:
-        return self.llm.engine.model_runner.adapter_slots
+        slots = self.llm.engine.model_runner.parts["adapters"]
+        assert isinstance(slots, AdapterSlots)
+        return slots
 
 
 ORDERS = ((0, 1, 2, 1, 0), (1, 2, 3, 4, 1, 0, 2, 3, 2))

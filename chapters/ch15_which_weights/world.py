@@ -103,5 +103,5 @@ class World:
     def in_memory(self) -> str:
         """The adapters in slots, the least recently used first."""
         names = {request.lora_int_id: name for name, request in self.adapters.items()}
-        slots = self.llm.engine.model_runner.adapter_slots.slots
+        slots = self.llm.engine.model_runner.parts["adapters"].slots
         return ", ".join(f"{names[lora_id]} in slot {slot}" for lora_id, slot in slots.items()) or "no adapter"

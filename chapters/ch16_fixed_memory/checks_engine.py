@@ -20,6 +20,7 @@ from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.hybrid import delta_rule, hybrid_layers
+from nanovllm.features.hybrid.batch_states import segments_of
 from nanovllm.features.hybrid.hybrid_kernels import HybridKernels
 from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 from nanovllm.worker.batch import Batch
@@ -165,8 +166,9 @@ class DraftedLayers:
             outputs, matrices = delta_rule.read_rows(window, row[1][None].float(), matrices, net)
             return (window[1:], matrices), outputs[0]
 
-        assert batch.segments is not None
-        rows, outputs, segments = list(zip(inputs, gates, strict=True)), list[Tensor](), batch.segments.tolist()
+        table = segments_of(batch)
+        assert table is not None
+        rows, outputs, segments = list(zip(inputs, gates, strict=True)), list[Tensor](), table.tolist()
         for number, (source, _, slot, _, num_accepted, first, num_known, are_drafts) in enumerate(segments):
             if are_drafts:
                 continue

@@ -49,8 +49,8 @@ def check_request(
         raise ValueError(f"request_id must be a string, found {shorten(request_id)}")
     check_generates(engine)
     image_keys = IMAGE_KEYS.intersection(prompt) if isinstance(prompt, dict) else frozenset[str]()
-    of_text = {key: value for key, value in prompt.items() if key not in image_keys} if image_keys else prompt
-    text, token_ids, cache_salt = parse_prompt(engine.tokenizer, of_text, engine.check_length)
+    text_prompt = {key: value for key, value in prompt.items() if key not in image_keys} if image_keys else prompt
+    text, token_ids, cache_salt = parse_prompt(engine.tokenizer, text_prompt, engine.check_length)
     params = check_params(params, engine.model_config)
     asked = Asked(
         prompt=prompt,

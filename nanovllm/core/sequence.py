@@ -11,7 +11,9 @@ from nanovllm.core.block_hash import MMSpan
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from nanovllm.core.scheduler import SchedulerOutput
     from nanovllm.detokenizer import Detokenizer
+    from nanovllm.worker.batch import Batch
 
 
 class SequenceStatus(Enum):
@@ -55,6 +57,10 @@ class SequencePart:
 
     def advance(self, end: int) -> None:
         """The next step computes the sequence's tokens up to `end`."""
+
+    def add_to_batch(self, batch: "Batch", output: "SchedulerOutput") -> "Batch":
+        """The batch of a step, with what it needs for all sequences that have such a part. One of them is asked."""
+        return batch
 
 
 class Sequence:

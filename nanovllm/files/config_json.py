@@ -99,8 +99,8 @@ def with_overrides(fields: dict[str, Any], overrides: dict[str, Any], path: Path
     if not fields.get("text_config"):  # the language model is all there is
         rest |= parts.pop("text_config", {})
     elif rest:
-        of_both = {name: value for name, value in rest.items() if name not in ("architectures", "model_type")}
-        parts["text_config"] = of_both | parts.get("text_config", {})
+        shared = {name: value for name, value in rest.items() if name not in ("architectures", "model_type")}
+        parts["text_config"] = shared | parts.get("text_config", {})
         known = {field.name for field in dataclasses.fields(config_class_of(fields | rest, path))}
         rest = {name: value for name, value in rest.items() if name in known or name == "model_type"}
     changed = _replaced(fields, rest, path)

@@ -82,8 +82,8 @@ def read_model_fields(
             raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")
         fields = read_object(path)
         inner = fields.get("text_config")
-        of_text = [inner.get("eos_token_id")] if isinstance(inner, dict) else []
-        ends = [*((path.name, eos) for eos in (fields.get("eos_token_id"), *of_text)), *ends]
+        text_ends = [inner.get("eos_token_id")] if isinstance(inner, dict) else []
+        ends = [*((path.name, eos) for eos in (fields.get("eos_token_id"), *text_ends)), *ends]
     if "eos_token_id" in overrides:
         ends = [("hf_overrides", overrides["eos_token_id"])]
     found = fields_of(with_overrides(fields, overrides, path), asked, path)

@@ -74,7 +74,7 @@ class _Line:
         return any(request.metrics.first_scheduled_time is not None for request in self.requests)
 
     def size(self) -> tuple[int, int, int]:
-        """Samples, the tokens that they hold when they begin, and the bytes of their pictures."""
+        """Samples, the tokens that they hold when they begin, and the bytes of their images."""
         num_samples = sum(request.params.n for request in self.requests)
         num_tokens = sum(len(request.prompt_token_ids) * request.params.n for request in self.requests)
         num_image_bytes = sum(request.num_held_bytes for request in self.requests)
@@ -134,7 +134,7 @@ def answer_lines(
 
 
 def _window(source: Iterator[tuple[int, _Line | Answer]]) -> Iterator[_Line | Answer]:
-    """Lines until there are so many samples, tokens or bytes, pictures' included; an error counts as a sample."""
+    """Lines until there are so many samples, tokens or bytes, images' included; an error counts as a sample."""
     num_samples = num_tokens = num_bytes = num_image_bytes = 0
     for length, line in source:
         yield line

@@ -38,28 +38,28 @@ logger = logging.getLogger("nanovllm")
 Result = TypeVar("Result")
 PAUSE_MODES = ("abort", "wait", "keep")
 GENERATE_ARGUMENTS = ("prompt", "sampling_params", "request_id", "lora_request", "priority", "timeout_s")
-MAX_IMAGE_BYTES = 2 << 30  # of the pictures of all requests; a request that comes to these is refused
+MAX_IMAGE_BYTES = 2 << 30  # of the images of all requests; a request that comes to these is refused
 NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others
-NUM_OPENING_THREADS = 2  # of requests with pictures; one more for those with large ones, which may take many seconds
+NUM_OPENING_THREADS = 2  # of requests with images; one more for those with large ones, which may take many seconds
 
 
 class Overloaded(RuntimeError):
-    """Too many sequences wait, or too many pictures; this request was not taken."""
+    """Too many sequences wait, or too many images; this request was not taken."""
 
 
 @dataclass(frozen=True)
-class OpensPictures(Generic[Result]):
-    """What a function returns that prepare() calls: the rest of its work, for which pictures have to be opened.
+class OpensImages(Generic[Result]):
+    """What a function returns that prepare() calls: the rest of its work, for which images have to be opened.
 
-    That takes long, and is done where no text waits for it. are_large: nor requests with smaller pictures
+    That takes long, and is done where no text waits for it. are_large: nor requests with smaller images
     """
 
     rest: Callable[[], Result]
     are_large: bool
 
     @classmethod
-    def if_any(cls, prompts: list[Any], rest: Callable[[], Result]) -> "Result | OpensPictures[Result]":
-        """What rest() returns, if none of the prompts has pictures."""
+    def if_any(cls, prompts: list[Any], rest: Callable[[], Result]) -> "Result | OpensImages[Result]":
+        """What rest() returns, if none of the prompts has images."""
         data = [prompt.get("multi_modal_data") for prompt in prompts if isinstance(prompt, dict)]
         images = [each.get("image") for each in data if isinstance(each, dict)]
         if not images:
@@ -125,7 +125,7 @@ class AsyncLLM:
             return [self.engine.make_request(prompt, params, adapter, priority, **options)]
 
         shown: OutputFilter | None = None
-        async with aclosing(self.run(lambda: OpensPictures.if_any([prompt], make), timeout_s)) as steps:
+        async with aclosing(self.run(lambda: OpensImages.if_any([prompt], make), timeout_s)) as steps:
             async for outputs in steps:
                 shown = shown or OutputFilter(params.output_kind)
                 for output in outputs:
@@ -166,7 +166,7 @@ class AsyncLLM:
                     yield output  # type: ignore[misc]
 
     async def run(
-        self, make: Callable[[], list[Request] | OpensPictures[list[Request]]], timeout_s: float | None = None
+        self, make: Callable[[], list[Request] | OpensImages[list[Request]]], timeout_s: float | None = None
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """Several requests that belong together: what is new of any of them, until all have finished.
 
@@ -221,7 +221,7 @@ class AsyncLLM:
 
     # -- the engine, from the event loop --------------------------------------------------------------------------
 
-    async def _made(self, make: Callable[[], list[Request] | OpensPictures[list[Request]]]) -> list[Request]:
+    async def _made(self, make: Callable[[], list[Request] | OpensImages[list[Request]]]) -> list[Request]:
         requests = await self.prepare(make)
         with self._counting:
             self._with_images.update((id(request), request) for request in requests if request.num_held_bytes)
@@ -230,23 +230,23 @@ class AsyncLLM:
         return requests
 
     async def prepare(
-        self, function: Callable[[], Result | OpensPictures[Result]], places: asyncio.Semaphore | None = None
+        self, function: Callable[[], Result | OpensImages[Result]], places: asyncio.Semaphore | None = None
     ) -> Result:
         """function() in a thread beside the event loop: for tokenizing and whatever else does not touch the engine.
 
-        A few at a time, and those that open pictures apart from the others. Raises Overloaded while the pictures of
+        A few at a time, and those that open images apart from the others. Raises Overloaded while the images of
         other requests take as much memory as they may.
         """
         result = await self._in_thread(function, places or self._preparing)
-        if not isinstance(result, OpensPictures):
+        if not isinstance(result, OpensImages):
             return result
         opens = result
 
-        def open_pictures() -> Result:
-            self._check_picture_bytes()
+        def open_images() -> Result:
+            self._check_image_bytes()
             return opens.rest()
 
-        return await self._in_thread(open_pictures, self._opening[result.are_large])
+        return await self._in_thread(open_images, self._opening[result.are_large])
 
     async def _in_thread(self, function: Callable[[], Result], places: asyncio.Semaphore) -> Result:
         await places.acquire()
@@ -323,13 +323,13 @@ class AsyncLLM:
                 raise Overloaded(f"{num_waiting} sequences wait already (the limit is {limit}); try again later")
             self._num_entering += num_samples
 
-    def _check_picture_bytes(self) -> None:
-        """Raises Overloaded. A few threads open pictures at a time, so those of as many requests may come on top."""
+    def _check_image_bytes(self) -> None:
+        """Raises Overloaded. A few threads open images at a time, so those of as many requests may come on top."""
         with self._counting:
             unfinished = [request for request in self._with_images.values() if not request.finished]
         num_bytes = sum(request.num_held_bytes for request in unfinished)
         if num_bytes > MAX_IMAGE_BYTES:
-            raise Overloaded(f"the pictures of other requests take {num_bytes:,} bytes already; try again later")
+            raise Overloaded(f"the images of other requests take {num_bytes:,} bytes already; try again later")
 
     # -- its state ------------------------------------------------------------------------------------------------
 

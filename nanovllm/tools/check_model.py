@@ -94,7 +94,7 @@ def check_model(config: EngineConfig) -> Report:
         if tokenizer is not None:
             report.add("tokenizer", lambda: tokenizer_rows(tokenizer, place))
         if tokenizer is not None and model is not None and model.images is not None:
-            report.add("images", lambda: picture_rows(directory, model, tokenizer, report.warnings))
+            report.add("images", lambda: image_rows(directory, model, tokenizer, report.warnings))
         if tokenizer is not None and model is not None and model.pooling is None:
             report.add("end tokens", lambda: end_token_rows(model, tokenizer, directory))
         if tokenizer is not None and (model is None or model.pooling is None):
@@ -144,7 +144,7 @@ def model_rows(model: ModelConfig) -> Rows:
 
 
 def tower_rows(directory: Path, model: ModelConfig) -> Rows:
-    """What looks at pictures. Raises ValueError for files that are not this model's."""
+    """What looks at images. Raises ValueError for files that are not this model's."""
     from nanovllm.features.images.tower import build_tower, check_tower
 
     assert model.images is not None
@@ -153,10 +153,10 @@ def tower_rows(directory: Path, model: ModelConfig) -> Rows:
     return [("tower", f"{sum(place.numel() for place in places.values()) / 1e6:,.1f} million")]
 
 
-def picture_rows(directory: Path, model: ModelConfig, tokenizer: Any, warnings: list[str]) -> Rows:
-    """What a picture becomes. Raises ValueError for an image processor that is not there, or does not fit the tower."""
+def image_rows(directory: Path, model: ModelConfig, tokenizer: Any, warnings: list[str]) -> Rows:
+    """What an image becomes. Raises ValueError for an image processor that is not there, or does not fit the tower."""
     if find_spec("PIL") is None:
-        warnings.append("pictures need Pillow: pip install 'nanovllm[images]'")
+        warnings.append("images need Pillow: pip install 'nanovllm[images]'")
         return []
     from nanovllm.features.images.processor import ImageProcessor
     from nanovllm.features.images.sources import Sources, pil
@@ -166,7 +166,7 @@ def picture_rows(directory: Path, model: ModelConfig, tokenizer: Any, warnings: 
     if not 0 <= model.images.image_token_id < model.vocab_size:
         raise ValueError(f"image_token_id {model.images.image_token_id} is outside the vocabulary")
     image = processor.prepare(pil().new("RGB", (640, 480), (200, 30, 10)), {})
-    return [("pictures", f"640 x 480 pixels become {image.num_placeholders:,} placeholders")]
+    return [("an image", f"640 x 480 pixels become {image.num_placeholders:,} placeholders")]
 
 
 def weight_rows(directory: Path, model: ModelConfig, config: EngineConfig) -> Rows:

@@ -218,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
 
     chat = commands.add_parser("chat", description="A streaming chat in the terminal.")
     chat.add_argument("--system", help="a system message: how the model should behave")
-    about = "a picture that the first question is about, for a model that sees images; may be given several times"
+    about = "an image that the first question is about, for a model that sees images; may be given several times"
     chat.add_argument("--image", action="append", default=[], metavar="FILE", help=about)
     generate = commands.add_parser("generate", description="Continues a text, word by word as it is generated.")
     generate.add_argument("prompt", nargs="?", help="the text (default: standard input)")

@@ -7,16 +7,13 @@ This is the layout of FlashAttention's varlen functions.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
-
-if TYPE_CHECKING:
-    from nanovllm.features.images.rows import BatchImages, ImageRows
 
 # The fields of a Batch that are on the device.
 TENSORS = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "seqlens_k", "block_tables", "logits_rows")
@@ -37,6 +34,41 @@ class Metadata(Protocol):
 M = TypeVar("M", bound=Metadata)
 
 
+class BatchPart:
+    """What a wing adds to a step's batch. Each method does nothing unless a wing says otherwise.
+
+    in_recorded_steps   do recorded steps know it? If not, the step runs the model's code
+    """
+
+    in_recorded_steps = False
+
+    def after_embedding(self, hidden: Tensor) -> Tensor:
+        """What the first layer gets. hidden: the embeddings of the step's tokens, [T, hidden_size]."""
+        return hidden
+
+    def after_layer(self, index: int, hidden: Tensor) -> Tensor:
+        """What goes on after a layer. hidden: its output, [T, hidden_size]."""
+        return hidden
+
+
+class ModelPart:
+    """What a wing keeps beside the model's weights (ModelRunner.parts). Each method does nothing unless a wing says
+    otherwise.
+
+    num_bytes        of its weights
+    max_kept_bytes   of what it may come to keep on the device, and has not when a GPU's memory is measured
+    """
+
+    num_bytes = 0
+    max_kept_bytes = 0
+
+    def begin_step(self, batch: "Batch") -> None:
+        """A step begins. It may change what its wing has put into batch.parts. batch: in the CPU's memory."""
+
+    def forget(self) -> None:
+        """As if no step had been: a GPU's memory has been measured."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """T tokens of B sequences.
@@ -50,10 +82,7 @@ class Batch:
                                      the chunks, then prompt rows whose logprobs are wanted (pack() adds these)
     max_query_len                    the most rows that one sequence has
     max_key_len                      the largest of seqlens_k. Both are known without waiting for a device
-    segments               [S, 8]    where a hybrid model's states are read and written (core/snapshots/segments.py);
-                                     None for other models. They stay in the CPU's memory
-    image_rows, images     where the step has placeholders of images, and the vectors that stand in for their
-                           embeddings, once the tower has made them: features/images/rows.py
+    parts                  {name: BatchPart}, what wings add (SequencePart.add_to_batch): "state", "images", ...
     attn_metadata          what backends work out once for all layers of the step: see metadata(). replace() begins
                            with none
     """
@@ -67,9 +96,7 @@ class Batch:
     logits_rows: Tensor
     max_query_len: int
     max_key_len: int
-    segments: Tensor | None = field(default=None, repr=False)
-    image_rows: "list[ImageRows]" = field(default_factory=list, repr=False)
-    images: "BatchImages | None" = field(default=None, repr=False)
+    parts: dict[str, BatchPart] = field(default_factory=dict, repr=False)
     attn_metadata: dict[type, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -100,11 +127,6 @@ class Batch:
         def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=dtype, device="cpu")
 
-        segments = None
-        if "state" in output.chunks[0].seq.parts:
-            from nanovllm.core.snapshots.segments import step_segments
-
-            segments = tensor(step_segments(output.chunks))
         batch = cls(
             input_ids=tensor(input_ids),
             positions=tensor(positions),
@@ -115,8 +137,9 @@ class Batch:
             logits_rows=tensor(logits_rows),
             max_query_len=max(query_lens),
             max_key_len=max(seqlens_k),
-            segments=segments,
         )
+        for part in {name: part for chunk in output.chunks for name, part in chunk.seq.parts.items()}.values():
+            batch = part.add_to_batch(batch, output)
         vars(batch).update(query_lens=query_lens, key_lens=seqlens_k)  # cached properties that are known here
         return batch
 

@@ -151,6 +151,6 @@ class RotaryEmbedding:
         if positions.dim() == 1:
             cos, sin = self.table[:, positions]
             return cos, sin
-        of_pair = positions[self.axis_of_pair].T.contiguous()  # [T, rotary_dim / 2]
-        cos, sin = self.table[:, of_pair, torch.arange(of_pair.shape[1], device=of_pair.device)]
+        pair_positions = positions[self.axis_of_pair].T.contiguous()  # [T, rotary_dim / 2]
+        cos, sin = self.table[:, pair_positions, torch.arange(pair_positions.shape[1], device=pair_positions.device)]
         return cos, sin

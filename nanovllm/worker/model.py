@@ -118,14 +118,14 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels) -> Tensor:
         """Run one step, writing K/V. Returns [R, hidden_size], normed, of the rows whose logits are needed."""
         hidden = self.embed(batch.input_ids)  # [T, hidden_size]
-        if batch.images is not None:
-            hidden = batch.images.put_into(hidden)
+        for part in batch.parts.values():
+            hidden = part.after_embedding(hidden)
         residual: Any = None
         context = ForwardContext(batch, rotary.lookup(batch.positions), kernels)
         for index, (layer, kv_layer) in enumerate(zip(self.layers, kv_cache.layers, strict=True)):
             hidden, residual = layer(hidden, residual, kv_layer, context)
-            if batch.images is not None:
-                hidden = batch.images.add_after(index, hidden)
+            for part in batch.parts.values():
+                hidden = part.after_layer(index, hidden)
         rows = batch.logits_rows
         hidden, residual = self.norm(hidden[rows], residual[rows], context)
         # If the sum of a row's squares is infinite, the normed row is all zeros and looks sound. 0 * infinity is NaN.

@@ -6,14 +6,14 @@ It owns everything that is a tensor: the weights, the KV pool, the batch. It nev
 import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.worker.batch import Batch, fetch_together, move_together
+from nanovllm.worker.batch import Batch, ModelPart, fetch_together, move_together
 from nanovllm.worker.kv_cache import KVCache, KVPool, max_model_len_of_pool, num_blocks_for_pool
 from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
@@ -25,15 +25,12 @@ from nanovllm.worker.sampler import SamplingBatch, sample_rows
 if TYPE_CHECKING:
     from nanovllm.features.hybrid.state_pool import StatePool
     from nanovllm.features.images.prompt_images import PromptImages
-    from nanovllm.features.images.tower import Tower
     from nanovllm.features.logprobs.scores import Scores, TokenLogprobs
-    from nanovllm.features.lora.slots import BatchAdapters
     from nanovllm.features.parallel.group import RankGroup
 
 logger = logging.getLogger("nanovllm")
 
 DEFAULT_BLOCK_SIZE = 16
-Packed = tuple[Batch, SamplingBatch, "BatchAdapters | None"]  # what pack() makes of a step and run_packed() computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ def weight_bytes_of(model: Decoder) -> int:
     return sum({id(tensor): tensor.nbytes for tensor in weights}.values())
 
 
-def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> Packed:
+def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> tuple[Batch, SamplingBatch]:
     """A step as tensors: all that a rank of a tensor-parallel group receives.
 
     eos_token_ids: tokens that are not sampled before min_tokens.
@@ -83,29 +80,21 @@ def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]
     if sampling.prompt_rows is not None:
         # First the rows that sample, then those of prompts.
         batch = replace(batch, logits_rows=torch.cat([batch.logits_rows, sampling.prompt_rows.rows]))
-    if any("images" in chunk.seq.parts for chunk in output.chunks):
-        from nanovllm.features.images.rows import with_images
-
-        batch = with_images(batch, output)
-    adapters = None
-    if any("adapter" in chunk.seq.parts for chunk in output.chunks):
-        from nanovllm.features.lora.slots import BatchAdapters
-
-        adapters = BatchAdapters.from_scheduler_output(output)
-    return batch, sampling, adapters
+    return batch, sampling
 
 
 def on_device(batch: Batch, sampling: SamplingBatch, device: torch.device) -> tuple[Batch, SamplingBatch]:
     """The same in a device's memory, moved by one non-blocking copy."""
     if device.type == "cpu":
         return batch, sampling
-    of_batch, of_sampling = move_together((batch.tensors(), sampling.tensors()), device)
-    return batch.with_tensors(of_batch), sampling.with_tensors(of_sampling)
+    batch_tensors, sampling_tensors = move_together((batch.tensors(), sampling.tensors()), device)
+    return batch.with_tensors(batch_tensors), sampling.with_tensors(sampling_tensors)
 
 
 class ModelRunner:
     """All of the model, or one rank's share (features/parallel). load(), prepare(), then a run() for each step.
 
+    parts             {name: ModelPart}: "adapters", and "tower" of a model that sees images, once one comes
     recorded_steps    forward passes to replay; None: every step runs the model's code
     batch_invariant   says where a row's logits do not depend on the rest of the step (see Platform.batch_invariant)
     """
@@ -140,7 +129,7 @@ class ModelRunner:
         self.block_size = config.block_size or block_size or DEFAULT_BLOCK_SIZE
         self.kv_config, self.kv_dtype = self.platform.kv_format(config, self.local_config, self.dtype, self.kernels)
         self.recorded_steps: RecordedSteps | None = None
-        self.tower: Tower | None = None  # of a model that sees images, once one comes or memory is measured
+        self.parts: dict[str, ModelPart] = {}
         self._free_bytes = self.platform.free_bytes(config)  # None on a GPU, where prepare() measures them
         if self._free_bytes is not None:
             with own_modes(self.device):
@@ -167,11 +156,10 @@ class ModelRunner:
         self.weight_bytes = weight_bytes_of(self.model)
         self.step_context = self.platform.step_context(self.model, self.kernels)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
-        self.adapter_slots = None
         if config.enable_lora:
             from nanovllm.features.lora.slots import AdapterSlots
 
-            self.adapter_slots = AdapterSlots(
+            self.parts["adapters"] = AdapterSlots(
                 self.model,
                 config,
                 self.model_config,
@@ -195,9 +183,9 @@ class ModelRunner:
         if self.measures_memory:
             self.kv_cache = self.kv_cache_of_one_block()
             free_bytes = self.platform.profile_free_bytes(self, largest_image)
-            if self.tower is not None:
-                self.tower.forget()
-                free_bytes -= self.tower.max_kept_bytes
+            for part in self.parts.values():
+                part.forget()
+                free_bytes -= part.max_kept_bytes
             self.allocate_kv_cache(free_bytes)
         self.recorded_steps = self.platform.record_steps(self)
         self.batch_invariant = self.platform.batch_invariant(self.model, self.kernels)
@@ -269,15 +257,12 @@ class ModelRunner:
         return self.run_packed(*pack(output, self.block_size, self.model_config.eos_token_ids))
 
     @torch.inference_mode()
-    def run_packed(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> ModelRunnerOutput:
+    def run_packed(self, batch: Batch, sampling: SamplingBatch) -> ModelRunnerOutput:
         """Compute a step that pack() has packed. On a rank that gets no logits, nothing is found."""
-        if batch.image_rows and self.tower is not None:  # before a step takes away the threads of PyTorch's operations
-            batch = self.tower.batch_with_features(batch)
+        for part in self.parts.values():  # outside the context, which takes away the threads of PyTorch's operations
+            part.begin_step(batch)
         with self.step_context():
-            if self.adapter_slots is not None:
-                self.adapter_slots.begin_step(adapters, batch)  # even without adapters: it drops the last step's rows
-            # Recorded steps know neither adapters nor rows of prompts, and no images.
-            is_plain = adapters is None and sampling.prompt_rows is None and not batch.image_rows
+            is_plain = sampling.prompt_rows is None and all(part.in_recorded_steps for part in batch.parts.values())
             if is_plain and self.recorded_steps is not None and self.recorded_steps.fit(self):
                 logits = self.recorded_steps.run(batch)
                 if logits is not None:
@@ -287,8 +272,8 @@ class ModelRunner:
             logits = self.model.logits(hidden[: sampling.num_rows])
             if sampling.prompt_rows is None:
                 return self._sample(logits, sampling)
-            of_prompts = hidden[sampling.num_rows :]
-            scores = sampling.prompt_rows.score(self.model.logits, of_prompts, self.kernels.library)
+            prompt_hidden = hidden[sampling.num_rows :]
+            scores = sampling.prompt_rows.score(self.model.logits, prompt_hidden, self.kernels.library)
             return self._sample(logits, sampling, scores)
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -305,7 +290,7 @@ class ModelRunner:
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
         vectors: list[torch.Tensor] = []
-        of_prompts: list[list[tuple[int, TokenLogprobs]]] = [[] for _ in sampling.rows_per_chunk]
+        prompt_logprobs: list[list[tuple[int, TokenLogprobs]]] = [[] for _ in sampling.rows_per_chunk]
         if self.model_config.pooling is not None:
             # A view would keep the whole step's tensor alive.
             vectors = [vector.clone() for vector in logits.cpu()]
@@ -316,20 +301,20 @@ class ModelRunner:
                 token_ids, logprobs = sampling.on_host(sampled)
             if sampling.prompt_rows is not None and prompt_scores:
                 for chunk, position, found in sampling.prompt_rows.logprobs(prompt_scores):
-                    of_prompts[chunk].append((position, found))
+                    prompt_logprobs[chunk].append((position, found))
         return ModelRunnerOutput(
             sampled_token_ids=sampling.per_chunk(token_ids),
             logprobs=sampling.per_chunk(logprobs),
-            pooled=[of_chunk[0] if of_chunk else None for of_chunk in sampling.per_chunk(vectors)],
-            prompt_logprobs=of_prompts,
+            pooled=[vector[0] if vector else None for vector in sampling.per_chunk(vectors)],
+            prompt_logprobs=prompt_logprobs,
         )
 
     @in_own_modes
     def load_tower(self) -> None:
-        """Read what looks at pictures, if it is not there yet. Raises ValueError if the checkpoint's does not fit."""
-        if self.tower is None:
+        """Read what looks at images, if it is not there yet. Raises ValueError if the checkpoint's does not fit."""
+        if "tower" not in self.parts:
             assert self.model_config.images is not None
-            self.tower = self.model_config.images.make_tower(
+            self.parts["tower"] = self.model_config.images.make_tower(
                 self.directory,
                 dtype=self.dtype,
                 device=self.device,
@@ -339,10 +324,11 @@ class ModelRunner:
 
     @property
     def image_counts(self) -> dict[str, int]:
-        """How often the tower has looked at a picture, and the bytes of its weights; {} before they are read."""
-        return {} if self.tower is None else {"tower_runs": self.tower.num_runs, "tower_bytes": self.tower.num_bytes}
+        """How often the tower has looked at an image, and the bytes of its weights; {} before they are read."""
+        tower: Any = self.parts.get("tower")
+        return {} if tower is None else {"tower_runs": tower.num_runs, "tower_bytes": tower.num_bytes}
 
     def usage(self) -> dict[str, int]:
-        """Bytes of the weights, of the KV pool and, once it is read, of the tower that looks at pictures."""
+        """Bytes of the weights, of the KV pool, and of what wings have read: the tower, adapters."""
         usage = {"weights": self.weight_bytes, "kv_cache": self.kv_cache.num_bytes}
-        return usage if self.tower is None else usage | {"tower": self.tower.num_bytes}
+        return usage | {name: part.num_bytes for name, part in self.parts.items()}

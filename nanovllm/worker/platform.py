@@ -98,7 +98,7 @@ class Platform(ABC):
     def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:
         """Where a row's logits have the same bits, whatever the step's other rows, chunks, cache hits or threads are.
 
-        "on every processor", "on processors that multiply ...", or "not promised". More follows if pictures take more.
+        "on every processor", "on processors that multiply ...", or "not promised". More follows if images take more.
         """
 
     # -- what differs from this on some platforms ------------------------------------------------------------------
@@ -116,5 +116,5 @@ class Platform(ABC):
         return nullcontext
 
     def tower_context(self) -> AbstractContextManager:
-        """A context in which a tower looks at pictures (features/images/tower.py)."""
+        """A context in which a tower looks at images (features/images/tower.py)."""
         return nullcontext()

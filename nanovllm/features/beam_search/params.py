@@ -33,7 +33,7 @@ class BeamSearchParams:
 class BeamSearchSequence:
     """A prompt and one continuation of it.
 
-    orig_prompt  the prompt as token ids; a prompt for generate() that needs no picture to be opened again
+    orig_prompt  the prompt as token ids; a prompt for generate() that needs no image to be opened again
     tokens       of both
     logprobs     for each generated token, those that were candidates in its place
     cum_logprob  sum of the log probabilities of the generated tokens, under the raw logits

@@ -29,10 +29,10 @@ def file_of(template: str, place: Path, sees_images: bool) -> str:
     """The file of the checkpoint that has this template. sees_images: a processor's files count, too."""
     if place.is_file():  # GGUF
         return place.name
-    of_processor = ("processor_config.json", "chat_template.json") if sees_images else ()
+    processor_files = ("processor_config.json", "chat_template.json") if sees_images else ()
     named = sorted(place.glob("additional_chat_templates/*.jinja"))
     files = [
-        *(place / name for name in (*of_processor, "chat_template.jinja")),
+        *(place / name for name in (*processor_files, "chat_template.jinja")),
         *named,
         place / "tokenizer_config.json",
     ]

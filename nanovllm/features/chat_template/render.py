@@ -101,11 +101,11 @@ def render_chat(
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"tools must be a list of dicts, found {shorten(tools)}")
     checked = checked_messages(messages)
-    pictures: Sequence[Any] = ()
+    images: Sequence[Any] = ()
     if sources := take_images(checked):
         if keep_images is None:
             raise ValueError("this model sees no images, and the messages have some")
-        pictures = keep_images(sources)
+        images = keep_images(sources)
     if continue_final_message and checked[-1]["content"] is None:
         checked[-1]["content"] = ""  # transformers goes on with no other
     template = tokenizer.get_chat_template(chat_template, tools)
@@ -130,8 +130,8 @@ def render_chat(
     prompt = ChatPrompt(prompt="".join(parts), prompt_token_ids=token_ids)
     prompt.template = template
     prompt.begun = begun
-    if pictures:
-        prompt["multi_modal_data"] = {"image": pictures}
+    if images:
+        prompt["multi_modal_data"] = {"image": images}
     return prompt
 
 

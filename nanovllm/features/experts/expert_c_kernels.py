@@ -111,8 +111,8 @@ def expert_linear(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_ro
     if first.product is not kernels.linear and quantized_products is None:
         return in_torch.expert_linear(x, weights, sorted_rows)
     if weights.kernel_args is None:
-        of_one = parts_of if is_quantized else partial(_reordered_address, kernels, first.weight.shape)
-        weights.kernel_args = (PTR * num_weights)(*(of_one(layer.weight) for layer in weights.linears))
+        weight_args = parts_of if is_quantized else partial(_reordered_address, kernels, first.weight.shape)
+        weights.kernel_args = (PTR * num_weights)(*(weight_args(layer.weight) for layer in weights.linears))
     ends, order = (address(each, torch.int64, (num_weights,)) for each in (sorted_rows.ends, sorted_rows.order))
     if quantized_products is not None:
         return quantized_products(

@@ -39,7 +39,7 @@ class Oracle:
             raise ValueError(error)
         return matcher
 
-    def of_schema(self, schema: Any) -> LLMatcher:
+    def schema_matcher(self, schema: Any) -> LLMatcher:
         """A matcher of JSON that fits a schema, as llguidance itself compiles it. Raises ValueError."""
         return self.matcher(LLMatcher.grammar_from_json_schema(schema))
 
@@ -47,7 +47,7 @@ class Oracle:
         """Does it know this format of strings?"""
         if format_name not in self._formats:
             try:
-                self.of_schema({"type": "string", "format": format_name})
+                self.schema_matcher({"type": "string", "format": format_name})
                 self._formats[format_name] = True
             except ValueError:
                 self._formats[format_name] = False
@@ -58,7 +58,7 @@ class Oracle:
         text = json.dumps(schema)
         if text not in self._possible:
             try:
-                self.of_schema(text)
+                self.schema_matcher(text)
                 self._possible[text] = True
             except ValueError as error:
                 if "Unsatisfiable" not in str(error):
@@ -76,7 +76,7 @@ class Oracle:
         """Does the pattern match somewhere in the text?"""
         if pattern not in self._patterns:
             schema = {"type": "string", "pattern": pattern}
-            self._patterns[pattern] = self.of_schema(schema) if self.is_possible(schema) else None
+            self._patterns[pattern] = self.schema_matcher(schema) if self.is_possible(schema) else None
         beginning = self._patterns[pattern]
         if beginning is None:
             return False

@@ -186,8 +186,8 @@ def types_in(parts: Parts, means: Mapping[str, str] = MEANS) -> list[str] | None
             named = [name for name in named if isinstance(name, str)]
             found = named if found is None else _common(found, named)
     if (words := words_in(parts)) is not None:
-        of_words = list(dict.fromkeys(map(type_of, words)))
-        return of_words if found is None else _common(found, of_words)
+        word_types = list(dict.fromkeys(map(type_of, words)))
+        return word_types if found is None else _common(found, word_types)
     if found is None:
         meant = {means[name] for part in parts for name in part if name in means}
         return [*meant] if len(meant) == 1 else None

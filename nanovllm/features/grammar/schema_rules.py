@@ -77,7 +77,7 @@ def lark_of_schema(schema: Schema, form: str, is_closed: bool, guidance: Schema,
     """
     schema = changed(schema, lambda part: _without_unknown_format(part, oracle))
     by_the_letter = changed(schema, lambda part: _loosened(part, is_closed))
-    oracle.of_schema(by_the_letter | {"x-guidance": guidance})  # whose error names an unsupported keyword
+    oracle.schema_matcher(by_the_letter | {"x-guidance": guidance})  # whose error names an unsupported keyword
     return Rules(Values(schema, form, is_closed, oracle), guidance, oracle).lark()
 
 

@@ -157,8 +157,8 @@ class Values:
                 shapes += self._objects(parts, "json")
             if types is None or "array" in types:
                 shapes += self._arrays(parts)
-            if of_scalars := [name for name in SCALARS if types is None or name in types]:
-                scalars.append(_scalar(parts, of_scalars))
+            if names := [name for name in SCALARS if types is None or name in types]:
+                scalars.append(_scalar(parts, names))
         leaf = scalars[0] if len(scalars) == 1 else {"anyOf": scalars}
         if scalars and self.oracle.is_possible(leaf):
             shapes.append(Leaf(leaf))

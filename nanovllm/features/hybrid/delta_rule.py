@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.core.snapshots.segments import fresh_segments
+from nanovllm.features.hybrid.batch_states import segments_of
 from nanovllm.worker.batch import Batch
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ EPS = 1e-6  # of the lengths of q and k
 
 def delta_net(x: Tensor, net: "GatedDeltaNet", state_layer: tuple[Tensor, ...], batch: Batch) -> Tensor:
     """See above. The step's states are taken from slots of the pool and left there (core/snapshots/segments.py)."""
-    sizes, table = net.sizes, batch.segments
+    sizes, table = net.sizes, segments_of(batch)
     segments = fresh_segments(batch.query_lens) if table is None else table.tolist()
     inputs, z, gates = x.split((sizes.conv_size, sizes.value_size, 2 * sizes.num_value_heads), dim=1)
     seen_by_state = torch.cat((inputs, gates), dim=1)  # what the log keeps of a row

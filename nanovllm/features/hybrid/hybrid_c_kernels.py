@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanovllm.core.snapshots.segments import fresh_segments
+from nanovllm.features.hybrid.batch_states import segments_of
 from nanovllm.features.hybrid.state_pool import COLUMNS, SUMS, padded
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import FLOAT, INT, PTR, args_of
@@ -27,7 +28,7 @@ class DeltaStep(ctypes.Structure):
 
     @classmethod
     def build(cls, batch: Batch) -> "DeltaStep":
-        table = batch.segments
+        table = segments_of(batch)
         if table is None:
             table = torch.tensor(fresh_segments(batch.query_lens), dtype=torch.int64, device="cpu")
         step = cls(address(table, torch.int64, (len(table), 8)), len(table), int(table[:, 4].sum()))

@@ -1,4 +1,4 @@
-"""From pictures to what a prompt and a tower need: placeholders, pixels, and a hash of the content.
+"""From images to what a prompt and a tower need: placeholders, pixels, and a hash of the content.
 
 The processors are transformers' own, those that need Pillow and no torchvision.
 """
@@ -42,7 +42,7 @@ class ImagePrompt(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a tower takes of a picture, and how its placeholders stand: see Image."""
+    """What a tower takes of an image, and how its placeholders stand: see Image."""
 
     inputs: dict[str, Tensor]
     num_placeholders: int
@@ -85,7 +85,7 @@ class ImageProcessor:
         whole = make_config(config.config, directory)
         self._vision = whole.vision_config
         self._scale_factor = getattr(whole, "scale_factor", 1)
-        self._prepared: Recent[Prepared] = Recent()  # the next question about a picture needs no resizing
+        self._prepared: Recent[Prepared] = Recent()  # the next question about an image needs no resizing
         self._known_options = _fields_of(self._processor.valid_kwargs)
         self._process_options({})
 
@@ -111,10 +111,10 @@ class ImageProcessor:
     def expand(
         self, token_ids: list[int], sources: Any, options: dict[str, Any] | None, max_tokens: int | None = None
     ) -> ImagePrompt:
-        """Put what stands for each picture in the place of each image token. Raises ValueError.
+        """Put what stands for each image in the place of each image token. Raises ValueError.
 
-        token_ids: with one image token for each picture. sources: of one picture, or a list of them. options:
-        mm_processor_kwargs of this request. max_tokens: that the prompt may have; pictures for which it has no room may
+        token_ids: with one image token for each image. sources: of one image, or a list of them. options:
+        mm_processor_kwargs of this request. max_tokens: that the prompt may have; images for which it has no room may
         be refused before they are processed.
         """
         several = sources if isinstance(sources, list | tuple) else [sources]
@@ -129,12 +129,12 @@ class ImageProcessor:
                 f"a prompt needs one image token ({token}) for each image: found {found} for {len(several)} images"
             )
         given = self._process_options(options or {})
-        pictures = self._open(several)
-        num_tokens = len(token_ids) + sum(self._least_placeholders(picture, given) - 1 for picture in pictures)
+        opened = self._open(several)
+        num_tokens = len(token_ids) + sum(self._least_placeholders(rgb, given) - 1 for rgb in opened)
         if max_tokens is not None and num_tokens > max_tokens:
             fit = f"at most {max_tokens} fit (max_model_len); make the images smaller"
             raise ValueError(f"the prompt has {num_tokens} tokens with its images, and {fit}")
-        images = [self.prepare(picture, given) for picture in pictures]
+        images = [self.prepare(rgb, given) for rgb in opened]
         coming = iter(images)
         expanded: list[int] = []
         places: list[list[int]] = []
@@ -149,20 +149,20 @@ class ImageProcessor:
         return ImagePrompt(expanded, PromptImages(tuple(images), tuple(map(tuple, places))))
 
     def _open(self, sources: Sequence[Any]) -> list[Any]:
-        """RGB pictures. Raises ValueError."""
+        """RGB images. Raises ValueError."""
         opener = Sources(any_file=True, domains=self.sources.domains)
         if isinstance(sources, ClientImages):
             opener = replace(self.sources, sandbox=DECODING_LARGE) if sources.are_large else self.sources
-        pictures: list[Any] = []
+        opened: list[Any] = []
         pixels_left = MAX_PIXELS
         for source in sources:
-            picture = opener.open(source, pixels_left)
-            pixels_left -= picture.width * picture.height
-            pictures.append(picture)
-        return pictures
+            rgb = opener.open(source, pixels_left)
+            pixels_left -= rgb.width * rgb.height
+            opened.append(rgb)
+        return opened
 
-    def _least_placeholders(self, picture: Any, options: dict[str, Any]) -> int:
-        """How many a picture has at least. Qwen's may have thousands; if only its size was asked for, that says it."""
+    def _least_placeholders(self, rgb: Any, options: dict[str, Any]) -> int:
+        """How many an image has at least. Qwen's may have thousands; if only its size was asked for, that says it."""
         asked = options.get("size", {})
         if self._is_idefics3 or options.keys() - {"size"} or not isinstance(asked, dict):
             return 1
@@ -170,7 +170,7 @@ class ImageProcessor:
         limits = {"min_pixels": size.get("shortest_edge"), "max_pixels": size.get("longest_edge")}
         if not all(isinstance(limit, Integral) for limit in limits.values()):
             return 1
-        num_patches = self._processor.get_number_of_image_patches(picture.height, picture.width, limits)
+        num_patches = self._processor.get_number_of_image_patches(rgb.height, rgb.width, limits)
         return int(num_patches) // int(self._processor.merge_size) ** 2
 
     def _process_options(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -182,21 +182,21 @@ class ImageProcessor:
                 raise ValueError(f"mm_processor_kwargs: this checkpoint's processor has no {shorten(name)}")
         return self._options | options
 
-    def prepare(self, picture: Any, options: dict[str, Any]) -> Image:
-        """An RGB picture as part of a prompt. Raises ValueError for one that the tower could not take."""
-        from nanovllm.features.images.sandboxed_pictures import strips
+    def prepare(self, rgb: Any, options: dict[str, Any]) -> Image:
+        """An RGB image as part of a prompt. Raises ValueError for one that the tower could not take."""
+        from nanovllm.features.images.sandboxed_images import strips
 
         given = json.dumps(options, sort_keys=True, default=str)
-        content = hashlib.sha256(f"{picture.width}x{picture.height} {given} ".encode())
-        for top, bottom in strips(picture.size):
-            content.update(picture.crop((0, top, picture.width, bottom)).tobytes())
+        content = hashlib.sha256(f"{rgb.width}x{rgb.height} {given} ".encode())
+        for top, bottom in strips(rgb.size):
+            content.update(rgb.crop((0, top, rgb.width, bottom)).tobytes())
         key = content.hexdigest()
 
         def make() -> Prepared:
             """Once more if it is wanted after others have taken its place among those kept."""
             prepared = self._prepared.get(key)
             if prepared is None:
-                prepared = self._process(picture, options)
+                prepared = self._process(rgb, options)
                 num_bytes = sum(tensor.nbytes for tensor in prepared.inputs.values())
                 self._prepared.put(key, prepared, num_bytes)
             return prepared
@@ -206,7 +206,7 @@ class ImageProcessor:
             content_hash=key,
             make_inputs=lambda: make().inputs,
             num_placeholders=made.num_placeholders,
-            num_bytes=picture.width * picture.height * 3,
+            num_bytes=rgb.width * rgb.height * 3,
             grid=made.grid,
             split=made.split,
         )
@@ -226,12 +226,12 @@ class ImageProcessor:
         )
         return PromptImages((image,), (tuple(range(made.num_placeholders)),))
 
-    def _process(self, picture: Any, options: dict[str, Any]) -> Prepared:
+    def _process(self, rgb: Any, options: dict[str, Any]) -> Prepared:
         more = {"return_row_col_info": True} if self._is_idefics3 else {}
         try:
-            # Each picture alone, so that what becomes of it does not depend on the others.
+            # Each image alone, so that what becomes of it does not depend on the others.
             with transformers_defaults():
-                features = self._processor(images=[picture], return_tensors="pt", **options, **more)
+                features = self._processor(images=[rgb], return_tensors="pt", **options, **more)
         except Exception as error:  # whatever transformers or NumPy say of an option or a size
             raise ValueError(f"the image processor does not take this image: {shorten(str(error))}") from None
         inputs: dict[str, Tensor] = {name: features[name] for name in features if torch.is_tensor(features[name])}

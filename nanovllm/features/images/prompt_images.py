@@ -4,24 +4,28 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from nanovllm.core.block_hash import MMSpan
 from nanovllm.core.sequence import SequencePart
 
+if TYPE_CHECKING:
+    from nanovllm.core.scheduler import SchedulerOutput
+    from nanovllm.worker.batch import Batch
+
 Position = tuple[int, int, int]  # time, height, width
 
 
 @dataclass(frozen=True)
 class Image:
-    """One picture and how its placeholders stand.
+    """One image and how its placeholders stand.
 
     content_hash   of its decoded pixels and the processor's options
-    make_inputs    gives what the tower takes, by transformers' names: numbers that need ten times the picture's
+    make_inputs    gives what the tower takes, by transformers' names: numbers that need ten times the image's
                    memory and more, so an image that waits for the tower does not hold them
-    num_bytes      of the picture, which make_inputs holds
+    num_bytes      of the image, which make_inputs holds
     num_placeholders   one for each vector of the tower
     grid           rows and columns of its placeholders, if they have positions of their own (Qwen); None: they do not
     split          rows and columns of the parts that it was cut into (Idefics3); (0, 0): it was not
@@ -35,7 +39,7 @@ class Image:
     split: tuple[int, int] = (0, 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For ranks, which are other processes: with what the tower takes in place of the picture."""
+        """For ranks, which are other processes: with what the tower takes in place of the image."""
         return vars(self) | {"make_inputs": partial(dict, self.make_inputs())}
 
 
@@ -48,7 +52,7 @@ class PromptImages(SequencePart):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the pictures."""
+        """Bytes of the images."""
         return sum(image.num_bytes for image in self.images)
 
     @property
@@ -58,6 +62,11 @@ class PromptImages(SequencePart):
             MMSpan(places[0], places[-1] + 1 - places[0], image.content_hash)
             for image, places in zip(self.images, self.places, strict=True)
         )
+
+    def add_to_batch(self, batch: "Batch", output: "SchedulerOutput") -> "Batch":
+        from nanovllm.features.images.rows import with_images  # what a request needs loads no batch
+
+        return with_images(batch, output)
 
     def placeholders(self, start: int, end: int) -> list[tuple[Image, int, list[int]]]:
         """(image, number of the first placeholder, their indices) of each image with placeholders in [start, end)."""

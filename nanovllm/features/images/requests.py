@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("nanovllm")
-READING = Lock()  # the first pictures may come at once, and a tower is read once
+READING = Lock()  # the first images may come at once, and a tower is read once
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ExpandedImages:
 
     def expand(self, token_ids: list[int], max_tokens: int | None = None) -> ImagePrompt:
         """Raises ValueError for token ids of another prompt."""
-        places = [place for of_image in self.images.places for place in of_image]
+        places = [place for image_places in self.images.places for place in image_places]
         if any(token_ids[place : place + 1] != [self.image_token_id] for place in places):
             raise ValueError("these images belong to another prompt: its token ids do not have their placeholders")
         return ImagePrompt(token_ids, self.images)
@@ -107,10 +107,10 @@ def largest_image(engine: "LLMEngine") -> PromptImages | None:
 
 def read(engine: "LLMEngine", asked: "Asked") -> None:
     """See wings.READERS."""
-    _, pictures = split_prompt(engine, asked.prompt)
-    if pictures is None:
+    _, prompt_images = split_prompt(engine, asked.prompt)
+    if prompt_images is None:
         return
-    asked.token_ids, images = pictures.expand(asked.token_ids, most_prompt_tokens(engine, asked))
+    asked.token_ids, images = prompt_images.expand(asked.token_ids, most_prompt_tokens(engine, asked))
     check_token_ids(engine, asked)
     asked.mm_spans, asked.parts["images"] = images.spans, images
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.features.images.prompt_images import Image, Position
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import Batch, BatchPart
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,14 @@ class ImageRows:
 
 
 @dataclass(frozen=True)
-class BatchImages:
+class BatchPlaceholders(BatchPart):
+    """A step's placeholders, before the tower has looked at their images."""
+
+    stretches: list[ImageRows]
+
+
+@dataclass(frozen=True)
+class BatchImages(BatchPart):
     """A step's placeholders, each with what the tower gives for it.
 
     rows        [N], of the batch
@@ -31,15 +38,13 @@ class BatchImages:
     rows: Tensor
     features: Tensor
 
-    def put_into(self, hidden: Tensor) -> Tensor:
-        """The embeddings, with those of images. hidden: [T, hidden_size]."""
+    def after_embedding(self, hidden: Tensor) -> Tensor:
         return hidden.index_copy(0, self.rows, self.features[0])
 
-    def add_after(self, layer: int, hidden: Tensor) -> Tensor:
-        """A layer's output, with what is added for images. hidden: [T, hidden_size]."""
-        if layer + 1 >= len(self.features):
+    def after_layer(self, index: int, hidden: Tensor) -> Tensor:
+        if index + 1 >= len(self.features):
             return hidden
-        return hidden.index_add(0, self.rows, self.features[layer + 1])
+        return hidden.index_add(0, self.rows, self.features[index + 1])
 
 
 def with_images(batch: Batch, output: SchedulerOutput) -> Batch:
@@ -59,4 +64,5 @@ def with_images(batch: Batch, output: SchedulerOutput) -> Batch:
         row += chunk.end - chunk.start
     columns = torch.tensor(list(zip(*positions, strict=True)), dtype=torch.int64, device="cpu")  # [3, T]
     is_text = bool((columns == columns[0]).all())
-    return replace(batch, positions=columns[0] if is_text else columns, image_rows=found)
+    parts = batch.parts | {"images": BatchPlaceholders(found)} if found else batch.parts
+    return replace(batch, positions=columns[0] if is_text else columns, parts=parts)

@@ -1,4 +1,4 @@
-"""From what a caller names to a picture: PIL images, files, data: URLs and, where that is allowed, http(s) URLs.
+"""From what a caller names to an image: PIL images, files, data: URLs and, where that is allowed, http(s) URLs.
 
 What can be refused is refused before anything is read or decoded.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_BYTES = 32 << 20  # of a file
-MAX_PIXELS = 64_000_000  # of a prompt's pictures together
+MAX_PIXELS = 64_000_000  # of a prompt's images together
 MAX_NAME = 1 << 14  # characters of a path or of a URL other than data:
-LARGE_PIXELS = 8_000_000  # of a prompt's pictures together, which take a second of a processor and more
-# They decode what strangers send, one picture at a time. Honest ones with all pixels that they may have take 3 s.
-DECODER = "nanovllm.features.images.sandboxed_pictures"
+LARGE_PIXELS = 8_000_000  # of a prompt's images together, which take a second of a processor and more
+# They decode what strangers send, one image at a time. Honest ones with all pixels that they may have take 3 s.
+DECODER = "nanovllm.features.images.sandboxed_images"
 DECODING, DECODING_LARGE = (Sandbox(DECODER, seconds=5, max_mb=768, niceness=5, packages=("PIL",)) for _ in range(2))
 BAD_NAME = "is no file that can be read; an image in base64 begins with data:image/png;base64,"
 # What base64 may have in a URL, in the place of its own letters and between them.
@@ -45,12 +45,12 @@ class ClientImages(list[Any]):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where pictures may come from. A client may name less than the person whose machine this is.
+    """Where images may come from. A client may name less than the person whose machine this is.
 
-    any_file      every local file: the person's own pictures, which are decoded in this process
+    any_file      every local file: the person's own images, which are decoded in this process
     folder        for a client, files below it (None: none)
     domains       hosts from which http(s) URLs are fetched; () for none
-    sandbox       where a client's pictures are decoded
+    sandbox       where a client's images are decoded
     """
 
     any_file: bool = False
@@ -59,9 +59,9 @@ class Sources:
     sandbox: Sandbox = DECODING
 
     def open(self, source: Any, max_pixels: int = MAX_PIXELS) -> "Image":
-        """An RGB picture of a PIL image, a path, bytes or a URL. Raises ValueError."""
+        """The RGB image that a PIL image, a path, bytes or a URL stands for. Raises ValueError."""
         if isinstance(source, pil().Image):
-            from nanovllm.features.images.sandboxed_pictures import as_rgb
+            from nanovllm.features.images.sandboxed_images import as_rgb
 
             return _named("the image", lambda: as_rgb(source, max_pixels))
         data, name = self._read(source)
@@ -70,15 +70,15 @@ class Sources:
         return _named(name, lambda: self._decoded(data, max_pixels))
 
     def _decoded(self, data: bytes, max_pixels: int) -> "Image":
-        from nanovllm.features.images import sandboxed_pictures
+        from nanovllm.features.images import sandboxed_images
 
         if self.any_file:
-            return sandboxed_pictures.decoded(data, max_pixels)
+            return sandboxed_images.decoded(data, max_pixels)
         with tempfile.TemporaryDirectory() as folder:  # a pipe would have to carry megabytes as JSON
-            source, target = Path(folder, "picture"), Path(folder, "numbers")
+            source, target = Path(folder, "image"), Path(folder, "numbers")
             source.write_bytes(data)
             width, height = self.sandbox.ask(str(source), str(target), max_pixels)
-            return sandboxed_pictures.read_numbers(str(target), (width, height))
+            return sandboxed_images.read_numbers(str(target), (width, height))
 
     def _read(self, source: Any) -> tuple[bytes, str]:
         """(the file's bytes, what to call it in an error)."""
@@ -151,7 +151,7 @@ def _num_pixels(source: Any) -> int:
     """0 where that is not known; what is wrong with it is found out when it is opened."""
     if not isinstance(source, str) or source[:32].lstrip()[:5].lower() != "data:":
         return 0
-    from nanovllm.features.images.sandboxed_pictures import FORMATS
+    from nanovllm.features.images.sandboxed_images import FORMATS
 
     with suppress(Exception):
         width, height = pil().open(io.BytesIO(_data_of(source.strip())), formats=FORMATS).size

@@ -1,4 +1,4 @@
-"""Tower: pictures -> vectors that stand in for the embeddings of placeholders. transformers' own modules.
+"""Tower: images -> vectors that stand in for the embeddings of placeholders. transformers' own modules.
 
 An image goes through in one forward pass of its own, so its vectors do not depend on what else a step computes. On a
 CPU their last bits depend on the processor and on the number of threads: PyTorch cuts a sum, or the numbers that do not
@@ -8,7 +8,6 @@ fill a vector, where one thread's share of the work ends (CPUPlatform.batch_inva
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,19 @@ from torch import Tensor
 from nanovllm.features.images.image_config import ImageConfig, language_tensors
 from nanovllm.features.images.prompt_images import Image
 from nanovllm.features.images.recent import Recent
-from nanovllm.features.images.rows import BatchImages
+from nanovllm.features.images.rows import BatchImages, BatchPlaceholders
 from nanovllm.files.config_json import make_config
 from nanovllm.files.tensor_files import check_tensors, tensor_files
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import Batch, ModelPart
 from nanovllm.worker.loader import read_into
 
 logger = logging.getLogger("nanovllm")
 
 
-class Tower:
-    """The part of the checkpoint that looks at pictures.
+class Tower(ModelPart):
+    """The part of the checkpoint that looks at images.
 
     num_runs    forward passes so far: one for each image that was not among those kept
-    num_bytes   of its weights
-    max_kept_bytes   of what it keeps on the device of the newest images
     """
 
     def __init__(
@@ -56,24 +53,22 @@ class Tower:
         self._model = _load(directory, config, dtype, dummy).to(device)
         self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
         self._features: Recent[Tensor] = Recent()  # the same image elsewhere, or in the next chunk, needs no tower
-
-    @property
-    def max_kept_bytes(self) -> int:
-        return self._features.max_bytes
+        self.max_kept_bytes = self._features.max_bytes
 
     def forget(self) -> None:
-        """As if no image had come: after one that was run to measure how much memory that takes."""
         self._features = Recent()
         self.num_runs = 0
 
-    def batch_with_features(self, batch: Batch) -> Batch:
-        """The batch, its placeholders with their vectors, which are on the device."""
-        parts = []
-        for part in batch.image_rows:
-            features = self.features(part.image)
-            parts.append(features[:, part.first : part.first + len(part.rows)])
-        rows = torch.cat([part.rows for part in batch.image_rows]).to(self.device)
-        return replace(batch, images=BatchImages(rows, torch.cat(parts, dim=1)))
+    def begin_step(self, batch: Batch) -> None:
+        """Give the batch's placeholders their vectors, which are on the device."""
+        placeholders = batch.parts.get("images")
+        if isinstance(placeholders, BatchPlaceholders):
+            found = []
+            for stretch in placeholders.stretches:
+                features = self.features(stretch.image)
+                found.append(features[:, stretch.first : stretch.first + len(stretch.rows)])
+            rows = torch.cat([stretch.rows for stretch in placeholders.stretches]).to(self.device)
+            batch.parts["images"] = BatchImages(rows, torch.cat(found, dim=1))
 
     def features(self, image: Image) -> Tensor:
         """[1 + num_deepstack, placeholders, hidden_size] of an image."""

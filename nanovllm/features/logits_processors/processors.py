@@ -35,10 +35,10 @@ class Entries(NamedTuple):
         # From lists, torch.tensor() takes eight times as long; and operations that PyTorch's threads share leave them
         # spinning, in the way of the kernels' threads.
         rows, token_ids, values = array("q"), array("q"), array("f")
-        for row, (of_row, values_of_row) in by_row.items():
-            rows.extend([row] * len(of_row))
-            token_ids.extend(of_row)
-            values.extend(values_of_row)
+        for row, (row_ids, row_values) in by_row.items():
+            rows.extend([row] * len(row_ids))
+            token_ids.extend(row_ids)
+            values.extend(row_values)
         if not rows:
             return None
         return cls(

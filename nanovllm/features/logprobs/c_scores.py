@@ -1,4 +1,4 @@
-"""What log probabilities need of a row of logits, found in C (chapter 8). scores.of_rows() is the same in PyTorch."""
+"""What log probabilities need of a row of logits, found in C (chapter 8). In PyTorch: scores.score_rows()."""
 
 import ctypes
 from typing import Any
@@ -16,8 +16,10 @@ class ScoreArgs(ctypes.Structure):
     _fields_ = (("num_rows", INT), *args_of(PTR, "totals ranks top logits rows chosen"), *args_of(INT, "num_top size"))
 
 
-def of_rows(library: Any, logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """See scores.of_rows(). num_top: at most scores.MOST_TOP."""
+def score_rows(
+    library: Any, logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See scores.score_rows(). num_top: at most scores.MOST_TOP."""
     count = len(rows)
     totals = torch.empty(count, dtype=torch.float64, device="cpu")
     ranks = torch.empty(count, dtype=torch.int64, device="cpu")

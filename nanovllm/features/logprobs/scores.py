@@ -82,9 +82,9 @@ class LogprobRows(NamedTuple):
         if library is not None:
             from nanovllm.features.logprobs import c_scores
 
-            totals, ranks, top = c_scores.of_rows(library, logits, rows, tokens, num_top)
+            totals, ranks, top = c_scores.score_rows(library, logits, rows, tokens, num_top)
         else:
-            totals, ranks, top = of_rows(logits, rows, tokens, num_top)
+            totals, ranks, top = score_rows(logits, rows, tokens, num_top)
         searched = {
             place: search(logits[row], k, totals[place])
             for place, (row, k) in enumerate(self.wanted.items())
@@ -113,7 +113,7 @@ class LogprobRows(NamedTuple):
         return found
 
 
-def of_rows(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+def score_rows(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """What is asked of n rows of logits [R, vocab_size], each with a chosen token.
 
     (float64 [n], the logarithms of the sums of exp(logit); ranks of the chosen tokens [n]; the num_top most likely ones
@@ -188,15 +188,15 @@ class PromptRows:
         """
         found: list[Scores] = []
         split = hidden.split(ROWS_AT_A_TIME), self.token_ids.split(ROWS_AT_A_TIME)
-        for part, of_part, token_ids in zip(self.parts, *split, strict=True):
-            if len(logits := logits_of(of_part)):
+        for part, part_hidden, token_ids in zip(self.parts, *split, strict=True):
+            if len(logits := logits_of(part_hidden)):
                 found.append(part.score(logits, token_ids, library))
         return found
 
     def logprobs(self, scores: list[Scores]) -> "PromptLogprobs":
         """scores: of each part, in the CPU's memory."""
         pairs = zip(self.parts, scores, strict=True)
-        found = (each for part, of_part in pairs for each in part.logprobs(of_part).values())
+        found = (each for part, scores in pairs for each in part.logprobs(scores).values())
         return [(*place, each) for place, each in zip(self.places, found, strict=True)]
 
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
@@ -23,6 +23,10 @@ from nanovllm.core.sequence import SequencePart
 from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.files.config_json import read_json
 from nanovllm.files.hub import resolve_checkpoint
+
+if TYPE_CHECKING:
+    from nanovllm.core.scheduler import SchedulerOutput
+    from nanovllm.worker.batch import Batch
 
 logger = logging.getLogger("nanovllm")
 
@@ -70,12 +74,12 @@ def linear_shapes(config: ModelConfig) -> dict[str, Shape]:
     mlp |= {"down_proj": (hidden, config.intermediate_size)}
     shapes = {} if config.pooling is not None else {"lm_head": (config.vocab_size, hidden)}
     for i in range(config.num_hidden_layers):
-        of_layer = attention
+        layer_shapes = attention
         if config.hybrid is not None:
             from nanovllm.features.hybrid.adapters import attention_shapes
 
-            of_layer = (attention if i not in config.hybrid.linear_layers else {}) | attention_shapes(config, i)
-        shapes |= {f"model.layers.{i}.self_attn.{name}": shape for name, shape in of_layer.items()}
+            layer_shapes = (attention if i not in config.hybrid.linear_layers else {}) | attention_shapes(config, i)
+        shapes |= {f"model.layers.{i}.self_attn.{name}": shape for name, shape in layer_shapes.items()}
         if i not in config.expert_layers:
             shapes |= {f"model.layers.{i}.mlp.{name}": shape for name, shape in mlp.items()}
     return shapes
@@ -103,6 +107,12 @@ class Adapter(SequencePart):
     lora_id: int
     digest: str
     matrices: dict[str, tuple[Any, Any]]
+
+    def add_to_batch(self, batch: "Batch", output: "SchedulerOutput") -> "Batch":
+        from nanovllm.features.lora.slots import BatchAdapters  # what a request needs loads no model
+
+        batch.parts["adapter"] = BatchAdapters.from_scheduler_output(output)
+        return batch
 
     @classmethod
     def open(cls, request: LoRARequest, model: ModelConfig, config: EngineConfig) -> "Adapter":

@@ -16,29 +16,27 @@ from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.features.lora.adapter import Adapter, linear_shapes
 from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights, kernel_for
 from nanovllm.features.parallel.group import RankGroup
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import Batch, BatchPart, ModelPart
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 
 
 @dataclass(frozen=True)
-class BatchAdapters:
-    """What a rank is told of a step's adapters. of_row: [T], which of the adapters each row meets; -1: none."""
+class BatchAdapters(BatchPart):
+    """What a rank is told of a step's adapters. numbers: [T], which of the adapters each row meets; -1: none."""
 
     adapters: list[Adapter]
-    of_row: Tensor
+    numbers: Tensor
 
     @classmethod
-    def from_scheduler_output(cls, output: SchedulerOutput) -> "BatchAdapters | None":
+    def from_scheduler_output(cls, output: SchedulerOutput) -> "BatchAdapters":
         adapters = {c.seq.lora_id: c.seq.parts["adapter"] for c in output.chunks if "adapter" in c.seq.parts}
-        if not adapters:
-            return None
-        numbers: dict[int | None, int] = {lora_id: number for number, lora_id in enumerate(adapters)}
-        slots = [numbers.get(chunk.seq.lora_id, -1) for chunk in output.chunks]
-        of_chunk = torch.tensor(slots, dtype=torch.int64, device="cpu")
+        known: dict[int | None, int] = {lora_id: number for number, lora_id in enumerate(adapters)}
+        numbers = [known.get(chunk.seq.lora_id, -1) for chunk in output.chunks]
+        by_chunk = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         lengths = torch.tensor([chunk.end - chunk.start for chunk in output.chunks], dtype=torch.int64, device="cpu")
-        return cls(list(adapters.values()), of_chunk.repeat_interleave(lengths))
+        return cls(list(adapters.values()), by_chunk.repeat_interleave(lengths))
 
     def place(self, slots: dict[int, int], num_slots: int) -> list[int]:
         """The slot of each adapter. See slot_for."""
@@ -83,7 +81,7 @@ class AdaptedLinear:
         return y
 
 
-class AdapterSlots:
+class AdapterSlots(ModelPart):
     """The adapters that rows can meet: at most max_loras, the least recently used one leaves.
 
     slots   {lora_int_id: slot}, the least recently used first
@@ -117,19 +115,20 @@ class AdapterSlots:
                 if device.type != "cpu":  # before what is left becomes the KV pool
                     self._reserve(linear.product)
 
-    def begin_step(self, step: BatchAdapters | None, batch: Batch) -> None:
-        """Bring the step's adapters into memory. batch: in the CPU's memory."""
+    def begin_step(self, batch: Batch) -> None:
+        """Bring the step's adapters into memory."""
         self._rows = None
-        if step is not None:
+        step = batch.parts.get("adapter")
+        if isinstance(step, BatchAdapters):
             slots = step.place(self.slots, self.config.max_loras)
             for adapter, slot in zip(step.adapters, slots, strict=True):
                 if self._loaded.get(slot) != adapter.lora_id:
                     self._loaded.pop(slot, None)  # what breaks off below is loaded anew
                     self._load(adapter, slot)
                     self._loaded[slot] = adapter.lora_id
-            of_row = torch.tensor([*slots, -1], dtype=torch.int64, device="cpu")[step.of_row]
-            self._rows = AdapterRows.of(of_row, self.device)
-            self._head_slots = of_row[batch.logits_rows]
+            row_slots = torch.tensor([*slots, -1], dtype=torch.int64, device="cpu")[step.numbers]
+            self._rows = AdapterRows.of(row_slots, self.device)
+            self._head_slots = row_slots[batch.logits_rows]
 
     def rows_of(self, layer: AdaptedLinear, num_rows: int) -> AdapterRows | None:
         """The rows of a layer's input that meet an adapter; None if there are none in this step.
@@ -163,4 +162,5 @@ class AdapterSlots:
     def _reserve(self, layer: AdaptedLinear) -> LoRAWeights:
         sizes = self.config.max_loras, self.config.max_lora_rank, self._local[layer.projections[0]][1], layer.out_sizes
         layer.weights = LoRAWeights.empty(*sizes, self.dtype, self.device)
+        self.num_bytes += layer.weights.a.nbytes + layer.weights.b.nbytes
         return layer.weights

@@ -58,7 +58,7 @@ class ParallelRunner:
         self._directory = Path()  # the checkpoint's, once the ranks have read it
         self._slots: dict[int, int] = {}  # as the ranks have them: what fails ends the engine
         self.image_counts: dict[str, int] = {}  # see ModelRunner; of all ranks, each of which runs the whole tower
-        self._asking = Lock()  # a tower is loaded by whoever brings the first picture, beside the steps
+        self._asking = Lock()  # a tower is loaded by whoever brings the first image, beside the steps
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen] = []
         self._end = weakref.finalize(self, _kill, self._processes, self._connections)  # at exit, too
@@ -129,12 +129,13 @@ class ParallelRunner:
 
         if not output.chunks:
             return ModelRunnerOutput()
-        batch, sampling, adapters = pack(output, self.block_size, self.model_config.eos_token_ids)
+        batch, sampling = pack(output, self.block_size, self.model_config.eos_token_ids)
+        adapters: Any = batch.parts.get("adapter")
         if adapters is not None:
-            adapters = adapters.news(self._slots, self.config.max_loras)
+            batch.parts["adapter"] = adapters.news(self._slots, self.config.max_loras)
         pending = None if sampling.processors is None else sampling.processors.pending
-        result = self._ask("run_packed", batch, sampling, adapters, late=pending)[0]
-        if batch.image_rows:
+        result = self._ask("run_packed", batch, sampling, late=pending)[0]
+        if "images" in batch.parts:
             self._count_images()
         return result
 

@@ -182,8 +182,8 @@ def _activation_of(config: dict[str, Any], num_labels: int, path: Path) -> str:
     by_number = SOFTMAX if num_labels > 1 else SIGMOID
     if (problem := config.get("problem_type")) in kinds:
         return by_number if kinds[problem] == SOFTMAX else kinds[problem]
-    of_st = config.get("sentence_transformers")
-    written = of_st.get("activation_fn") if isinstance(of_st, dict) else None
+    sentence_transformers = config.get("sentence_transformers")
+    written = sentence_transformers.get("activation_fn") if isinstance(sentence_transformers, dict) else None
     written = written or config.get("sbert_ce_default_activation_function")
     known = {"Identity": IDENTITY, "Sigmoid": by_number, "Softmax": by_number, "None": by_number}
     if (name := str(written).rpartition(".")[2]) not in known:

@@ -163,8 +163,8 @@ def make_request(
     if adapter is not None:
         seq.parts["adapter"] = adapter
     samples, metrics = [PoolingSample(seq, Detokenizer(engine.tokenizer, nothing))], RequestMetrics(time.perf_counter())
-    of_request = dict(pooling_params=params, pooling=pooling)
-    return PoolingRequest(request_id or "", None, token_ids, nothing, samples, False, metrics, **of_request)  # type: ignore[arg-type]
+    fields = dict(pooling_params=params, pooling=pooling)
+    return PoolingRequest(request_id or "", None, token_ids, nothing, samples, False, metrics, **fields)  # type: ignore[arg-type]
 
 
 def check_params(

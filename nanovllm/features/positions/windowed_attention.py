@@ -46,7 +46,7 @@ class WindowMetadata:
             for i in range(0, num_rows, TILE_ROWS):
                 by_size.setdefault(min(TILE_ROWS, num_rows - i), []).append((row + i, b, num_keys - num_rows + i))
             row += num_rows
-        tiles = {size: torch.tensor(of_size, dtype=torch.int64, device="cpu") for size, of_size in by_size.items()}
+        tiles = {size: torch.tensor(alike, dtype=torch.int64, device="cpu") for size, alike in by_size.items()}
         return cls(move_together(tiles, batch.block_tables.device))
 
 

@@ -88,8 +88,8 @@ def quantize_weights(
         warn_of_int4(size * sum(layer.weight.numel() for layer in layers))
         importance = measure_importance(model, files.read, whole, make_decoder, kernels)
         give_freed_memory_back()
-    of_layers = {name: place for name, place in places.items() if whole.pooling is None or name != EMBEDDINGS}
-    in_8_bits = names_in_8_bits(of_layers, model.config.num_hidden_layers)
+    candidates = {name: place for name, place in places.items() if whole.pooling is None or name != EMBEDDINGS}
+    in_8_bits = names_in_8_bits(candidates, model.config.num_hidden_layers)
 
     def format_of(name: str) -> Format:
         if is_in_groups(files, name):

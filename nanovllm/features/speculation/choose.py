@@ -99,8 +99,8 @@ class Speculation(Wing):
         self.num_speculative_tokens = num_speculative_tokens
         self.max_rows = max_rows
         self.times = StepTimes()
-        self.of_all: dict[int | None, Record] = {}  # by kind of draft, as of_each
-        self.of_each: WeakKeyDictionary[Sequence, dict[int | None, Record]] = WeakKeyDictionary()
+        self.totals: dict[int | None, Record] = {}  # by kind of draft, as records
+        self.records: WeakKeyDictionary[Sequence, dict[int | None, Record]] = WeakKeyDictionary()
         self._asked: dict[Sequence, list[Record]] = {}  # those that the step's drafts were decided by
         self._started = 0.0
 
@@ -147,8 +147,8 @@ class Speculation(Wing):
         limits = [0 if kind is None else limit for limit, kind in zip(limits, kinds, strict=True)]
         acceptances = []
         for seq, kind in zip(seqs, kinds, strict=True):
-            everybodys = self.of_all.setdefault(kind, Record())
-            own = self.of_each.setdefault(seq, {}).setdefault(kind, Record())
+            everybodys = self.totals.setdefault(kind, Record())
+            own = self.records.setdefault(seq, {}).setdefault(kind, Record())
             self._asked[seq] = [own, everybodys]
             acceptances.append(own.acceptance(everybodys.acceptance(self.proposer.first_acceptance)))
         counts = choose_num_draft_tokens(acceptances, limits, step_s, self.proposer.draft_s)

@@ -70,11 +70,11 @@ class DiskStore:
             return
         data = read()
         with self._wake:
-            for record, of_record in zip(records, data, strict=True):
+            for record, record_data in zip(records, data, strict=True):
                 if record.key not in self._queue:
                     kept = record._replace(token_ids=tuple(record.token_ids))
-                    self._queue[record.key] = kept, of_record
-                    self._queued_bytes += of_record.nbytes
+                    self._queue[record.key] = kept, record_data
+                    self._queued_bytes += record_data.nbytes
             self._wake.notify()
 
     def fetch(self, records: list[Record]) -> "Future[list[Any]]":

@@ -54,7 +54,7 @@ def cpu() -> tuple[str, dict[str, Any]]:
 
 
 def processor_digest(directory: Path, options: dict[str, Any] | None) -> str:
-    """A digest of what decides, beside its pixels, what a tower makes of a picture."""
+    """A digest of what decides, beside its pixels, what a tower makes of an image."""
     import transformers
 
     from nanovllm.features.images.options import PROCESSOR_FILES

@@ -38,8 +38,8 @@ class PoolData:
             self.pieces[:, block_ids] = given.transpose(0, 1)
             return
         pieces = self.pieces.numpy()
-        for block_id, of_block in zip(block_ids, data, strict=True):
-            pieces[:, block_id] = of_block.reshape(shape)
+        for block_id, block_data in zip(block_ids, data, strict=True):
+            pieces[:, block_id] = block_data.reshape(shape)
 
     def read_state(self, slot: int) -> np.ndarray:
         return torch.cat([part[slot] for part in self.state_parts]).cpu().numpy()
@@ -61,7 +61,7 @@ class RankData(PoolData):
         return self.block_bytes, self.state_bytes
 
     def write(self, block_ids: list[int], data: list[np.ndarray]) -> None:
-        super().write(block_ids, [self.own(of_block) for of_block in data])
+        super().write(block_ids, [self.own(block_data) for block_data in data])
 
     def write_state(self, slot: int, data: np.ndarray) -> None:
         super().write_state(slot, self.own(data))
@@ -76,7 +76,7 @@ class RanksData:
     def __init__(self, runner: Any) -> None:
         self.runner = runner
         sizes = runner.ask_data("sizes")
-        self.block_bytes, self.state_bytes = (sum(of_ranks) for of_ranks in zip(*sizes, strict=True))
+        self.block_bytes, self.state_bytes = (sum(rank_sizes) for rank_sizes in zip(*sizes, strict=True))
 
     def read(self, block_ids: list[int]) -> list[np.ndarray]:
         return [np.concatenate(shares) for shares in zip(*self.runner.ask_data("read", block_ids), strict=True)]

@@ -46,7 +46,7 @@ def images(manager: BlockManager, seqs: Iterable[Sequence]) -> dict[int, list[st
         if seq.mm_spans:  # its blocks that are not full have no keys yet
             for index, block_id in enumerate(seq.block_table):
                 keys[block_id] = extra_keys(index, manager.block_size, mm_spans=seq.mm_spans)
-    found = {block_id: [key[1][:8] for key in of_block if key[0] == "mm"] for block_id, of_block in keys.items()}
+    found = {block_id: [key[1][:8] for key in block_keys if key[0] == "mm"] for block_id, block_keys in keys.items()}
     return {block_id: overlapped for block_id, overlapped in found.items() if overlapped}
 
 

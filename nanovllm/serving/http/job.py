@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from nanovllm.checks.values import shorten
 from nanovllm.outputs import RequestOutput
 from nanovllm.request import Request as EngineRequest
-from nanovllm.serving.async_llm import AsyncLLM, OpensPictures
+from nanovllm.serving.async_llm import AsyncLLM, OpensImages
 from nanovllm.serving.http.access import check_request_id
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import event
@@ -113,7 +113,7 @@ class Job:
         self._make_request = make_request
 
     def make_requests(self) -> list[EngineRequest]:
-        """Open their pictures, check and tokenize the prompts. As the constructor."""
+        """Open their images, check and tokenize the prompts. As the constructor."""
         self.requests = [self._make_request(place, prompt) for place, prompt in enumerate(self.prompts)]
         self.shown.check_size(self.requests)
         self.form.made(self)
@@ -137,9 +137,9 @@ class Call:
         loop, tenant = asyncio.get_running_loop(), getattr(request.state, "tenant", "")
         ids = request.state.request_id, request.headers.get("x-request-id", "")
 
-        def make() -> list[EngineRequest] | OpensPictures[list[EngineRequest]]:
+        def make() -> list[EngineRequest] | OpensImages[list[EngineRequest]]:
             self.job = Job(llm, make_form(), names, tenant, lambda: self.is_wanted, options, *ids)
-            return OpensPictures.if_any(self.job.prompts, finish)
+            return OpensImages.if_any(self.job.prompts, finish)
 
         def finish() -> list[EngineRequest]:
             requests = self.job.make_requests()

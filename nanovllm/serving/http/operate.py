@@ -13,7 +13,7 @@ from nanovllm import __version__
 from nanovllm.checks.values import check_range, list_of, shorten
 from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.files.tokenizer import tokenize
-from nanovllm.serving.async_llm import AsyncLLM, OpensPictures
+from nanovllm.serving.async_llm import AsyncLLM, OpensImages
 from nanovllm.serving.http.metrics import Metrics
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import Refused, json_response, read_body
@@ -76,7 +76,7 @@ class Operation:
         raw = await read_body(request, self.options.max_body_bytes)
         return await self.llm.prepare(lambda: answer(parse_json(raw)), self._places)
 
-    def _tokens(self, given: dict[str, Any]) -> Response | OpensPictures[Response]:
+    def _tokens(self, given: dict[str, Any]) -> Response | OpensImages[Response]:
         body, left_out = self._read(given, OF_CHATS if given.get("messages") is not None else OF_TEXTS)
         for name in SWITCHES:
             if not isinstance(body.get(name, False), bool):
@@ -111,7 +111,7 @@ class Operation:
 
             return respond(with_placeholders(self.llm.engine, prompt, tokens))
 
-        return OpensPictures.if_any([prompt], finish)
+        return OpensImages.if_any([prompt], finish)
 
     def _text(self, given: dict[str, Any]) -> Response:
         body, left_out = self._read(given, OF_TOKENS)

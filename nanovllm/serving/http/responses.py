@@ -137,7 +137,7 @@ class ReadToTheEnd:
 class BoundedBodies:
     """ASGI middleware: the bodies of all requests that are being answered take at most so many bytes together.
 
-    They stay in memory while their requests wait, and one with pictures takes as much as many texts. Whoever reads a
+    They stay in memory while their requests wait, and one with images takes as much as many texts. Whoever reads a
     body with which they would take more gets Overloaded. An endpoint that answers before its work is done leaves that
     task in request.state.work.
     """

@@ -51,7 +51,7 @@ def response_body(
         beside = shown.beside_choice(url, output, sample)
         choices.append({"index": index, **what, "logprobs": logprobs, **_ending(sample, reason), **beside})
     kind = "chat.completion" if url == CHAT else "text_completion"
-    more = shown.of_prompt(outputs[0]) if url == CHAT else {}
+    more = shown.prompt_fields(outputs[0]) if url == CHAT else {}
     return _head(custom_id, url, model, kind) | {"choices": choices, "usage": usage_of(outputs, shown)} | more
 
 

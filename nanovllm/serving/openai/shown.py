@@ -99,7 +99,7 @@ class Shown:
         by_text: bool = False,
     ) -> "Shown":
         """params: what the body was translated to. ids_as_tokens: where the body does not say."""
-        named, of_prompt = params.logprob_token_ids, body.get("prompt_logprobs")
+        named, num_prompt_logprobs = params.logprob_token_ids, body.get("prompt_logprobs")
         echo, prefix = body.get("echo", False), ""
         if url == CHAT and echo:
             [last] = plain_messages(body["messages"][-1:])
@@ -108,7 +108,7 @@ class Shown:
             tokenizer,
             len(named) if named else params.logprobs,
             bool(named),
-            params.prompt_logprobs if of_prompt == -1 else of_prompt,
+            params.prompt_logprobs if num_prompt_logprobs == -1 else num_prompt_logprobs,
             echo and url == COMPLETIONS,
             prefix,
             body.get("return_token_ids", False),
@@ -142,7 +142,7 @@ class Shown:
     def beside_choice(self, url: str, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:
         """More fields of a choice."""
         fields = self._asked(token_ids=sample.token_ids if self.token_ids else None)
-        return fields if url == CHAT else fields | self.of_prompt(output)
+        return fields if url == CHAT else fields | self.prompt_fields(output)
 
     def beside_delta(
         self, url: str, output: RequestOutput, sample: CompletionOutput, num_sent: int | None
@@ -150,14 +150,14 @@ class Shown:
         """The same of a stream's choice. num_sent: of its tokens, sent before; None: this chunk is its first."""
         if not self.token_ids:
             return {}
-        of_prompt = {"prompt_token_ids": output.prompt_token_ids} if num_sent is None and url == COMPLETIONS else {}
-        return {"token_ids": sample.token_ids[num_sent or 0 :]} | of_prompt
+        prompt = {"prompt_token_ids": output.prompt_token_ids} if num_sent is None and url == COMPLETIONS else {}
+        return {"token_ids": sample.token_ids[num_sent or 0 :]} | prompt
 
     def beside_first_delta(self, url: str, output: RequestOutput) -> dict[str, Any]:
         """Fields of a stream's first chunk, beside its choices."""
         return {"prompt_token_ids": output.prompt_token_ids} if self.token_ids and url == CHAT else {}
 
-    def of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+    def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
         """Fields for the prompt: of a completion's choice, of a chat's whole answer."""
         logprobs = None
         if self.prompt_logprobs is not None:

@@ -169,13 +169,13 @@ def load_cpu_kernels(
     (cpu/kv_cache.h).
     """
     group_size = group_of(config)
-    of_dtype, of_heads = defines_of(config, dtype, everywhere, kv_int8)
+    dtype_defines, head_defines = defines_of(config, dtype, everywhere, kv_int8)
     try:
         load_pool()
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
         sources = ("kernels.c", "heads.c")
-        defines = (of_dtype, of_dtype + of_heads)
+        defines = (dtype_defines, dtype_defines + head_defines)
         with ThreadPoolExecutor() as compilers:  # side by side: a first start takes 3 s instead of 4
             library, heads = compilers.map(load_library, sources, defines)
         for name in HEADS:
@@ -190,7 +190,7 @@ def load_cpu_kernels(
     library.bits_depend_on.restype = ctypes.c_char_p
     library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
     kernels = _wrap(library, config, dtype, torch.int8 if kv_int8 else dtype)
-    return replace(kernels, load_wing=partial(load_wing, of_dtype))
+    return replace(kernels, load_wing=partial(load_wing, dtype_defines))
 
 
 def load_library(source: str | Path, defines: list[str]) -> ctypes.CDLL:
@@ -235,13 +235,13 @@ def defines_of(
     config: ModelConfig, dtype: torch.dtype, everywhere: bool, kv_int8: bool = False
 ) -> tuple[list[str], list[str]]:
     """(what both files are compiled with for a model, what cpu/heads.c is compiled with besides)."""
-    of_dtype = [f"-DTYPE_{TYPES[dtype]}"]
+    dtype_defines = [f"-DTYPE_{TYPES[dtype]}"]
     if dtype == torch.bfloat16:
-        of_dtype += ["-DEVERYWHERE"] * everywhere + ["-DNO_PAIRS"] * (everywhere or not pairs_pay())
+        dtype_defines += ["-DEVERYWHERE"] * everywhere + ["-DNO_PAIRS"] * (everywhere or not pairs_pay())
     sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_of(config), "TILE": TILE_ROWS}
     if config.rotary_dim != config.head_dim:
         sizes["ROTARY_DIM"] = config.rotary_dim
-    return of_dtype, [f"-D{name}={size}" for name, size in sizes.items()] + ["-DKV_INT8"] * kv_int8
+    return dtype_defines, [f"-D{name}={size}" for name, size in sizes.items()] + ["-DKV_INT8"] * kv_int8
 
 
 @cache

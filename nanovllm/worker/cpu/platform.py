@@ -100,7 +100,7 @@ class CPUPlatform(Platform):
         """Instructions that multiply pairs or matrices of bf16, which some processors have, round in their own way.
 
         What PyTorch's libraries multiply, they sum up in an order that depends on the number of rows. Those of a tower
-        are always those of one picture.
+        are always those of one image.
         """
         if kernels is TORCH_KERNELS or pytorch_multiplies(model):
             return "not promised"
@@ -109,4 +109,4 @@ class CPUPlatform(Platform):
         if model.config.images is None:
             return where
         threads = "1 thread" if self._tower_threads == 1 else f"{self._tower_threads} threads"
-        return f"{where}; pictures: on processors like this one, with {threads}"
+        return f"{where}; images: on processors like this one, with {threads}"

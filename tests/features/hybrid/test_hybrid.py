@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from examples.make_gguf import write_gguf
 from nanovllm import LLM, LoRARequest, SamplingParams
+from nanovllm.features.hybrid.batch_states import BatchStates
 from nanovllm.features.hybrid.hybrid_config import HybridConfig
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
@@ -85,7 +86,7 @@ def batch_of(*segments: list[int], query_lens: list[int]) -> Batch:
         logits_rows=nothing,
         max_query_len=max(query_lens),
         max_key_len=0,
-        segments=torch.tensor(segments) if segments else None,
+        parts={"state": BatchStates(torch.tensor(segments))} if segments else {},
     )
 
 

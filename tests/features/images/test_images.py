@@ -300,14 +300,14 @@ def test_threads(tmp_path):
         with pytorch_threads(num_threads):
             llm = LLM(str(folder), **options)
         threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
-        said = f"on every processor; pictures: on processors like this one, with {threads}"
+        said = f"on every processor; images: on processors like this one, with {threads}"
         assert llm.stats()["batch_invariant"] == said
         with pytorch_threads(num_later):
             [output] = llm.generate(prompt, GREEDY, use_tqdm=False)
             assert (output.num_cached_tokens > 0) == is_cached
             assert answers.setdefault(num_threads, output.outputs) == output.outputs
             assert llm.reset_prefix_cache(reset_connector=True) or is_cached
-            llm.engine.model_runner.tower.forget()
+            llm.engine.model_runner.parts["tower"].forget()
             used = threads_of_the_tower(llm, prompt)
             assert used == [num_threads] and torch.get_num_threads() == num_later
             [output] = llm.generate(prompt, GREEDY, use_tqdm=False)
@@ -317,7 +317,7 @@ def test_threads(tmp_path):
 
 def threads_of_the_tower(llm: LLM, prompt: dict) -> list[int]:
     """That look at a prompt's pictures."""
-    found, model = [], llm.engine.model_runner.tower._model
+    found, model = [], llm.engine.model_runner.parts["tower"]._model
     look = model.get_image_features
 
     def watched(**inputs):

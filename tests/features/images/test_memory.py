@@ -77,7 +77,7 @@ def test_pictures_of_requests_are_bounded(folder_of, monkeypatch):
             answers.append(pool.submit(server.send, CHAT, json.dumps(body).encode()))
             server.until(lambda number=number: len(server.engine.scheduler.waiting) == number)
         status, raw, headers = server.exchange(CHAT, json.dumps(body).encode())
-        assert status == 429 and headers["retry-after"] == "1" and b"pictures of other requests take 14,400" in raw
+        assert status == 429 and headers["retry-after"] == "1" and b"images of other requests take 14,400" in raw
         text = {"messages": [{"role": "user", "content": "no picture"}], "max_tokens": 2}
         assert server.send("/tokenize", json.dumps({"messages": text["messages"]}).encode())[0] == 200
         server.llm.thread.set_pace()
@@ -167,13 +167,13 @@ def test_the_tower_is_counted_before_the_pool_has_its_size(kind, folder_of):
         patch.setattr(Recent.__init__, "__defaults__", (1 << 20,))
         options = POOL | dict(optimizations=(), max_num_seqs=512, gpu_memory_utilization=0.5)
         blind = LLM(str(folder_of(kind)), **options, limit_mm_per_prompt={"image": 0})
-        assert blind.engine.model_runner.tower is None
+        assert "tower" not in blind.engine.model_runner.parts
         num_bytes = blind.engine.kv_pool.num_bytes
         del blind
         gc.collect()
         torch.cuda.empty_cache()
         llm = LLM(str(folder_of(kind)), **options)
-        tower = llm.engine.model_runner.tower
+        tower = llm.engine.model_runner.parts["tower"]
         assert num_bytes - llm.engine.kv_pool.num_bytes >= tower.num_bytes + (1 << 20)
         assert llm.stats()["images"]["tower_runs"] == 0
         torch.cuda.reset_peak_memory_stats()

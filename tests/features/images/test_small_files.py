@@ -83,7 +83,7 @@ LARGE = {
 # Prints by how many bytes a pixel memory has grown at its peak.
 PEAK = """
 import io, resource, sys
-from nanovllm.features.images.sandboxed_pictures import decoded
+from nanovllm.features.images.sandboxed_images import decoded
 from PIL import Image
 data = sys.stdin.buffer.read()
 kib = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

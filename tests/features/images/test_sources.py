@@ -419,7 +419,7 @@ def test_check_model(tmp_path):
     report = check_model(EngineConfig(model=str(folder)))
     rows = dict(report.rows)
     assert rows["images"].startswith("SmolVLMForConditionalGeneration") and "million" in rows["tower"]
-    assert rows["pictures"] == "640 x 480 pixels become 20 placeholders" and not report.errors
+    assert rows["an image"] == "640 x 480 pixels become 20 placeholders" and not report.errors
     fields = (folder / "preprocessor_config.json").read_text()
     for broken, said in (("[]", "preprocessor_config"), (fields.replace("32", "16"), "makes tiles of 16 x 16")):
         (folder / "preprocessor_config.json").write_text(broken)

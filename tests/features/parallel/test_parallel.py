@@ -115,7 +115,7 @@ def test_two_engines_at_once_one_that_is_dropped_and_one_whose_rank_dies(two_ran
 def test_a_rank_that_fails_ends_the_engine(two_ranks):
     llm, pids = two_ranks
     with pytest.raises(RuntimeError, match=r"rank [01] failed: AttributeError"):
-        llm.engine.model_runner._ask("run_packed", "no batch", "no sampling", None)
+        llm.engine.model_runner._ask("run_packed", "no batch", "no sampling")
     assert not any(map(is_alive, pids))
 
 

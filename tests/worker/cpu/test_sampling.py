@@ -328,7 +328,7 @@ def test_a_row_has_the_same_token_and_scores_in_any_company(c, num_threads):
         try:
             pool.set_threads(num_threads, None)
             assert chosen(c, logits, batch) == expected
-            together = c_scores.of_rows(c.library, logits, torch.arange(64), tokens, 5)
+            together = c_scores.score_rows(c.library, logits, torch.arange(64), tokens, 5)
             alone = [chosen(c, logits[i : i + 1], part_of(batch, [i]))[0] for i in range(64)]
             assert alone == expected
             order = torch.randperm(64, generator=g)
@@ -338,11 +338,11 @@ def test_a_row_has_the_same_token_and_scores_in_any_company(c, num_threads):
             listed = replace(part_of(batch, order.tolist()), random_rows=order)
             assert chosen(c, logits, listed) == expected
             for at, all_of_them in zip(
-                c_scores.of_rows(c.library, logits, order, tokens[order], 5), together, strict=True
+                c_scores.score_rows(c.library, logits, order, tokens[order], 5), together, strict=True
             ):
                 assert torch.equal(at, all_of_them[order])
             for i in (0, 1, 63):
-                one = c_scores.of_rows(c.library, logits, torch.tensor([i]), tokens[i : i + 1], 5)
+                one = c_scores.score_rows(c.library, logits, torch.tensor([i]), tokens[i : i + 1], 5)
                 assert all(torch.equal(x[0], y[i]) for x, y in zip(one, together, strict=True))
         finally:
             pool.set_threads(threads.num_threads(), None)
@@ -352,8 +352,8 @@ def test_a_row_has_the_same_token_and_scores_in_any_company(c, num_threads):
 
 
 def check_scores(c: Kernels, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> None:
-    totals, ranks, top = c_scores.of_rows(c.library, logits, rows, tokens, num_top)
-    expected = scores.of_rows(logits, rows, tokens, num_top)
+    totals, ranks, top = c_scores.score_rows(c.library, logits, rows, tokens, num_top)
+    expected = scores.score_rows(logits, rows, tokens, num_top)
     torch.testing.assert_close(totals, expected[0], atol=3e-7, rtol=1e-7)
     assert torch.equal(ranks, expected[1]) and torch.equal(top, expected[2])
     logprobs = logits[rows].double().log_softmax(-1)
@@ -391,7 +391,7 @@ def test_ranks_of_tokens_that_are_equally_likely(c):
     """The rank says how many are more likely; of the equally likely ones, the first are among the top ones."""
     logits = torch.tensor([[1.0, 3, 2, 3, 2, 2, -0.0, 0.0] + [0.5] * 1000])
     rows, chosen = torch.zeros(8, dtype=torch.int64), torch.arange(8)
-    _, ranks, top = c_scores.of_rows(c.library, logits, rows, chosen, 8)
+    _, ranks, top = c_scores.score_rows(c.library, logits, rows, chosen, 8)
     assert ranks.tolist() == [6, 1, 3, 1, 3, 3, 1007, 1007]
     assert top.tolist() == [[1, 3, 2, 4, 5, 0, 8, 9]] * 8
 
@@ -442,9 +442,9 @@ def same_logprobs(ours: scores.TokenLogprobs, theirs: scores.TokenLogprobs) -> b
 def test_rows_that_hold_no_numbers_are_scored_without_harm(c, bad):
     """Such a sequence ends with an error. Rows beside it get what they get without it."""
     logits = torch.randn(3, 500, generator=generator(0))
-    good = c_scores.of_rows(c.library, logits, torch.arange(3), torch.tensor([1, 2, 3]), 4)
+    good = c_scores.score_rows(c.library, logits, torch.arange(3), torch.tensor([1, 2, 3]), 4)
     logits[1, 3 if bad > 0 or bad != bad else slice(None)] = bad
-    found = c_scores.of_rows(c.library, logits, torch.arange(3), torch.tensor([1, 2, 3]), 4)
+    found = c_scores.score_rows(c.library, logits, torch.arange(3), torch.tensor([1, 2, 3]), 4)
     assert found[0][1].isnan() and found[1][1] == 1 and found[2][1].tolist() == [0] * 4
     for ours, theirs in zip(found, good, strict=True):
         assert torch.equal(ours[::2], theirs[::2])
@@ -513,7 +513,7 @@ def requests_and_grammar() -> list[dict]:
 def test_requests_get_what_pytorch_would_give_them(llm, monkeypatch):
     """In every step C and PyTorch choose from the same logits, and the next step goes on with PyTorch's tokens."""
     requests = requests_and_grammar()
-    scored_in_c = plant(monkeypatch, c_scores, "of_rows", [])
+    scored_in_c = plant(monkeypatch, c_scores, "score_rows", [])
     found = generate(llm, requests)
     assert scored_in_c.num_calls > 4
     num_steps = num_drawn = 0

@@ -107,7 +107,7 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
 def _instructed(instructions: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages that begin with these instructions. Many templates take one system message, and only as the first.
 
-    One that is no text has pictures, and is refused as in any chat.
+    One that is no text has images, and is refused as in any chat.
     """
     texts, rest = [instructions], list(messages)
     while rest and rest[0]["role"] in ("system", "developer") and isinstance(rest[0]["content"], str):

@@ -1,6 +1,6 @@
-"""The file of a picture -> its RGB numbers.
+"""The file of an image -> its RGB numbers.
 
-checks/sandbox_process.py runs answer() for a picture that a stranger has sent: a file of some kilobytes can take
+checks/sandbox_process.py runs answer() for an image that a stranger has sent: a file of some kilobytes can take
 gigabytes and minutes. What the person at this machine names is decoded in this process, by the same functions.
 """
 
@@ -11,12 +11,12 @@ from PIL import ExifTags, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin
 
 # Those that OpenAI's API takes. A file in another can ask for any memory (TIFF's tiles), call another program
 # (PostScript), or is read by Python, number after number (BMP and PPM have such forms).
-PLUGINS = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, GifImagePlugin)  # imported before a picture comes
+PLUGINS = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, GifImagePlugin)  # imported before an image comes
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS_OF = {"WEBP": 48_000_000}  # its decoder takes 16 bytes a pixel, the others' at most 8
 MAX_SIDES = 200  # how much longer one side may be than the other, as Qwen's processors have it
 STRIP_PIXELS = 1 << 20  # so many are converted, written and read at a time
-# Pictures of which convert("RGB") would make others without a word: their numbers go beyond 8 bits.
+# Images of which convert("RGB") would make others without a word: their numbers go beyond 8 bits.
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -39,7 +39,7 @@ def answer(source: str, target: str, max_pixels: int) -> tuple[int, int]:
 
 
 def read_numbers(target: str, size: tuple[int, int]) -> Image.Image:
-    """The picture that answer() has written."""
+    """The image that answer() has written."""
     image = Image.new("RGB", size)
     with open(target, "rb") as file:
         for top, bottom in strips(size):
@@ -49,7 +49,7 @@ def read_numbers(target: str, size: tuple[int, int]) -> Image.Image:
 
 
 def decoded(data: bytes, max_pixels: int) -> Image.Image:
-    """The picture that these bytes are the file of, upright and in RGB. Raises ValueError: what is wrong with it."""
+    """The image that these bytes are the file of, upright and in RGB. Raises ValueError: what is wrong with it."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
@@ -62,7 +62,7 @@ def decoded(data: bytes, max_pixels: int) -> Image.Image:
 
 
 def as_rgb(image: Image.Image, max_pixels: int) -> Image.Image:
-    """A picture upright and in RGB. Raises ValueError for what is too large, moves, or is damaged.
+    """An image upright and in RGB. Raises ValueError for what is too large, moves, or is damaged.
 
     All that its header says is checked before anything is decoded.
     """
