@@ -786,7 +786,7 @@ def has_begun(seq: Sequence) -> bool:
 def bytes_of_step(llm: LLM) -> int:
     """Bytes that the newest step had to read: the weights once, and the keys and values of all its sequences."""
     engine, pool = llm.engine, llm.engine.kv_pool
-    num_keys = sum(chunk.end for chunk in engine.scheduled.chunks) if engine.scheduled is not None else 0
+    num_keys = sum(chunk.end for chunk in engine.last_scheduled.chunks) if engine.last_scheduled is not None else 0
     return engine.model_runner.usage()["weights"] + num_keys * pool.num_bytes // (pool.num_blocks * pool.block_size)
 
 

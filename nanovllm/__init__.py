@@ -3,12 +3,8 @@
 `import nanovllm` is light: each of its names is loaded when it is asked for, torch and transformers with an `LLM`.
 """
 
-import sys
-from functools import partial
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,44 +68,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'nanovllm' has no attribute {name!r}")
 
 
-# Scripts for vLLM import more from these modules than their files have: classes, and modules below nanovllm.engine.
-_SHARED = ("nanovllm.config", "nanovllm.engine", "nanovllm.outputs", "nanovllm.sampling_params")
-
-
-class _Finder:
-    """Finds this package's files, and for paths that have none asks compat/paths.py, where vLLM's and nano-vllm's are.
-
-    compat is loaded when such a path or name is asked for, and no module of the engine has to know of it.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if not name.startswith("nanovllm."):
-            return None
-        spec = PathFinder.find_spec(name, path)
-        if spec is None:
-            from nanovllm.compat import paths
-
-            return paths.find_spec(name)
-        if name in _SHARED and spec.origin is not None:
-            spec.loader = _SharedFile(name, spec.origin)
-            spec.submodule_search_locations = []  # Python takes it for a package, and asks for modules below it
-        return spec
-
-
-class _SharedFile(SourceFileLoader):
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        module.__getattr__ = partial(_class_of_vllm, module.__name__)  # type: ignore[method-assign]
-
-
-def _class_of_vllm(module: str, name: str) -> Any:
-    """A module's __getattr__, which is asked for what its file does not have."""
-    from nanovllm.compat import paths
-
-    return paths.class_in(module, name)
-
-
 if find_spec("nanovllm.compat"):  # the folder may be deleted
-    # Before Python's own finder of files, and after whatever somebody has put before that.
-    sys.meta_path.insert(sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0, _Finder)
+    import_module("nanovllm.compat.finder").install()

@@ -77,14 +77,14 @@ class ModelConfig:
         directory: Path,
         overrides: dict[str, Any] | None = None,
         generation_config: str = "auto",
-        asked: "EngineConfig | None" = None,
+        engine_config: "EngineConfig | None" = None,
     ) -> "ModelConfig":
         """Read and check the configuration in a checkpoint's directory, or in its GGUF file.
 
         overrides: fields that replace those of config.json. generation_config: where generation_config.json is: "auto"
-        (the checkpoint), "vllm" (none) or a directory. asked: says whether tokens, embeddings or scores are wanted;
-        None: tokens.
+        (the checkpoint), "vllm" (none) or a directory. engine_config: says whether tokens, embeddings or scores are
+        wanted; None: tokens.
 
         Raises ValueError for a checkpoint that this engine would compute wrongly.
         """
-        return cls(**read_model_fields(directory, overrides or {}, generation_config, asked))
+        return cls(**read_model_fields(directory, overrides or {}, generation_config, engine_config))

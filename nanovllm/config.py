@@ -151,7 +151,7 @@ class EngineConfig:
 
     @property
     def max_num_logits(self) -> int:
-        """Rows of logits in the largest step: one for each sequence, and the draft tokens of one of them."""
+        """Rows of logits in the largest step, within which speculation keeps the drafts of all sequences."""
         speculative: Any = self.speculative_config
         return self.max_num_seqs + (0 if speculative is None else speculative.num_speculative_tokens)
 

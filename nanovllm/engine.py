@@ -66,7 +66,7 @@ class LLMEngine:
                 some, at any time
     check_length   called with each prompt's text before it is tokenized. A server refuses here what a stranger has sent
                 to keep it busy (files/prompt_length.py)
-    scheduled   the newest step's work, even if that step has failed; None until its schedule() has returned
+    last_scheduled   the newest step's work, even if that step has failed; None until its schedule() has returned
     on_step     called near the end of each step that has chunks: (its SchedulerOutput, requests of which a chunk has
                 reached its end). If the step fails after that, it is computed again, and on_step is called for it
                 again. What on_step raises is logged.
@@ -110,10 +110,11 @@ class LLMEngine:
         self.stats = EngineStats()
         self.requests: dict[str, Request] = {}
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None
-        self.scheduled: SchedulerOutput | None = None
+        self.last_scheduled: SchedulerOutput | None = None
         self.to_abort: dict[str, Request] = {}
         self._num_requests = 0
         self._needs_restart = False  # a change has begun and is not complete
+        self._profile: Any = None
         self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # the work of the step in progress
 
     @classmethod
@@ -150,7 +151,7 @@ class LLMEngine:
             seq.sample_index = sample_index
             seq.priority = asked.priority
             # One sample is enough: its logits give the prompt's logprobs, so it computes the whole prompt.
-            seq.skip_prefix_cache = sample_index == 0 and asked.params.prompt_logprobs is not None
+            seq.scores_prompt = sample_index == 0 and asked.params.prompt_logprobs is not None
             seq.parts = {name: part.for_sample() for name, part in asked.parts.items()}
             detokenizer = Detokenizer(self.tokenizer, asked.params)
             if asked.params.stop:
@@ -249,15 +250,17 @@ class LLMEngine:
         """End requests at once or, if a callback calls this within a step, at the step's end. Ignores finished ones."""
         self.to_abort.update({request.request_id: request for request in requests})
         if not self._in_change():
-            self._abort_noted()
+            self._abort_now()
 
     @change
-    def _abort_noted(self) -> None:
-        """_abort_as_asked(), as a change of its own."""
-        self._abort_as_asked()
+    def _abort_now(self) -> None:
+        self._apply_aborts()
 
-    def _abort_as_asked(self) -> list[Request]:
-        """End the requests that were noted. Returns those that were still unfinished."""
+    def _apply_aborts(self) -> list[Request]:
+        """End the requests in to_abort. Returns those that were still unfinished.
+
+        They stay in to_abort until the next change begins: should this one fail, restart() has to end them again.
+        """
         to_abort = list(self.to_abort.values())
         aborted = [request for request in to_abort if self.requests.get(request.request_id) is request]
         self.scheduler.abort(*(sample.seq.seq_id for request in aborted for sample in request.samples))
@@ -299,7 +302,7 @@ class LLMEngine:
         Requests that a callback aborted in such a step stay aborted, and no later step returns their last output.
         """
         started = time.perf_counter()
-        self.scheduled = None
+        self.last_scheduled = None
         self.poll()
         drafts = self.propose_drafts()
         scheduled = self.schedule(drafts, started)
@@ -324,10 +327,9 @@ class LLMEngine:
         scheduled = self.scheduler.schedule(drafts)
         assert scheduled.chunks or self.scheduler.none_may_start(), "no chunk, although a waiting sequence may start"
         for wing in self.wings.values():
-            wing.scheduled(scheduled)
+            wing.after_schedule(scheduled)
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
-        self.scheduled = scheduled
-        self.stats.count_scheduled(scheduled)
+        self.last_scheduled = scheduled
         for chunk, request in self._in_flight:
             request.mark_scheduled(chunk.seq, started)
         return scheduled
@@ -359,7 +361,7 @@ class LLMEngine:
         finished = [request for request in progressed if request.finished]
         for request in finished:
             del self.requests[request.request_id]
-        aborted = self._abort_as_asked()
+        aborted = self._apply_aborts()
         shown = [request for request in progressed + aborted if request.finished or request.stream]
         unique = {request.request_id: request for request in shown}  # an aborted request may have got a token, too
         outputs = [(request, request.output()) for request in unique.values()]
@@ -376,6 +378,7 @@ class LLMEngine:
         change in the middle of another.
         """
         forks.check_process()
+        # The stack is asked, not a flag: an exception out of any line may leave a flag set.
         if is_within(LLMEngine._change, self, sys._getframe(1)):
             raise RuntimeError(WITHIN_A_STEP)
         if self._needs_restart:
@@ -417,7 +420,7 @@ class LLMEngine:
         self.requests = {request_id: request for request_id, request in self.requests.items() if not request.finished}
         samples = [sample for request in self.requests.values() for sample in request.samples]
         self.scheduler.restart(sample.seq for sample in samples if not sample.finished)
-        self._abort_as_asked()
+        self._apply_aborts()
         self._needs_restart = False
 
     # -- more methods that vLLM's engine has ----------------------------------------------------------------------
@@ -455,7 +458,7 @@ class LLMEngine:
 
     def stop_profile(self) -> None:
         """End the recording and write its trace. Do nothing if no recording was started."""
-        profile = vars(self).pop("_profile", None)
+        profile, self._profile = self._profile, None
         if profile is not None:
             profile.stop()
 

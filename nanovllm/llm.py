@@ -106,7 +106,7 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
-        self._calls = wings.make_calls(self.engine)
+        self._calls = wings.make_calls(self.engine)  # SharedCalls; Calls, if features/callers/ has been deleted
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":

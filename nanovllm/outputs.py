@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from nanovllm.stats import DraftRates
+from nanovllm.stats import TokenCounts
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log probability of one token under the raw logits; rank 1 is the most likely token."""
+    """Log probability of one token under the logits as they are before sampling parameters change them, but after a
+    grammar's mask. rank 1 is the most likely token.
+    """
 
     logprob: float
     rank: int
@@ -45,11 +47,11 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
-class RequestMetrics(DraftRates):
+class RequestMetrics(TokenCounts):
     """Points in time of a request, in seconds of time.perf_counter(); None until they have happened.
 
     The counters are those of the first sample: its output tokens, the draft tokens that were computed, and the draft
-    tokens that became output (chapter 13).
+    tokens that became output, but for one that ended the sequence (chapter 13).
     """
 
     arrival_time: float

@@ -87,7 +87,7 @@ class Request:
     """A prompt, its samples, and what has been measured of them.
 
     request_id is "" until the request is queued, unless its caller has chosen one (LLMEngine.add_request). stream:
-    somebody reads its text while it grows.
+    step() returns an output for it after each token.
     """
 
     request_id: str
@@ -173,6 +173,8 @@ class Request:
             if seq.num_generated_tokens == 0:
                 self.metrics.first_token_time = None
         del sample.logprobs[seq.num_generated_tokens :]
+        if self.output_filter is not None:
+            self.output_filter.roll_back(seq.sample_index, seq.num_generated_tokens)
         if self.text_grows or seq.stop_checker is not None:
             sample.detokenizer.restart(seq.generated_token_ids)
 

@@ -3,13 +3,11 @@
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from nanovllm.core.sequence import SequenceStatus
-
 if TYPE_CHECKING:
     from nanovllm.core.scheduler import SchedulerOutput
 
 
-class DraftRates:
+class TokenCounts:
     """Counters of output tokens and draft tokens, and what follows from them."""
 
     num_output_tokens: int
@@ -39,14 +37,14 @@ class DraftRates:
 
 
 @dataclass
-class EngineStats(DraftRates):
+class EngineStats(TokenCounts):
     """Counters since the engine was built.
 
     num_prefill_tokens      tokens computed for sequences that had not sampled since their admission
     num_decode_tokens       tokens computed one by one after that, and accepted draft tokens
     num_output_tokens       tokens that were sampled
     num_draft_tokens        draft tokens that were computed (chapter 13)
-    num_accepted_tokens     draft tokens that became output
+    num_accepted_tokens     draft tokens that became output, but for one that ended its sequence
     """
 
     num_steps: int = 0
@@ -62,14 +60,6 @@ class EngineStats(DraftRates):
         """What has been counted between two snapshots."""
         return EngineStats(*(a - b for a, b in zip(astuple(self), astuple(earlier), strict=True)))
 
-    def count_scheduled(self, output: "SchedulerOutput") -> None:
-        """Count the tokens of a step that is about to be computed."""
-        for chunk in output.chunks:
-            if chunk.seq.status is SequenceStatus.PREFILL:
-                self.num_prefill_tokens += chunk.end - chunk.start
-            else:
-                self.num_decode_tokens += 1
-
     def count_step(self, output: "SchedulerOutput", num_finished: int, seconds: float) -> None:
         """Count a step that has succeeded."""
         if output.chunks:
@@ -77,6 +67,10 @@ class EngineStats(DraftRates):
         self.num_finished_requests += num_finished
         self.step_time_s += seconds
         for chunk in output.chunks:
+            if chunk.is_prefill:
+                self.num_prefill_tokens += chunk.end - chunk.start
+            else:
+                self.num_decode_tokens += 1
             if chunk.reaches_end:
                 num_new_tokens = len(chunk.seq.tokens) - chunk.known_end
                 self.num_decode_tokens += max(num_new_tokens - 1, 0)

@@ -9,7 +9,7 @@ What a wing keeps, and where:
 
     beside a sequence       SequencePart, in core/sequence.py
     in a step's batch       BatchPart, in worker/batch.py; the sequence's part makes it
-    beside the weights      ModelPart, in worker/batch.py
+    beside the weights      ModelPart, in worker/model.py
     beside the engine       Wing, or something that is made on demand
 """
 
@@ -45,7 +45,7 @@ class Wing:
         """{seq_id: draft tokens} that the step is to check."""
         return {}
 
-    def scheduled(self, output: SchedulerOutput) -> None:
+    def after_schedule(self, output: SchedulerOutput) -> None:
         """The step's work has been chosen, and nothing of it computed."""
 
     def observe(self, output: SchedulerOutput) -> None:
@@ -131,8 +131,11 @@ def make_block_manager(pool: Any, **options: Any) -> BlockManager:
     """pool: the KVPool that a model runner has prepared. options: of BlockManager."""
     snapshots = None
     if pool.states is not None:
-        cache = load("core.snapshots.cache").SnapshotCache
-        snapshots = cache(max_running=pool.states.max_running, max_snapshots=pool.states.max_snapshots)
+        snapshots = load("core.snapshots.cache").SnapshotCache(
+            max_running=pool.states.max_running,
+            max_snapshots=pool.states.max_snapshots,
+            state_class=load("features.hybrid.batch_states").PackedState,
+        )
     return BlockManager(pool.num_blocks, pool.block_size, snapshots=snapshots, **options)
 
 

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from contextlib import closing, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -286,3 +287,55 @@ def test_an_aborted_request_gives_what_its_output_kind_says(llm):
     deltas = [output.outputs[0].token_ids for _ in range(3) for output in llm.engine.step()]
     last = llm.engine.abort_request("delta")
     assert all(len(ids) == 1 for ids in deltas) and last.finished and last.outputs[0].token_ids == []
+
+
+def test_a_failed_step_loses_nothing_of_a_delta(llm):
+    """Its outputs have been made of two requests, or of one, and nobody gets them: the next step's hold them."""
+    engine, lines = llm.engine, Instants(f"{FOLDER}/features/callers/output_kind.py")
+
+    def follow() -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {"a": [], "b": []}
+        while engine.requests:
+            with suppress(Interrupted):
+                for output in engine.step():
+                    found[output.request_id] += output.outputs[0].token_ids
+        return found
+
+    def enqueue() -> None:
+        engine.reset_prefix_cache()
+        for name, prompt in zip("ab", PROMPTS, strict=False):
+            engine.add_request(
+                name, prompt, SamplingParams(max_tokens=5, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+            )
+
+    enqueue()
+    clean = follow()
+    assert [len(token_ids) for token_ids in clean.values()] == [5, 5]
+    enqueue()
+    for line in lines.of(follow, range(1, 11)):
+        enqueue()
+        found: list[dict[str, list[int]]] = []
+        lines.interrupt({line}, lambda found=found: found.append(follow()), interrupt)
+        assert found == [clean], f"after an exception at {line}"
+
+
+def test_a_failed_step_is_not_counted(llm, monkeypatch):
+    engine, run = llm.engine, llm.engine.model_runner.run
+
+    def counts() -> tuple[int, int, int, int]:
+        engine.reset_prefix_cache()
+        before = replace(engine.stats)
+        enqueued(llm)
+        finish(engine)
+        done = engine.stats - before
+        return done.num_steps, done.num_prefill_tokens, done.num_decode_tokens, done.num_output_tokens
+
+    clean, failures = counts(), iter([True, False, False])
+
+    def fails(output):
+        if next(failures, False):
+            interrupt()
+        return run(output)
+
+    monkeypatch.setattr(engine.model_runner, "run", fails)
+    assert counts() == clean

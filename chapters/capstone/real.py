@@ -121,7 +121,7 @@ class RealServer:
                 time.sleep(0.001)
                 continue
             finished = [output.request_id for output in engine.step()]
-            chunks = engine.scheduled.chunks if engine.scheduled is not None else []
+            chunks = engine.last_scheduled.chunks if engine.last_scheduled is not None else []
             for chunk in chunks:
                 by_seq[chunk.seq.seq_id].note(chunk, self.now)
             if seams is not None:

@@ -243,7 +243,7 @@ class BlockManager:
         if self.snapshots is not None:
             num_matched_tokens = len(found.blocks) * self.block_size
             self.snapshots.allocate(seq, num_matched_tokens, self.block_size)
-        if self.enable_prefix_caching and not seq.skip_prefix_cache:
+        if self.enable_prefix_caching and not seq.scores_prompt:
             num_full_blocks = len(seq.tokens) // self.block_size
             self.stats.record(num_full_blocks, len(hits), found.hash_collision, was_preempted=seq.was_admitted)
         seq.was_admitted = True
@@ -327,7 +327,7 @@ class BlockManager:
     def get_computed_blocks(self, seq: Sequence) -> ComputedBlocks:
         """The longest cached prefix of a sequence. It ends at the first block that is not found."""
         blocks: list[Block] = []
-        if not self.enable_prefix_caching or seq.skip_prefix_cache:
+        if not self.enable_prefix_caching or seq.scores_prompt:
             return ComputedBlocks(blocks, hash_collision=False)
         for index in range(len(seq.tokens) // self.block_size):
             block_hash, content = self.hash_block(seq, index)

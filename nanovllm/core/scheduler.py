@@ -46,6 +46,7 @@ class ScheduledChunk:
     draft_token_ids  tokens that may follow the known ones (features/speculation); mostly none
     reaches_end      known_end is the end of the known tokens. So the row before it gives the next token, and the row
                      of each draft token the token after that. False for a chunk that ends inside a prompt.
+    is_prefill       the sequence has not sampled since its admission
     """
 
     seq: Sequence
@@ -54,10 +55,12 @@ class ScheduledChunk:
     write_start: int
     draft_token_ids: list[int] = field(default_factory=list)
     reaches_end: bool = field(init=False)
+    is_prefill: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Computed now: update() appends to seq.tokens, and the comparison would have a different answer.
+        # Computed now: update() appends to seq.tokens and changes seq.status.
         object.__setattr__(self, "reaches_end", self.known_end == len(self.seq.tokens))
+        object.__setattr__(self, "is_prefill", self.seq.status is SequenceStatus.PREFILL)
 
     @property
     def known_end(self) -> int:

@@ -120,7 +120,7 @@ class Sequence:
         self.request_id = ""  # the request that this sequence belongs to
         self.priority = 0  # the lowest number comes first
         self.stop_checker: Detokenizer | None = None  # its sample's, if it has stop strings; gets each accepted token
-        self.skip_prefix_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
+        self.scores_prompt = False  # the logits of its whole prompt are wanted, so it reuses no cached block
         self.is_pooling = False  # its last hidden state is wanted, and no token is sampled (features/pooling)
         self.parts: dict[str, Any] = {}
 

@@ -57,7 +57,7 @@ ROPE_THETA: dict[str, Bounds] = {"rope_theta": (Real, MIN_POSITIVE)}
 
 
 def read_model_fields(
-    directory: Path, overrides: dict[str, Any], generation_config: str, asked: Any = None
+    directory: Path, overrides: dict[str, Any], generation_config: str, engine_config: Any = None
 ) -> dict[str, Any]:
     """See ModelConfig.from_directory."""
     folder = directory.parent if directory.is_file() else directory  # a GGUF file's is beside it, if it has one
@@ -86,7 +86,7 @@ def read_model_fields(
         ends = [*((path.name, eos) for eos in (fields.get("eos_token_id"), *text_ends)), *ends]
     if "eos_token_id" in overrides:
         ends = [("hf_overrides", overrides["eos_token_id"])]
-    found = fields_of(with_overrides(fields, overrides, path), asked, path)
+    found = fields_of(with_overrides(fields, overrides, path), engine_config, path)
     found["end_tokens"] = end_tokens(ends, found["vocab_size"], path)
     found["generation"] = sampling_of(generation, generation_path)
     if file is not None:
@@ -95,15 +95,15 @@ def read_model_fields(
     return found
 
 
-def fields_of(fields: dict[str, Any], asked: Any, path: Path) -> dict[str, Any]:
-    """What a config.json says. fields: that file's. asked: an EngineConfig, or None. Raises ValueError."""
+def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[str, Any]:
+    """What a config.json says. fields: that file's. engine_config: an EngineConfig, or None. Raises ValueError."""
     architecture, made_for = _architecture_of(fields, path)
     whole = make_config(fields, path)
     text = whole.get_text_config()
     check_choice(f"{path}: model_type of text_config", text.model_type, FAMILIES)
     family = FAMILIES[text.model_type]
     _reject_unimplemented(whole, text, path)
-    pooling = _pooling_of(text, architecture, made_for, asked, path)
+    pooling = _pooling_of(text, architecture, made_for, engine_config, path)
     images = None
     if made_for == SEES_IMAGES and fields.get("vision_config"):
         from nanovllm.features.images.image_config import read_images
@@ -213,14 +213,16 @@ def _rope_of(text: Any, family: str, path: Path) -> dict[str, Any]:
     return read_rope(given, family in HYBRID, path)
 
 
-def _pooling_of(text: Any, architecture: str, made_for: str, asked: Any, path: Path) -> Any:
-    is_asked_for = asked is not None and (asked.runner == "pooling" or asked.convert in ("embed", "classify"))
+def _pooling_of(text: Any, architecture: str, made_for: str, engine_config: Any, path: Path) -> Any:
+    is_asked_for = engine_config is not None and (
+        engine_config.runner == "pooling" or engine_config.convert in ("embed", "classify")
+    )
     is_sentence_transformer = path.name == "config.json" and path.with_name("modules.json").is_file()
     if made_for not in POOLS and not is_asked_for and not is_sentence_transformer:
         return None
     from nanovllm.features.pooling.pooling_config import read_pooling
 
-    return read_pooling(text, architecture, POOLS.get(made_for, "generate"), asked, path)
+    return read_pooling(text, architecture, POOLS.get(made_for, "generate"), engine_config, path)
 
 
 def _experts_of(text: Any, family: str, path: Path) -> dict[str, Any]:

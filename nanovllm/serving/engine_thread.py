@@ -220,7 +220,7 @@ class EngineThread:
 
     def _worked_on(self) -> list[Request]:
         """The requests of the step that failed; all that may have been, if it failed before it had chosen."""
-        scheduled, unfinished = self.engine.scheduled, self.engine.requests
+        scheduled, unfinished = self.engine.last_scheduled, self.engine.requests
         if scheduled is not None and scheduled.chunks:
             ids = dict.fromkeys(chunk.seq.request_id for chunk in scheduled.chunks)
         else:

@@ -35,8 +35,9 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
         out = windowed_attention(q, k_cache, v_cache, batch, window)
     else:
         out = _attention(q, k_cache, v_cache, batch)
-    # A value that is NaN spoils rows that mask it, too: 0 * NaN is NaN. On a CPU these rows are computed again, one by
-    # one. On a GPU, to look for NaN would make each layer wait, so there only _decode replaces masked values by zeros.
+    # A value that is NaN spoils rows that mask it, too: 0 * NaN is NaN. On a CPU all rows of the step are then computed
+    # again, one by one. On a GPU, to look for NaN would make each layer wait, so there only _decode replaces masked
+    # values by zeros.
     # A prompt whose K/V holds NaN may then spoil its earlier rows, and whoever reuses its blocks ends with an error.
     if out.device.type == "cpu" and not out.isfinite().all():
         attention_row_by_row(out, q, k_cache, v_cache, batch, window)

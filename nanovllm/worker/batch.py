@@ -51,24 +51,6 @@ class BatchPart:
         return hidden
 
 
-class ModelPart:
-    """What a wing keeps beside the model's weights (ModelRunner.parts). Each method does nothing unless a wing says
-    otherwise.
-
-    num_bytes        of its weights
-    max_kept_bytes   of what it may come to keep on the device, and has not when a GPU's memory is measured
-    """
-
-    num_bytes = 0
-    max_kept_bytes = 0
-
-    def begin_step(self, batch: "Batch") -> None:
-        """A step begins. It may change what its wing has put into batch.parts. batch: in the CPU's memory."""
-
-    def forget(self) -> None:
-        """As if no step had been: a GPU's memory has been measured."""
-
-
 @dataclass(frozen=True)
 class Batch:
     """T tokens of B sequences.
@@ -138,6 +120,7 @@ class Batch:
             max_query_len=max(query_lens),
             max_key_len=max(seqlens_k),
         )
+        # Parts of one name belong to one wing, and any of them adds what all of them need.
         for part in {name: part for chunk in output.chunks for name, part in chunk.seq.parts.items()}.values():
             batch = part.add_to_batch(batch, output)
         vars(batch).update(query_lens=query_lens, key_lens=seqlens_k)  # cached properties that are known here
@@ -151,7 +134,7 @@ class Batch:
         return self if device.type == "cpu" else self.with_tensors(move_together(self.tensors(), device))
 
     def tensors(self) -> tuple[dict[str, Any], tuple[Tensor | None, Tensor]]:
-        """What a step on a device reads there."""
+        """What a step on a device reads there. Its parts move what they need themselves."""
         return {name: getattr(self, name) for name in TENSORS}, self.written
 
     def with_tensors(self, tensors: tuple[dict[str, Any], tuple[Tensor | None, Tensor]]) -> "Batch":

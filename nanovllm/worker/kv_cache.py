@@ -28,7 +28,10 @@ MAX_NUM_BLOCKS = 2**22  # each is a Python object of the block manager
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """What the control plane needs to know of the KV cache. num_bytes: the sum over all ranks."""
+    """The pool's sizes, all that the control plane needs to know of the KV cache.
+
+    num_bytes: over all ranks; a rank's own ModelRunner says its share, and ParallelRunner adds them up.
+    """
 
     num_blocks: int
     block_size: int

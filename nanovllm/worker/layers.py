@@ -90,7 +90,8 @@ class Linear(nn.Module):
         self.parts = parts
         self.weight: Any = parameter(sum(self.out_sizes), in_size)
         self.bias = parameter(sum(self.out_sizes)) if bias else None
-        # Whoever changes the weight's form (another order, fewer bits) says here how to multiply by it.
+        # Whoever changes the weight's form says here how to multiply by it: another order (Platform.finish_linear),
+        # fewer bits (features/quantization).
         self.product: Callable[..., Tensor] = plain_linear
 
     def forward(self, x: Tensor) -> Tensor:

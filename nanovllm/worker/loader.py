@@ -40,6 +40,7 @@ def load_model(
     """
     config = config if dummy else as_stored(directory, config)
     make_decoder = Decoder if group is None else group.make_decoder
+    # The whole model without memory: the names and shapes of which this rank reads a share.
     whole = dict(_uninitialised(Decoder, config, dtype, torch.device("meta")).checkpoint_tensors())
     files = WeightFiles(directory, config, whole, dummy)
     files.check_memory(dtype, quantization, device, 1 if group is None else group.size)

@@ -104,7 +104,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens: Any = parameter(config.vocab_size, config.hidden_size)
-        self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding  # reads embed_tokens; quantization replaces both
+        self.lookup: Callable[[Tensor, Any], Tensor] = (
+            F.embedding
+        )  # reads embed_tokens; whoever reorders that replaces both
         self.layers: Any = nn.ModuleList(self.make_layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
         make_head = OutputHead if config.pooling is None else config.pooling.make_head
@@ -163,3 +165,21 @@ class Decoder(nn.Module):
                         yield f"{path.rpartition('.')[0]}.{part}.{kind}", view
                 else:
                     yield f"{path}.{kind}", tensor
+
+
+class ModelPart:
+    """What a wing keeps beside the model's weights (ModelRunner.parts). Each method does nothing unless a wing says
+    otherwise.
+
+    num_bytes        of its weights
+    max_kept_bytes   of what it may come to keep on the device, and has not when a GPU's memory is measured
+    """
+
+    num_bytes = 0
+    max_kept_bytes = 0
+
+    def begin_step(self, batch: Batch) -> None:
+        """A step begins. It may change what its wing has put into batch.parts. batch: in the CPU's memory."""
+
+    def forget(self) -> None:
+        """As if no step had been: a GPU's memory has been measured."""

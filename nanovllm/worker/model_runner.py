@@ -13,11 +13,11 @@ import torch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.worker.batch import Batch, ModelPart, fetch_together, move_together
+from nanovllm.worker.batch import Batch, fetch_together, move_together
 from nanovllm.worker.kv_cache import KVCache, KVPool, max_model_len_of_pool, num_blocks_for_pool
 from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
-from nanovllm.worker.model import Decoder
+from nanovllm.worker.model import Decoder, ModelPart
 from nanovllm.worker.modes import in_own_modes, own_modes
 from nanovllm.worker.platform import Platform, RecordedSteps
 from nanovllm.worker.sampler import SamplingBatch, sample_rows
@@ -256,14 +256,14 @@ class ModelRunner:
             return ModelRunnerOutput()
         return self.run_packed(*pack(output, self.block_size, self.model_config.eos_token_ids))
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # in_own_modes, around this, has switched off whatever the caller had on
     def run_packed(self, batch: Batch, sampling: SamplingBatch) -> ModelRunnerOutput:
         """Compute a step that pack() has packed. On a rank that gets no logits, nothing is found."""
         for part in self.parts.values():  # outside the context, which takes away the threads of PyTorch's operations
             part.begin_step(batch)
         with self.step_context():
             is_plain = sampling.prompt_rows is None and all(part.in_recorded_steps for part in batch.parts.values())
-            if is_plain and self.recorded_steps is not None and self.recorded_steps.fit(self):
+            if is_plain and self.recorded_steps is not None and self.recorded_steps.still_fit(self):
                 logits = self.recorded_steps.run(batch)
                 if logits is not None:
                     return self._sample(logits, sampling.to(self.device))
@@ -283,7 +283,7 @@ class ModelRunner:
     def _sample(
         self, logits: torch.Tensor, sampling: SamplingBatch, prompt_scores: "list[Scores] | None" = None
     ) -> ModelRunnerOutput:
-        """Choose a token for each row of logits, float32 [num_sampled, vocab_size]. A pooling model's rows are kept.
+        """Choose a token for each row of logits, float32 [R, vocab_size]. A pooling model's are vectors, and are kept.
 
         prompt_scores: of sampling.prompt_rows. What is found comes back from a device by one copy.
         """
@@ -298,7 +298,7 @@ class ModelRunner:
             sampled = sample_rows(logits, sampling, self.kernels) if len(logits) else None
             sampled, prompt_scores = fetch_together((sampled, prompt_scores))
             if sampled is not None:
-                token_ids, logprobs = sampling.on_host(sampled)
+                token_ids, logprobs = sampling.to_lists(sampled)
             if sampling.prompt_rows is not None and prompt_scores:
                 for chunk, position, found in sampling.prompt_rows.logprobs(prompt_scores):
                     prompt_logprobs[chunk].append((position, found))

@@ -39,8 +39,8 @@ class RecordedSteps(ABC):
         self.kv_cache = runner.kv_cache
         self.kernels = runner.kernels
 
-    def fit(self, runner: "ModelRunner") -> bool:
-        """Does a runner still compute with what was recorded?"""
+    def still_fit(self, runner: "ModelRunner") -> bool:
+        """Does a runner still compute with what was recorded? Not once somebody has swapped its kernels, say."""
         recorded = self.model, self.rotary, self.kv_cache, self.kernels
         return recorded == (runner.model, runner.rotary, runner.kv_cache, runner.kernels)
 
@@ -70,7 +70,9 @@ class Platform(ABC):
     def kv_format(
         self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kernels: Kernels
     ) -> tuple[ModelConfig, torch.dtype]:
-        """What K and V are held as: (sizes of the model as the KV cache sees them, dtype).
+        """What K and V are held as: (the model's sizes as the KV cache sees them, dtype).
+
+        In int8, head_dim is 2 larger, for the scale.
 
         Raises ValueError for a kv_cache_dtype that these kernels do not read.
         """

@@ -80,7 +80,7 @@ class SamplingBatch:
         seqs = [seq for chunk in output.chunks for seq in chunk.sampled_seqs()]
         batch = cls.from_sequences(seqs, eos_token_ids)
         batch.rows_per_chunk = [chunk.num_logits for chunk in output.chunks]
-        if any(chunk.seq.skip_prefix_cache for chunk in output.chunks):  # those whose prompt is scored
+        if any(chunk.seq.scores_prompt for chunk in output.chunks):
             from nanovllm.features.logprobs.scores import PromptRows
 
             batch.prompt_rows = PromptRows.from_scheduler_output(output)
@@ -103,22 +103,9 @@ class SamplingBatch:
             from nanovllm.features.logits_processors.processors import LogitsProcessors
 
             processors = LogitsProcessors.from_sequences(seqs, eos_token_ids)
-        if not random_rows:
-            return cls(
-                rows_per_chunk=[1] * len(seqs),
-                logprob_rows=logprob_rows,
-                processors=processors,
-                random_rows=EMPTY,
-                temperature=EMPTY,
-                top_k=EMPTY,
-                top_p=EMPTY,
-                min_p=EMPTY,
-                noise=EMPTY,
-                has_filters=False,
-            )
 
         def tensor(values: list, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device="cpu")
+            return torch.tensor(values, dtype=dtype, device="cpu") if values else EMPTY
 
         return cls(
             rows_per_chunk=[1] * len(seqs),
@@ -162,7 +149,7 @@ class SamplingBatch:
             prompt_rows = replace(prompt_rows, **tensors["prompt_rows"])
         return replace(self, **tensors | {"processors": processors, "prompt_rows": prompt_rows})
 
-    def on_host(self, sampled: "Sampled") -> tuple[list[int], list["TokenLogprobs | None"]]:
+    def to_lists(self, sampled: "Sampled") -> tuple[list[int], list["TokenLogprobs | None"]]:
         """(a token of each row, its logprobs if asked for). sampled: of sample_rows(), in the CPU's memory."""
         found = {}
         if self.logprob_rows is not None and sampled.scores is not None:
@@ -200,7 +187,7 @@ def sample(
 ) -> tuple[list[int], list["TokenLogprobs | None"]]:
     """sample_rows(), and what it finds on the host. batch: in the CPU's memory."""
     batch = batch.to(logits.device)
-    return batch.on_host(fetch_together(sample_rows(logits, batch, kernels)))
+    return batch.to_lists(fetch_together(sample_rows(logits, batch, kernels)))
 
 
 def sample_rows(logits: Tensor, batch: SamplingBatch, kernels: "Kernels | None" = None) -> Sampled:

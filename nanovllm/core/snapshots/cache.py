@@ -38,15 +38,24 @@ class SnapshotCache:
     max_running     sequences that run at a time: each has a slot
     max_snapshots   slots beside these
     policy          where snapshots are taken (policy.py)
+    state_class     SequenceState, or one of an engine, which also knows how it is packed
     by_hash         {block hash: Snapshot}, the least recently used first
     states          {seq_id: state} of running sequences; also seq.parts["state"]
     on_event        called with "snapshot" or "drop_snapshot" and a block hash; the block manager sets it
     """
 
-    def __init__(self, *, max_running: int, max_snapshots: int, policy: Policy = snapshot_positions) -> None:
+    def __init__(
+        self,
+        *,
+        max_running: int,
+        max_snapshots: int,
+        policy: Policy = snapshot_positions,
+        state_class: type[SequenceState] = SequenceState,
+    ) -> None:
         self.max_running = max_running
         self.max_snapshots = max_snapshots
         self.policy = policy
+        self.state_class = state_class
         self.on_event: Callable[[str, bytes], None] = lambda kind, block_hash: None
         self.num_taken = 0
         self.clear()
@@ -89,7 +98,7 @@ class SnapshotCache:
             source = snapshot.slot
         wanted = self.policy(len(seq.tokens), num_matched_tokens, block_size)
         slot = self.free_slots.pop()
-        state = SequenceState(slot, source, num_cached, wanted, prompt_end=len(seq.tokens) - 1)
+        state = self.state_class(slot, source, num_cached, wanted, prompt_end=len(seq.tokens) - 1)
         seq.parts["state"] = self.states[seq.seq_id] = state
 
     def take(self, seq: Sequence, block_size: int) -> None:

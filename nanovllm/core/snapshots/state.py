@@ -6,13 +6,9 @@ after the last token of a cached block.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nanovllm.core.sequence import SequencePart
-
-if TYPE_CHECKING:
-    from nanovllm.core.scheduler import SchedulerOutput
-    from nanovllm.worker.batch import Batch
 
 NOTHING_READ = -1  # in place of a slot: the state before the first token, all zeros
 
@@ -67,11 +63,6 @@ class SequenceState(SequencePart):
         """The next chunk takes in all tokens up to `end`."""
         self.segments = [Segment(self.num_tokens, end, self.source, self.slot)]
         self.num_tokens, self.source, self.is_new = end, self.slot, True
-
-    def add_to_batch(self, batch: "Batch", output: "SchedulerOutput") -> "Batch":
-        from nanovllm.features.hybrid.batch_states import with_states  # tensors, of which core/ knows nothing
-
-        return with_states(batch, output)
 
     def pass_through(self, position: int, slot: int) -> None:
         """On its way through the chunk the state is left in another slot, too."""

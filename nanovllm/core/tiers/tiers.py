@@ -135,7 +135,7 @@ class Tiers:
 
     def awaits(self, seq: Sequence, num_hits: int, ahead: dict[int, Block]) -> bool:
         """Take in what has come for a sequence, and ask for what comes next. True while something is on its way."""
-        if seq.skip_prefix_cache or not self.manager.enable_prefix_caching:
+        if seq.scores_prompt or not self.manager.enable_prefix_caching:
             return False
         awaited = self._awaited.get(seq.seq_id)
         if awaited is None:

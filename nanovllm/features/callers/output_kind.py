@@ -17,6 +17,15 @@ class OutputFilter:
     def __init__(self, kind: RequestOutputKind) -> None:
         self.kind = kind
         self._seen: dict[int, CompletionOutput] = {}  # sample index -> what was handed out of it
+        self._before: dict[int, CompletionOutput] = {}  # the same, before the newest one
+
+    def roll_back(self, index: int, num_tokens: int) -> None:
+        """A sample goes back to so many tokens: the step that gave it more has failed, and nobody got its outputs."""
+        if index in self._seen and len(self._seen[index].token_ids) > num_tokens:
+            if (before := self._before.pop(index, None)) is None:
+                del self._seen[index]
+            else:
+                self._seen[index] = before
 
     def take(self, output: "RequestOutput") -> "RequestOutput | None":
         """None: there is nothing to tell yet."""
@@ -44,6 +53,6 @@ class OutputFilter:
         num_tokens, num_chars = len(before.token_ids), len(before.text)
         if before.finished() or (not sample.finished() and len(sample.token_ids) == num_tokens):
             return None
-        self._seen[sample.index] = sample
+        self._before[sample.index], self._seen[sample.index] = before, sample
         logprobs = None if sample.logprobs is None else sample.logprobs[num_tokens:]
         return replace(sample, text=sample.text[num_chars:], token_ids=sample.token_ids[num_tokens:], logprobs=logprobs)

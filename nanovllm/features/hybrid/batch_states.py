@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.snapshots.segments import step_segments
+from nanovllm.core.snapshots.state import SequenceState
 from nanovllm.worker.batch import Batch, BatchPart
 
 
@@ -18,11 +19,13 @@ class BatchStates(BatchPart):
     in_recorded_steps = True
 
 
-def with_states(batch: Batch, output: SchedulerOutput) -> Batch:
-    """The batch, with the segments of its step."""
-    segments = torch.tensor(step_segments(output.chunks), dtype=torch.int64, device="cpu")
-    batch.parts["state"] = BatchStates(segments)
-    return batch
+class PackedState(SequenceState):
+    """A SequenceState of an engine, whose steps are packed into batches."""
+
+    def add_to_batch(self, batch: Batch, output: SchedulerOutput) -> Batch:
+        segments = torch.tensor(step_segments(output.chunks), dtype=torch.int64, device="cpu")
+        batch.parts["state"] = BatchStates(segments)
+        return batch
 
 
 def segments_of(batch: Batch) -> Tensor | None:

@@ -20,8 +20,9 @@ from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.rows import BatchImages, BatchPlaceholders
 from nanovllm.files.config_json import make_config
 from nanovllm.files.tensor_files import check_tensors, tensor_files
-from nanovllm.worker.batch import Batch, ModelPart
+from nanovllm.worker.batch import Batch
 from nanovllm.worker.loader import read_into
+from nanovllm.worker.model import ModelPart
 
 logger = logging.getLogger("nanovllm")
 

@@ -168,7 +168,7 @@ class PromptRows:
         for index, chunk in enumerate(output.chunks):
             seq = chunk.seq
             num_top = seq.sampling_params.prompt_logprobs
-            if seq.skip_prefix_cache and num_top is not None:
+            if seq.scores_prompt and num_top is not None:
                 positions = range(chunk.start + 1, min(chunk.end + 1, seq.num_prompt_tokens))
                 rows += range(first, first + len(positions))
                 places += ((index, position) for position in positions)

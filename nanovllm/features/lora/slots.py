@@ -16,10 +16,10 @@ from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.features.lora.adapter import Adapter, linear_shapes
 from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights, kernel_for
 from nanovllm.features.parallel.group import RankGroup
-from nanovllm.worker.batch import Batch, BatchPart, ModelPart
+from nanovllm.worker.batch import Batch, BatchPart
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear
-from nanovllm.worker.model import Decoder
+from nanovllm.worker.model import Decoder, ModelPart
 
 
 @dataclass(frozen=True)

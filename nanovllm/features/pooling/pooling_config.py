@@ -68,17 +68,17 @@ def reject_encoder(architecture: Any, path: Path) -> None:
         )
 
 
-def read_pooling(text: Any, architecture: str, kind: str, asked: Any, path: Path) -> PoolingConfig | None:
+def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, path: Path) -> PoolingConfig | None:
     """None for a checkpoint that shall generate.
 
     text: transformers' configuration of the language model. kind: what the architecture is made for, "generate",
-    "embed" or "classify". asked: an EngineConfig, or None: it shall generate. Raises ValueError for what cannot be done
-    with the checkpoint.
+    "embed" or "classify". engine_config: an EngineConfig, or None: it shall generate. Raises ValueError for
+    what cannot be done with the checkpoint.
     """
     config = vars(text)
     modules = _sentence_transformers(path.parent) if path.name == "config.json" else None
     made_for = "embed" if kind == "generate" and modules is not None else kind
-    runner, convert = ("generate", "auto") if asked is None else (asked.runner, asked.convert)
+    runner, convert = ("generate", "auto") if engine_config is None else (engine_config.runner, engine_config.convert)
     is_converted = convert in ("embed", "classify")
     if runner == "auto":
         runner = "pooling" if is_converted or made_for != "generate" else "generate"
@@ -89,14 +89,14 @@ def read_pooling(text: Any, architecture: str, kind: str, asked: Any, path: Path
         raise ValueError(f"{path}: {found}, so it cannot generate; runner='pooling' gives embeddings or scores of it")
     if runner == "generate":
         return None
-    if asked.speculative_config is not None:
+    if engine_config.speculative_config is not None:
         raise ValueError("speculative_config proposes tokens that are sampled; with runner='pooling' none are")
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         raise ValueError(f"{path}: its tokens see those behind them (is_causal is false), so no KV cache can hold them")
-    pooler = asked.pooler_config or PoolerConfig()
+    pooler = engine_config.pooler_config or PoolerConfig()
     task = convert if is_converted else pooler.task or ("classify" if made_for == "classify" else "embed")
     if task == "classify":
-        return _classifier(text, architecture, kind, pooler, asked, path)
+        return _classifier(text, architecture, kind, pooler, engine_config, path)
     pooling_type, normalizes = modules or ("LAST", True)
     if pooler.pooling_type is None and pooler.seq_pooling_type is None:
         check_pooling_type(f"{path.parent}: the pooling of modules.json", pooling_type)
@@ -145,7 +145,9 @@ def _sentence_transformers(directory: Path) -> tuple[str, bool] | None:
     return pooling_type, "Normalize" in names
 
 
-def _classifier(text: Any, architecture: str, kind: str, pooler: PoolerConfig, asked: Any, path: Path) -> PoolingConfig:
+def _classifier(
+    text: Any, architecture: str, kind: str, pooler: PoolerConfig, engine_config: Any, path: Path
+) -> PoolingConfig:
     config = vars(text)
     is_reranker = typed(config, "is_original_qwen3_reranker", False, path)
     names = list_of(config.get("classifier_from_token"), str, "tokens", f"{path}: classifier_from_token")
@@ -169,7 +171,7 @@ def _classifier(text: Any, architecture: str, kind: str, pooler: PoolerConfig, a
         pooler.use_activation is not False,
         _activation_of(config, num_labels, path),
         num_labels,
-        token_ids=_ids_of(names, asked, path),
+        token_ids=_ids_of(names, engine_config, path),
         two_way=method == TWO_WAY,
         is_reranker=is_reranker,
         joins_texts=not typed(config, "use_sep_token", method is None, path),
@@ -193,14 +195,20 @@ def _activation_of(config: dict[str, Any], num_labels: int, path: Path) -> str:
     return known[name]
 
 
-def _ids_of(names: list[str], asked: Any, path: Path) -> tuple[int, ...]:
+def _ids_of(names: list[str], engine_config: Any, path: Path) -> tuple[int, ...]:
     """The tokens' ids. Raises ValueError for a text that is not one token."""
     if not names:
         return ()
     from nanovllm.files.hub import resolve_tokenizer
     from nanovllm.files.tokenizer import load_tokenizer
 
-    place = resolve_tokenizer(asked.tokenizer) if asked.tokenizer else path.parent if path.suffix == ".json" else path
+    place = (
+        resolve_tokenizer(engine_config.tokenizer)
+        if engine_config.tokenizer
+        else path.parent
+        if path.suffix == ".json"
+        else path
+    )
     tokenizer = load_tokenizer(place)
     vocabulary = tokenizer.get_vocab()
     if missing := [name for name in names if name not in vocabulary]:

@@ -35,7 +35,7 @@ class EngineTiers(Tiers, Wing):
         if scheduler.waiting and not scheduler.running and scheduler.none_may_start():
             self.wait(WAIT_S)
 
-    def scheduled(self, output: SchedulerOutput) -> None:
+    def after_schedule(self, output: SchedulerOutput) -> None:
         self.save_evicted()  # before the step overwrites the evicted blocks
 
     def reset(self) -> None:

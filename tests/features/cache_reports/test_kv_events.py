@@ -227,7 +227,7 @@ def test_a_copy_that_was_not_computed_is_no_copy():
     manager.free(admit(manager, [1, 2]))
     manager.step_done()
     again = sequence([1, 2])
-    again.skip_prefix_cache = True
+    again.scores_prompt = True
     assert manager.allocate_with_prefix(again)
     compute(manager, again)
     admit(manager, [7])  # evicts the first block, while the second is cached, too

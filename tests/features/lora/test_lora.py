@@ -242,8 +242,8 @@ def test_numbers_that_the_engines_dtype_does_not_have(base, adapters, tmp_path):
 
 def test_the_least_recently_used_adapter_leaves(base, adapters):
     llm = LLM(str(base), dtype="float32", enable_lora=True, max_loras=2)
-    adapters = llm.engine.model_runner.parts["adapters"]
-    slots, layers = adapters.slots, adapters.layers
+    kept = llm.engine.model_runner.parts["adapters"]
+    slots, layers = kept.slots, kept.layers
     for i, expected in ((0, [1]), (1, [1, 2]), (0, [2, 1]), (2, [1, 3]), (3, [3, 4]), (0, [4, 1])):
         [output] = llm.generate([SHARED], GREEDY, lora_request=adapters[i])
         assert list(slots) == expected and set(slots.values()) <= {0, 1}
@@ -281,10 +281,10 @@ def test_a_load_that_breaks_off_leaves_no_half_adapter(base, adapters, monkeypat
 def test_without_adapters_nothing_is_in_the_way(base, adapters):
     plain, able = LLM(str(base), dtype="float32"), LLM(str(base), dtype="float32", enable_lora=True)
     assert "adapters" not in plain.engine.model_runner.parts
-    adapters = able.engine.model_runner.parts["adapters"]
-    assert len(adapters.layers) == 4 * SIZES["num_hidden_layers"] + 1
+    kept = able.engine.model_runner.parts["adapters"]
+    assert len(kept.layers) == 4 * SIZES["num_hidden_layers"] + 1
     able.generate([SHARED], GREEDY)
-    assert all(layer.weights is None for layer in adapters.layers)
+    assert all(layer.weights is None for layer in kept.layers)
     expect("built without enable_lora=True", plain.generate, [SHARED], GREEDY, lora_request=adapters[0])
 
 

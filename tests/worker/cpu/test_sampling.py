@@ -524,7 +524,7 @@ def test_requests_get_what_pytorch_would_give_them(llm, monkeypatch):
         assert used is llm.engine.model_runner.kernels and used.library is not None
         num_steps, num_drawn = num_steps + 1, num_drawn + len(batch.random_rows)
         sampled = sample_rows(logits.clone(), batch, used), sample_rows(logits, batch)
-        (ours, our_logprobs), (tokens, logprobs) = map(batch.on_host, sampled)
+        (ours, our_logprobs), (tokens, logprobs) = map(batch.to_lists, sampled)
         assert ours == tokens
         for row, other in zip(our_logprobs, logprobs, strict=True):
             assert row is other is None or same_logprobs(row, other)
