@@ -5,7 +5,6 @@ import importlib
 import io
 import json
 import os
-import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from chapters import quiz
+from chapters import lab_notebook, quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
 from chapters.report import record, report
 from chapters.story import Story, busy
@@ -40,15 +39,17 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in (
         ("read", "show a chapter's text"),
-        ("lab", "play a chapter's lab"),
+        ("lab", "open a chapter's lab, a notebook"),
         ("quiz", "ask a chapter's questions"),
         ("check", "grade your exercise.py for a chapter"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("chapter", type=int)
         if name == "lab":
-            command.add_argument("--plain", action="store_true", help="print it all, without keys to press")
-            command.add_argument("--browser", action="store_true", help="serve it to a web browser on this machine")
+            how = command.add_mutually_exclusive_group()
+            how.add_argument("--plain", action="store_true", help="run it here and print its tables")
+            how.add_argument("--browser", action="store_true", help="open it in a browser, even if this is no terminal")
+            how.add_argument("--write", action="store_true", help="run it here and keep what the texts quote (authors)")
         if name == "check":
             which = command.add_mutually_exclusive_group()
             which.add_argument("--solution", action="store_true", help="grade our solution instead")
@@ -141,34 +142,22 @@ def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progr
 
 
 def run_lab(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    notebook = chapter.folder / "lab.py"
+    if args.write:
+        lab_notebook.write(chapter, args.model)
+        return 0
+    if not args.plain and (args.browser or console.is_terminal):
+        if find_spec("marimo") is not None:
+            return lab_notebook.open_in_browser(notebook, args.model)
+        what = (
+            'This lab is a notebook to play with and to change:  pip install -e ".[labs]"  Here it prints its tables.\n'
+        )
+        console.print(what, markup=False)
+    story = Story(args.model)
     with busy("the lab begins"):
-        lab = chapter.module("lab")
-    playable, served = hasattr(lab, "make_app"), "TEXTUAL_DRIVER" in os.environ  # textual-serve started this process
-    if args.browser and not playable:
-        raise ValueError(f"the lab of chapter {chapter.number} is a story; it has nothing to play with in a browser")
-    plain = args.plain or not (console.is_terminal or served or args.browser)
-    if playable and not plain:
-        if find_spec("textual") is not None:
-            if args.browser:
-                return serve(chapter, args.model)
-            with busy("the lab begins"):
-                app = lab.make_app(args.model)
-            app.run()
-            return 0
-        console.print('This lab is one to play with:  pip install -e ".[labs]"  Here it is a story.\n', markup=False)
-    story = Story(args.model, plain)
-    with busy("the lab begins"):
-        lab.tell(story)
+        lab_notebook.run(notebook, story)
     if story.machine:
         progress.note(chapter, machine=story.machine)
-    return 0
-
-
-def serve(chapter: Chapter, model: str | None) -> int:
-    from textual_serve.server import Server
-
-    command = [sys.executable, "-m", "chapters", "lab", str(chapter.number), *(["--model", model] if model else [])]
-    Server(shlex.join(command)).serve()
     return 0
 
 

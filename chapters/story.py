@@ -1,13 +1,14 @@
-"""Story: how a lab tells what it does. In a terminal it waits between its parts; plain, it prints them all.
+"""Story: what the cells of a lab tell. A terminal prints it; a notebook in a browser shows it below the cell.
 
 What is told is also kept as data: a page draws from it what the terminal drew.
 """
 
+import html
 import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -21,17 +22,19 @@ from chapters.recording import Told
 from chapters.sheet import MEASURED, Histogram, Levels, Sheet
 from nanovllm import LLM
 
-WIDTH = 100
+WIDTH, NEWLINE = 100, "\n"
+PRINTED = ' style="overflow-x: auto; line-height: 1.25; font-size: 0.8rem; white-space: pre"'
 
 T = TypeVar("T")
 
 
 class Story:
-    """Prints a lab's parts. What a lab measures on this machine is marked: say(..., measured=True)."""
+    """Shows a lab's parts. What a lab measures on this machine is marked: say(..., measured=True)."""
 
-    def __init__(self, model: str | None = None, plain: bool = True) -> None:
-        self._model, self._plain = model, plain
+    def __init__(self, model: str | None = None) -> None:
+        self._model = model
         self._console = Console(width=WIDTH, highlight=False)
+        self.contexts = ExitStack()
         self.told: list[Told] = []
         self.machine: dict[str, float] = {}  # what a lab has measured of it; pictures built here show it
 
@@ -46,13 +49,16 @@ class Story:
         with busy(f"loading {self.model}"):
             return LLM(self.model, **options)
 
+    def enter(self, context: AbstractContextManager[T]) -> T:
+        """Enter it until the lab ends."""
+        return self.contexts.enter_context(context)
+
     def part(self, title: str) -> None:
-        """Begin a part; before all but the first, wait for Enter in a terminal."""
+        """Begin a part."""
         num_parts = sum(kind == "part" for kind, _ in self.told)
         with silent():
-            if num_parts and not self._plain and sys.stdin.isatty():
-                self._console.input("\n[dim]Enter goes on[/] ")
-            self._console.rule(f"[bold]{num_parts + 1}. {title}", align="left")
+            if not in_notebook(f"<h2>{html.escape(plain(title))}</h2>"):
+                self._console.rule(f"[bold]{num_parts + 1}. {title}", align="left")
         if _lines:
             _lines[-1].update(escape(title))
         self.told.append(("part", title))
@@ -60,7 +66,9 @@ class Story:
     def say(self, text: str, measured: bool = False) -> None:
         """A paragraph. measured: its numbers are of this machine and this run, and differ elsewhere."""
         with silent():
-            self._console.print(f"{text}{f' [dim]{MEASURED}[/]' if measured else ''}\n")
+            shown_text = f"{text}{f' [dim]{MEASURED}[/]' if measured else ''}"
+            if not in_notebook(f'<p style="white-space: pre-wrap">{as_html(shown_text, width=10_000)}</p>'):
+                self._console.print(f"{shown_text}\n")
         said = plain(text).strip("\n") + f" {MEASURED}" * measured
         for paragraph in said.split("\n\n"):
             self.told.append(("print" if paragraph.startswith(" ") or "\n" in paragraph else "say", paragraph))
@@ -68,17 +76,35 @@ class Story:
     def log(self, *lines: str) -> None:
         """What happened, a line each."""
         with silent():
-            for line in lines:
-                self._console.print(line, style="dim", markup=False)
-            self._console.print()
+            if not in_notebook(f"<pre{PRINTED}>{html.escape(NEWLINE.join(lines))}</pre>"):
+                for line in lines:
+                    self._console.print(line, style="dim", markup=False)
+                self._console.print()
         self.told.append(("print", "\n".join(lines)))
 
     def show(self, renderable: Any) -> None:
         """A table, a panel, whatever rich can draw."""
         with silent():
-            self._console.print(renderable)
-            self._console.print()
+            if not in_notebook(f"<pre{PRINTED}>{as_html(renderable)}</pre>"):
+                self._console.print(renderable)
+                self._console.print()
         self.told += shown(renderable)
+
+
+def in_notebook(output: str) -> bool:
+    """Show this HTML below the cell that runs now. False where none does: in a terminal."""
+    marimo = sys.modules.get("marimo")
+    if marimo is None or not marimo.running_in_notebook():
+        return False
+    marimo.output.append(marimo.Html(output))
+    return True
+
+
+def as_html(renderable: Any, width: int = WIDTH) -> str:
+    """What a terminal of this width would show, in its colors."""
+    console = Console(width=width, highlight=False, record=True, file=io.StringIO(), force_jupyter=False)
+    console.print(renderable, soft_wrap=width > WIDTH)
+    return console.export_html(inline_styles=True, code_format="{code}").rstrip()
 
 
 def shown(renderable: Any) -> list[Told]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chapters.ch01_inference.lab import next_logits_of, rows_of
+from chapters.ch01_inference.lab_parts import next_logits_of, rows_of
 from chapters.expect import differs, expect, read_again
 from chapters.grading import PROMPTS, Bench, Task, Wrong, case, cases
 from chapters.patching import replaced

@@ -5,9 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from rich.table import Table
-from rich.text import Text
 
-from chapters.ch07_prefix_caching import faults
 from chapters.ch07_prefix_caching.faults import Fault
 from chapters.patching import use_manager
 from chapters.story import Story
@@ -80,69 +78,6 @@ def play(llm: LLM, waves: Waves, fault: Fault = nullcontext, num_blocks: int = L
                 num_finished = engine.stats.num_finished_requests - before
                 outcomes.append(Outcome(texts, cached, num_finished, error, len(manager.free_blocks), ref_counts))
     return outcomes
-
-
-def tell_traps(story: Story, llm: LLM) -> None:
-    story.part("Six traps")
-    prompts = Prompts(llm)
-    japan, wuhan, reader = prompts.japan, prompts.wuhan, prompts.reader
-    story.say(
-        "The engine runs the same requests with one fault at a time, and without it. There are three prompts, each of "
-        "one block of its own, four blocks that are the same in all, and one token more:"
-    )
-    beginnings = "I come from Japan.", "I come from Wuhan.", "I like to read."
-    story.show(Text("".join(f"  {beginning} ...\n" for beginning in beginnings) + f"  ...{FAMILY} called"))
-    story.say(
-        "[bold]1. Tokens are hashed without their parent.[/] First comes Japan. The reader has only said thank you so "
-        "far, and its first block is known; now it sends its prompt, too."
-    )
-    waves = [[japan], [prompts.greeting("I like to read.")], [reader]]
-    tell_trap(story, llm, ["reader"], waves, faults.without_parent)
-
-    story.say("[bold]2. The hash is made of bytes(token_ids).[/] One prompt is enough:")
-    story.say(f"  {play(llm, [[japan]], faults.bytes_of_ids)[-1].error}")
-    pair = next(pair for pair in zip(japan, wuhan, strict=True) if pair[0] != pair[1])
-    ids = ", ".join(f"{llm.get_tokenizer().decode([i])!r} is {i} = 256 * {i // 256} + {i % 256}" for i in pair)
-    story.say(f"The first fix that comes to mind is i % 256, and it runs. {ids}.")
-    tell_trap(story, llm, ["Wuhan"], [[japan], [wuhan]], faults.low_bytes_of_ids)
-
-    story.say(
-        "[bold]3. References stay raised when there is no room.[/] The pool has 16 blocks, and three waves of "
-        "prompts come:"
-    )
-    table = Table("wave", "answered", "free blocks afterwards", "references that nobody holds")
-    waves = [[japan, wuhan, reader], [japan, wuhan, reader], [list(range(1000, 1060))]]
-    played = play(llm, waves, faults.references_stay, num_blocks=16)
-    for number, (wave, outcome) in enumerate(zip(waves, played, strict=True), start=1):
-        answered, counts = f"{outcome.num_finished} of {len(wave)}", " ".join(map(str, outcome.ref_counts))
-        table.add_row(str(number), answered, str(outcome.num_free), counts)
-    story.show(table)
-    outcomes = played[-1].error, play(llm, waves, num_blocks=16)[-1].error or "it is answered"
-    story.say(
-        "The third wave is one prompt of 60 tokens, 8 blocks, that shares nothing. With the fault: {} (after the "
-        "failed step the pool is forgotten, and all references with it). Without: {}.".format(*outcomes)
-    )
-
-    story.say(
-        "[bold]4. Hits are left in the free queue.[/] The pool has 10 blocks; the reader comes again, with Japan "
-        "beside it:"
-    )
-    tell_trap(story, llm, ["reader", "Japan"], [[reader], [reader, japan]], faults.hits_stay_free, num_blocks=10)
-
-    story.say(
-        "[bold]5. A block that is taken keeps its old hash.[/] The pool has 8 blocks; Japan comes, then the "
-        "reader, then:"
-    )
-    tell_trap(story, llm, ["Japan"], [[japan], [reader], [japan]], faults.names_stay, num_blocks=8)
-
-    story.say(
-        "[bold]6. Of a fully cached prompt nothing is computed.[/] The prompts come without their last token, so they "
-        "have 5 blocks."
-    )
-    story.say(f"  Alone: {play(llm, [[japan[:-1]]] * 2, faults.nothing_left)[-1].error}")
-    story.say("Beside another request, Japan's first token is sampled from the row before its own, the reader's last:")
-    waves = [[japan[:-1]], [reader, japan[:-1]]]
-    tell_trap(story, llm, ["reader", "Japan"], waves, faults.nothing_left)
 
 
 def tell_trap(story: Story, llm: LLM, names: list[str], waves: Waves, fault: Fault, num_blocks: int = LARGE) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from chapters.ch01_inference.lab import next_logits_of
+from chapters.ch01_inference.lab_parts import next_logits_of
 from chapters.ch08_sampling.theory import Fit, Reshaped, compare, effective_number, reshape
 from chapters.story import one_core
 from nanovllm import LLM, SamplingParams

@@ -1,292 +1,268 @@
-"""Lab of chapter 12: the weights of a real model in fewer bits, and what that does to the numbers and to the model.
+import marimo
 
-Everything is computed in float32, on one core.
-"""
+__generated_with = "0.25.2"
+app = marimo.App(app_title="Lab 12: Fewer bits")
 
-from collections.abc import Callable, Iterable
-from typing import Any
+with app.setup(hide_code=True):
+    from collections.abc import Callable
+    from typing import Any
 
-import torch
-import torch.nn.functional as F
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-from torch import Tensor
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
 
-from chapters.app import explorer
-from chapters.ch12_fewer_bits.drawing import histogram, levels
-from chapters.ch12_fewer_bits.rounding import KINDS, ROW, Change, Model, error, rounded
-from chapters.ch12_fewer_bits.world import OUTLIERS, TEXT, World, size_name
-from chapters.draw import make_table
-from chapters.play import actions
-from chapters.story import Story, one_core, stopwatch
-from nanovllm import LLM
-from nanovllm.features.quantization.formats import (
-    FORMATS,
-    GROUP_SIZE,
-    Q4_0,
-    Q4_1,
-    Q8_0,
-    Format,
-    MergedWeight,
-    QuantizedWeight,
-    quantize_q8_0,
-)
-from nanovllm.features.quantization.q4_1_search import quantize_q4_1
-from nanovllm.features.quantization.quantized_kernels import kernels_for
-from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
-from nanovllm.worker.kernels import TORCH_KERNELS
-
-NUM_SHOWN = 8  # numbers of a group in a table
-NUM_ROWS = (1, 16, 128)
-
-
-def load_world(load: Callable[..., LLM]) -> World:
-    llm = load(dtype="float32", enforce_eager=True, max_model_len=256, num_gpu_blocks_override=16, block_size=16)
-    with one_core():
-        return World(Model(llm))
-
-
-# -- drawings ---------------------------------------------------------------------------------------------------------
-
-
-def draw_group(world: World, count: int = NUM_SHOWN) -> Group:
-    """The first numbers of the chosen group: number, code, what comes back."""
-    shown = world.shown()
-    numbers, codes, restored = (x[:count].tolist() for x in (shown.numbers, shown.codes, shown.restored))
-    errors = ((shown.restored - shown.numbers) / (shown.scale or 1))[:count].tolist()
-    table = make_table("", *(str(i) for i in range(count)), first=1)
-    table.add_row("number", *(f"{x:.4f}" for x in numbers))
-    table.add_row("code", *map(str, codes))
-    table.add_row("restored", *(f"{x:.4f}" for x in restored))
-    table.add_row("error, in steps", *(f"{x:+.2f}" for x in errors))
-    return Group(levels(shown.numbers, world.format, shown.scale, shown.minimum), table, Text(describe_group(world)))
-
-
-def describe_group(world: World) -> str:
-    shown = world.shown()
-    minimum = f", minimum {shown.minimum:.4g}" if world.format.has_minimum else ""
-    others = " of the other numbers" if world.outlier else ""
-    errors = f"error{others}: {shown.group_error:.2%} in the group, {shown.row_error:.2%} in the row"
-    return f"row {world.row}, group {world.group}: scale {shown.scale:.4g}{minimum}; {errors}"
-
-
-def draw_matrix(world: World) -> Group:
-    """All numbers of the matrix, and their rounding errors."""
-    low_high = float(4 * world.weight.std())
-    off = error(world.weight, rounded(world.weight, world.format, world.size))
-    [name] = world.names
-    weights = f"{name} {list(world.weight.shape)}: root mean square {world.weight.square().mean().sqrt():.4f}"
-    errors = f"the rounding errors, in steps of {world.format.name}; error of the matrix {off:.2%}"
-    return Group(
-        histogram(weights, world.weight.flatten(), -low_high, low_high),
-        histogram(errors, world.rounding_errors(), -0.6, 0.6, height=3),
+    from chapters.ch12_fewer_bits.lab_parts import (
+        ACTIONS,
+        NUM_SHOWN,
+        draw_changes,
+        draw_group,
+        draw_matrix,
+        load_world,
+        panels,
     )
+    from chapters.ch12_fewer_bits.rounding import KINDS, ROW, Change, error, rounded
+    from chapters.ch12_fewer_bits.world import OUTLIERS, TEXT, size_name
+    from chapters.draw import make_table
+    from chapters.lab_notebook import the_story
+    from chapters.playing import playground, start_button, title
+    from chapters.story import one_core, stopwatch
+    from nanovllm.features.quantization.formats import (
+        FORMATS,
+        GROUP_SIZE,
+        Q4_0,
+        Q4_1,
+        Q8_0,
+        Format,
+        MergedWeight,
+        QuantizedWeight,
+        quantize_q8_0,
+    )
+    from nanovllm.features.quantization.q4_1_search import quantize_q4_1
+    from nanovllm.features.quantization.quantized_kernels import kernels_for
+    from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
+    from nanovllm.worker.kernels import TORCH_KERNELS
 
 
-def draw_changes(model: Model, changes: Iterable[tuple[str, Change]], measured: bool = False) -> Table:
-    """measured: the last bits of these depend on the machine."""
-    columns = ("perplexity", "more", "KL divergence", "new best token")
-    table = make_table("rounded", *columns, *[""] * measured, first=24, width=8)
-    table.add_row("nothing", f"{model.perplexity:.2f}", "", "", "", *["(measured)"] * measured)
-    for name, change in changes:
-        other = f"{change.num_other} of {change.num_tokens}"
-        cells = f"{change.perplexity:.2f}", f"{change.more:+.1%}", f"{change.divergence:.4f}", other
-        table.add_row(name, *cells, *["(measured)"] * measured)
-    return table
+@app.cell(hide_code=True)
+def _():
+    title(12)
+    return
 
 
-def panels(world: World) -> list[tuple[str, RenderableType]]:
-    shuffled = ", dimensions shuffled" if world.model.is_shuffled else ""
-    outlier = f", outlier x{world.outlier}" if world.outlier else ""
-    chosen = f"{world.format.name}, a group is {size_name(world.size)}{outlier}{shuffled}"
-    changes = draw_changes(world.model, world.measured)
-    return [
-        (f"a group: {chosen}", draw_group(world)),
-        ("the matrix", draw_matrix(world)),
-        (f"measured on {len(world.model.token_ids)} tokens (m: this matrix, a: all of its kind)", changes),
-    ]
+@app.cell(hide_code=True)
+def play_it():
+    player, turn = playground(lambda: load_world(the_story().load), panels, ACTIONS, ask="a text to predict")
+    return player, turn
 
 
-ACTIONS = actions(
-    "k|kind|next_kind, l|layer|next_layer, L||previous_layer, f|format|next_format, s|size|next_size, "
-    "g|group|next_group, o|outlier|next_outlier, m|measure|measure, a|all|measure_kind, h|shuffle|shuffle, "
-    "r|reset|reset"
-)
+@app.cell(hide_code=True)
+def show_it(player, turn):
+    turn()
+    controls = player.controls()
+    player.show(controls)
+    return
 
 
-def make_app(model: str | None) -> Any:
-    return explorer("Fewer bits", load_world(Story(model).load), panels, ACTIONS, ask="a text to predict")
+@app.cell(hide_code=True)
+def start_it():
+    start = start_button("a minute")
+    start
+    return (start,)
 
 
-# -- the story --------------------------------------------------------------------------------------------------------
+@app.cell(hide_code=True)
+def begin(start):
+    story = the_story(start)
+    story.enter(one_core())
+    return (story,)
 
 
-def tell(story: Story) -> None:
+@app.cell
+def settings():
+    NUM_ROWS = (1, 16, 128)
+    return (NUM_ROWS,)
+
+
+@app.cell
+def _(story):
     world = load_world(story.load)
-    with one_core():
-        tell_bytes(story, world)
-        tell_group(story, world)
-        tell_outlier(story, world)
-        tell_activations(story, world)
-        tell_model(story, world)
-        tell_four_bits(story, world)
-        tell_layers(story, world)
-        tell_speed(story, world)
+    return (world,)
 
 
-def tell_bytes(story: Story, world: World) -> None:
+@app.cell
+def tell_bytes(story, world):
     story.part("What the weights weigh")
-    num_weights = sum(weight.numel() for weight in world.model.weights.values())
+    _num_weights = sum(weight.numel() for weight in world.model.weights.values())
     story.say(
-        f"The model's linear layers and its output matrix have {num_weights:,} weights. A step reads all of them."
+        f"The model's linear layers and its output matrix have {_num_weights:,} weights. A step reads all of them."
     )
-    table = make_table("", "bytes a group of 32", "bits a weight", "MB", "of bf16", first=22, width=12)
-    group_bytes = {"bf16": 2 * GROUP_SIZE} | {name: format.group_bytes for name, format in FORMATS.items()}
-    for name, num_bytes in group_bytes.items():
-        bits, megabytes = 8 * num_bytes / GROUP_SIZE, num_weights * num_bytes / GROUP_SIZE / 1e6
-        table.add_row(name, str(num_bytes), f"{bits:.1f}", f"{megabytes:.1f}", f"{num_bytes / 2 / GROUP_SIZE:.2f}")
-    story.show(table)
+    _table = make_table("", "bytes a group of 32", "bits a weight", "MB", "of bf16", first=22, width=12)
+    _group_bytes = {"bf16": 2 * GROUP_SIZE} | {_name: format.group_bytes for _name, format in FORMATS.items()}
+    for _name, _num_bytes in _group_bytes.items():
+        _bits, _megabytes = 8 * _num_bytes / GROUP_SIZE, _num_weights * _num_bytes / GROUP_SIZE / 1e6
+        _table.add_row(
+            _name, str(_num_bytes), f"{_bits:.1f}", f"{_megabytes:.1f}", f"{_num_bytes / 2 / GROUP_SIZE:.2f}"
+        )
+    story.show(_table)
+    return
 
 
-def tell_group(story: Story, world: World) -> None:
+@app.cell
+def tell_group(story, world):
     story.part("A group, rounded")
     world.model.shuffle()  # the demo's own groups lie on a grid of 16 steps already
     world.choose("gate_proj", 5)
-    for format in (Q8_0, Q4_0, Q4_1):
-        world.format = format
-        story.say(f"{format.name}: the first {NUM_SHOWN} of 32 numbers.")
+    for _format in (Q8_0, Q4_0, Q4_1):
+        world.format = _format
+        story.say(f"{_format.name}: the first {NUM_SHOWN} of 32 numbers.")
         story.show(draw_group(world))
     story.part("A matrix, rounded")
     story.show(draw_matrix(world))
-    table = make_table("error of the matrix", *(size_name(size) for size in (32, 128, ROW)), first=22, width=12)
-    for format in (Q8_0, Q4_0, Q4_1):
-        cells = (error(world.weight, rounded(world.weight, format, size)) for size in (32, 128, ROW))
-        table.add_row(format.name, *(f"{cell:.2%}" for cell in cells))
-    story.show(table)
+    _table = make_table("error of the matrix", *(size_name(size) for size in (32, 128, ROW)), first=22, width=12)
+    for _format in (Q8_0, Q4_0, Q4_1):
+        _cells = (error(world.weight, rounded(world.weight, _format, size)) for size in (32, 128, ROW))
+        _table.add_row(_format.name, *(f"{cell:.2%}" for cell in _cells))
+    story.show(_table)
+    return
 
 
-def tell_outlier(story: Story, world: World) -> None:
+@app.cell
+def tell_outlier(story, world):
     story.part("An outlier")
     story.say(
         "The first number of a row becomes as large as the row's largest, then 4 and 16 times as large. What happens "
         "to the row's other numbers in Q8_0, with a scale for each 32, and with one for the row?"
     )
-    table = make_table("outlier", "32: its group", "32: the row", "one scale: the row", first=22, width=12)
+    _table = make_table("outlier", "32: its group", "32: the row", "one scale: the row", first=22, width=12)
     world.format = Q8_0
     for world.outlier in OUTLIERS:
         world.size = 32
-        small = world.shown()
+        _small = world.shown()
         world.size = ROW
-        name = f"{world.outlier} times the largest" if world.outlier else "none"
-        table.add_row(name, *(f"{x:.2%}" for x in (small.group_error, small.row_error, world.shown().row_error)))
-    story.show(table)
+        _name = f"{world.outlier} times the largest" if world.outlier else "none"
+        _table.add_row(_name, *(f"{x:.2%}" for x in (_small.group_error, _small.row_error, world.shown().row_error)))
+    story.show(_table)
+    return
 
 
-def tell_activations(story: Story, world: World) -> None:
+@app.cell
+def tell_activations(story, world):
     story.part("Activations")
-    model = world.model
-    model.shuffle()  # back
+    _model = world.model
+    _model.shuffle()  # back
     story.say(
         "How far does the largest number of a row stand out? Its magnitude over the root mean square of its row: the "
         "median of all rows, and the largest. Then the error in Q8_0."
     )
-    table = make_table("", "median", "largest", "error, 32", "error, row", first=34, width=10)
-    inputs = {name: model.inputs(name) for name in ("self_attn.qkv_proj", "mlp.down_proj")}
-    for layer in (5, 20):
-        for name, kind in (("self_attn.qkv_proj", "q_proj"), ("mlp.down_proj", "down_proj")):
-            [weight_name] = model.names(kind, layer)
-            weight, x_in = model.weights[weight_name], inputs[name][layer]
-            for what, x in ((f"weights of {kind}", weight), ("what goes into it", x_in)):
-                ratio = x.abs().amax(-1) / x.square().mean(-1).sqrt()
-                errors = (error(x, rounded(x, Q8_0, size)) for size in (32, ROW))
-                cells = f"{ratio.median():.1f}", f"{ratio.max():.1f}", *(f"{e:.2%}" for e in errors)
-                table.add_row(f"layer {layer}, {what}", *cells)
-    story.show(table)
+    _table = make_table("", "median", "largest", "error, 32", "error, row", first=34, width=10)
+    _inputs = {_name: _model.inputs(_name) for _name in ("self_attn.qkv_proj", "mlp.down_proj")}
+    for _layer in (5, 20):
+        for _name, _kind in (("self_attn.qkv_proj", "q_proj"), ("mlp.down_proj", "down_proj")):
+            [_weight_name] = _model.names(_kind, _layer)
+            _weight, _x_in = _model.weights[_weight_name], _inputs[_name][_layer]
+            for _what, _x in ((f"weights of {_kind}", _weight), ("what goes into it", _x_in)):
+                _ratio = _x.abs().amax(-1) / _x.square().mean(-1).sqrt()
+                _errors = (error(_x, rounded(_x, Q8_0, size)) for size in (32, ROW))
+                _cells = f"{_ratio.median():.1f}", f"{_ratio.max():.1f}", *(f"{e:.2%}" for e in _errors)
+                _table.add_row(f"layer {_layer}, {_what}", *_cells)
+    story.show(_table)
     story.say(
         "The table shows the largest magnitude that goes into down_proj, at the first token of the text and at "
         "all others:"
     )
-    table = make_table("layer", "first token", "the others", first=22, width=12)
-    for layer, x in inputs["mlp.down_proj"].items():
-        first, others = float(x[0].abs().max()), float(x[1:].abs().max())
-        if first > 10 * others or layer in (0, 20):
-            table.add_row(str(layer), f"{first:,.1f}", f"{others:,.1f}")
-    story.show(table)
+    _table = make_table("layer", "first token", "the others", first=22, width=12)
+    for _layer, _x in _inputs["mlp.down_proj"].items():
+        _first, _others = float(_x[0].abs().max()), float(_x[1:].abs().max())
+        if _first > 10 * _others or _layer in (0, 20):
+            _table.add_row(str(_layer), f"{_first:,.1f}", f"{_others:,.1f}")
+    story.show(_table)
+    return
 
 
-def tell_model(story: Story, world: World) -> None:
+@app.cell
+def tell_model(story, world):
     story.part("What the model makes of it: 8 bits")
-    model, changes = world.model, list[tuple[str, Change]]()
-    story.say(f"{len(model.token_ids)} tokens of a text that the model has not seen: {TEXT[:90]!r} and so on.")
-    for size in (32, ROW):
-        with model.rounded(model.names(), Q8_0, size):
-            changes.append((f"weights, {size_name(size)}", model.change()))
-            with model.rounded_activations(Q8_0, size):
-                both = model.change()
-        with model.rounded_activations(Q8_0, size):
-            changes.append((f"activations, {size_name(size)}", model.change()))
-        changes.append((f"both, {size_name(size)}", both))
-    story.show(draw_changes(model, changes, measured=True))
+    _model, _changes = world.model, list[tuple[str, Change]]()
+    story.say(f"{len(_model.token_ids)} tokens of a text that the model has not seen: {TEXT[:90]!r} and so on.")
+    for _size in (32, ROW):
+        with _model.rounded(_model.names(), Q8_0, _size):
+            _changes.append((f"weights, {size_name(_size)}", _model.change()))
+            with _model.rounded_activations(Q8_0, _size):
+                _both = _model.change()
+        with _model.rounded_activations(Q8_0, _size):
+            _changes.append((f"activations, {size_name(_size)}", _model.change()))
+        _changes.append((f"both, {size_name(_size)}", _both))
+    story.show(draw_changes(_model, _changes, measured=True))
+    return
 
 
-def tell_four_bits(story: Story, world: World) -> None:
+@app.cell
+def tell_four_bits(story, world):
     story.part("4 bits, and a model that was 4 bits before")
-    model = world.model
+    _model = world.model
 
-    def change(format: Format, names: list[str]) -> Change:
-        with model.rounded(names, format, 32):
-            return model.change()
+    def _change(format: Format, names: list[str]) -> Change:
+        with _model.rounded(names, format, 32):
+            return _model.change()
 
-    layers, head = model.names(layer=range(len(model.decoder.layers))), model.names("lm_head")
-    changes = [("layers, Q4_1", change(Q4_1, layers)), ("lm_head, Q4_1", change(Q4_1, head))]
-    model.shuffle()
-    changes += [(f"shuffled: layers, {format.name}", change(format, layers)) for format in (Q4_1, Q4_0)]
-    story.show(draw_changes(model, changes))
+    _layers, _head = _model.names(layer=range(len(_model.decoder.layers))), _model.names("lm_head")
+    _changes = [("layers, Q4_1", _change(Q4_1, _layers)), ("lm_head, Q4_1", _change(Q4_1, _head))]
+    _model.shuffle()
+    _changes += [(f"shuffled: layers, {format.name}", _change(format, _layers)) for format in (Q4_1, Q4_0)]
+    story.show(draw_changes(_model, _changes))
+    return
 
 
-def tell_layers(story: Story, world: World) -> None:
+@app.cell
+def tell_layers(story, world):
     story.part("One at a time")
-    model = world.model
+    _model = world.model
     story.say(
         "The shuffled model again, one kind of matrix at a time in Q4_1, in all layers; then some layers at a time."
     )
-    changes = []
-    for kind in KINDS:
-        with model.rounded(model.names(kind), Q4_1, 32):
-            changes.append((f"every {kind}", model.change()))
-    num_layers = len(model.decoder.layers)
-    for first in range(0, num_layers, -(-num_layers // 5)):
-        layers = range(first, min(first + -(-num_layers // 5), num_layers))
-        with model.rounded(model.names(layer=layers), Q4_1, 32):
-            changes.append((f"layers {layers.start} to {layers.stop - 1}", model.change()))
-    story.show(draw_changes(model, changes))
+    _changes = []
+    for _kind in KINDS:
+        with _model.rounded(_model.names(_kind), Q4_1, 32):
+            _changes.append((f"every {_kind}", _model.change()))
+    _num_layers = len(_model.decoder.layers)
+    for _first in range(0, _num_layers, -(-_num_layers // 5)):
+        _layers = range(_first, min(_first + -(-_num_layers // 5), _num_layers))
+        with _model.rounded(_model.names(layer=_layers), Q4_1, 32):
+            _changes.append((f"layers {_layers.start} to {_layers.stop - 1}", _model.change()))
+    story.show(draw_changes(_model, _changes))
+    return
 
 
-def tell_speed(story: Story, world: World) -> None:
+@app.cell
+def tell_speed(NUM_ROWS, story, world):
     story.part("Fetched and multiplied")
-    config = world.model.llm.engine.model_config
-    kernels = load_cpu_kernels(config, torch.bfloat16) or TORCH_KERNELS
-    weights = [layer.mlp.gate_up_proj.weight for layer in world.model.decoder.layers]
+    _config = world.model.llm.engine.model_config
+    _kernels = load_cpu_kernels(_config, torch.bfloat16) or TORCH_KERNELS
+    _weights = [layer.mlp.gate_up_proj.weight for layer in world.model.decoder.layers]
     story.say(
-        f"The {len(weights)} matrices gate_up_proj, one after another, on one core, with the engine's own products: "
+        f"The {len(_weights)} matrices gate_up_proj, one after another, on one core, with the engine's own products: "
         "milliseconds for all of them, the best of three. (Without a C compiler PyTorch does it, and fewer "
         "bits are slower.)"
     )
-    products: dict[str, list[tuple[Callable[..., Tensor], Any]]] = {"bf16": [], "Q8_0": [], "Q4_1": []}
-    for weight in weights:
-        plain = weight.bfloat16()
-        reordered = kernels.reorder_weight(plain)
-        products["bf16"].append((F.linear, plain) if reordered is None else (kernels.linear, reordered))
-        for groups in (quantize_q8_0(weight), quantize_q4_1(weight)):
-            in_blocks = MergedWeight([QuantizedWeight.of(groups)])
-            products[groups.format.name].append((kernels_for(kernels).quantized_linear, in_blocks))
-    table = make_table("rows", *map(str, NUM_ROWS), "", first=22, width=12)
-    for name, layers in products.items():
-        times = []
-        for num_rows in NUM_ROWS:
-            x = torch.randn(num_rows, config.hidden_size).bfloat16()
-            best = min(stopwatch(lambda: [product(x, w, None) for product, w in layers]) for _ in range(3))  # noqa: B023
-            times.append(f"{1e3 * best:.1f}")
-        table.add_row(name, *times, "(measured)")
-    story.show(table)
+    _products: dict[str, list[tuple[Callable[..., Tensor], Any]]] = {"bf16": [], "Q8_0": [], "Q4_1": []}
+    for _weight in _weights:
+        _plain = _weight.bfloat16()
+        _reordered = _kernels.reorder_weight(_plain)
+        _products["bf16"].append((F.linear, _plain) if _reordered is None else (_kernels.linear, _reordered))
+        for _groups in (quantize_q8_0(_weight), quantize_q4_1(_weight)):
+            _in_blocks = MergedWeight([QuantizedWeight.of(_groups)])
+            _products[_groups.format.name].append((kernels_for(_kernels).quantized_linear, _in_blocks))
+    _table = make_table("rows", *map(str, NUM_ROWS), "", first=22, width=12)
+    for _name, _layers in _products.items():
+        _times = []
+        for _num_rows in NUM_ROWS:
+            _x = torch.randn(_num_rows, _config.hidden_size).bfloat16()
+            _best = min(stopwatch(lambda: [product(_x, w, None) for product, w in _layers]) for _ in range(3))  # noqa: B023
+            _times.append(f"{1e3 * _best:.1f}")
+        _table.add_row(_name, *_times, "(measured)")
+    story.show(_table)
+    return
+
+
+if __name__ == "__main__":
+    app.run()

@@ -1,29 +1,26 @@
 """The first part of the lab of chapter 14: `nanovllm serve` in a process of its own, under load."""
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Coroutine
-from importlib.util import find_spec
 from statistics import mean
 from typing import Any
-from unittest.mock import patch
 from urllib.request import urlopen
 
 from chapters.ch14_many_users.fleet import percentile
 from chapters.draw import make_table
 from chapters.story import Story
-from nanovllm.serving.http.load_generator import Timing, run_load, running_server, stream
+from nanovllm.serving.http.load_generator import Timing, run_load, stream
 
 SEATS, PLACES = 4, 16
 LOADS = (0.5, 0.8, 1.2)
-NUM_REQUESTS, NUM_TOKENS = 14, 8
+NUM_REQUESTS, ANSWER_TOKENS = 14, 8
 OPTIONS = ["--dtype", "bfloat16", "--max-model-len", "512", "--num-gpu-blocks-override", "400", "--block-size", "16"]
 OPTIONS += ["--max-num-seqs", str(SEATS), "--max-waiting", str(PLACES)]
 
 
-def bodies(number: int, num_requests: int, num_tokens: int = NUM_TOKENS) -> list[dict[str, Any]]:
+def bodies(number: int, num_requests: int, num_tokens: int = ANSWER_TOKENS) -> list[dict[str, Any]]:
     """Prompts that begin like no other, so that nothing is found in the cache."""
     about = "Write about the sea, the weather on that day, and what the people on the pier said to each other."
     prompts = [f"{number} {i} is the number of this letter. {about}" for i in range(num_requests)]
@@ -48,26 +45,6 @@ async def watch(url: str, work: Coroutine[Any, Any, list[Timing]]) -> tuple[list
     return task.result(), total / (now - started)
 
 
-def tell_server(story: Story) -> None:
-    story.part("The real server")
-    if find_spec("uvicorn") is None:
-        story.say('The server needs:  pip install -e ".[serve]"')
-        return
-    story.say(
-        f"nanovllm serve, in a process of its own: {SEATS} seats, {PLACES} places to wait, bf16, one core. Each "
-        f"request has a prompt like no other and an answer of {NUM_TOKENS} tokens. First, {NUM_REQUESTS} come at once:"
-    )
-    # It computes with one thread: the clients need a core, too.
-    with patch.dict(os.environ, OMP_NUM_THREADS="1"), running_server(story.model, *OPTIONS) as url:
-        asyncio.run(run_load(url, bodies(0, SEATS), float("inf")))  # the first steps wait for memory
-        runs = [asyncio.run(run_load(url, bodies(20 + i, NUM_REQUESTS), float("inf"))) for i in range(2)]
-        capacity = NUM_REQUESTS / min(max(timing.latency_s or 0.0 for timing in timings) for timings in runs)
-        story.say(f"{capacity:.1f} requests a second, in the better of two runs: its capacity.", measured=True)
-        tell_rates(story, url, capacity)
-        asyncio.run(tell_leaving(story, url))
-        tell_full(story, url)
-
-
 def tell_rates(story: Story, url: str, capacity: float) -> None:
     story.say(
         f"Then {NUM_REQUESTS} requests that arrive at random, at a fraction of this rate. TTFT and latency are in ms. "
@@ -89,7 +66,7 @@ def tell_rates(story: Story, url: str, capacity: float) -> None:
     story.show(table)
 
 
-async def tell_leaving(story: Story, url: str) -> None:
+async def tell_clients_that_leave(story: Story, url: str) -> None:
     [body] = bodies(10, 1, 400)
     body["prompt"] *= 3
     num_tokens, started = 0, time.perf_counter()

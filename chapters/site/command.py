@@ -5,8 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chapters.course import TITLES, find_chapter
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("build/site"), help="the folder (default: build/site)")
@@ -18,21 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--serve", action="store_true", help="show it on this machine")
     parser.add_argument("--port", type=int, default=8000, help="with --serve (default: 8000)")
-    parser.add_argument(
-        "--record", type=int, nargs="*", metavar="N", help="run these labs (none named: all) and keep what they print"
-    )
     parser.add_argument("--draw", action="store_true", help="draw diagrams that have changed (needs npm and chromium)")
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    from chapters.site import build, diagrams, server, stories
+    from chapters.site import build, diagrams, server
 
     if args.draw:
         diagrams.draw_all()
-        return 0
-    if args.record is not None:
-        for number in args.record or TITLES:
-            stories.record(find_chapter(number))
         return 0
     build.build(args.out, args.offline, args.with_model)
     print(f"written: {args.out / 'index.html'}")

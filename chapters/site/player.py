@@ -49,7 +49,8 @@ class Player:
             self._do(move)
 
     def _do(self, move: Move) -> None:
-        self.world.events.clear()
+        if hasattr(self.world, "events"):
+            self.world.events.clear()
         what = (self.actions[move.key].method,) if move.text is None else ("typed", move.text)
         self.said = act(self.world, *what)
         self.done.append(move)

@@ -1,8 +1,6 @@
 """What `lab N --plain` told, recorded: on a page, a lab that needs a model."""
 
-import contextlib
 import html
-import io
 from typing import Any
 
 from chapters import recording
@@ -12,7 +10,6 @@ from chapters.site.figures import figure
 from chapters.site.scenes import Scenes
 from chapters.site.tables import draw, paragraph, printed, retold
 from chapters.site.text import Text
-from chapters.story import Story
 from chapters.svg import histogram, levels
 from chapters.words import ENGLISH, Captions, Words
 
@@ -21,23 +18,6 @@ def note(chapter: Chapter, words: Words) -> str:
     command = f"<code>python -m chapters lab {chapter.number} --plain</code>"
     marked = f'<span class="measured">{words("lab.like_this")}</span>'
     return f'<p class="note">{words("lab.story_note", command=command, marked=marked)}</p>'
-
-
-def record(chapter: Chapter) -> None:
-    """Run the lab here, and keep what it tells.
-
-    A lab that measures has check_recording(recording), which raises ValueError for figures that only a busy machine
-    gives: the text beside them would be wrong.
-    """
-    story, lab = Story(plain=True), chapter.module("lab")
-    with contextlib.redirect_stdout(io.StringIO()):
-        lab.tell(story)
-    if hasattr(lab, "check_recording"):
-        try:
-            lab.check_recording(recording.Recording(chapter.folder, story.told))
-        except ValueError as error:
-            raise ValueError(f"lab {chapter.number} is not kept: {error}. Is this machine busy?") from None
-    recording.write(chapter.folder, story.told)
 
 
 def story_of(chapter: Chapter, scenes: Scenes, words: Words = ENGLISH) -> Text:

@@ -1,13 +1,17 @@
 """What a plain lab tells: run with little to measure, and compared with its recording and with what the text quotes."""
 
+import contextlib
+import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from chapters import lab_notebook
 from chapters.__main__ import main
 from chapters.patching import replaced
 from chapters.recording import Recording, Told
@@ -20,7 +24,7 @@ from tests.course.course_text import blocks
 # of the demo model.
 MODELS = {4: "any_model", 5: "any_model", 11: "any_model", 14: "short_demo", 16: "any_model", 17: "any_model"}
 QUICK = (4, 5)  # told in two seconds; the others are for CI
-# The functions of labs that measure; what else they print does not depend on the model.
+# The cells of labs that measure, and functions that do; what else they print does not depend on the model.
 MEASURING = {
     3: ("time_generation", "time_contexts"),
     6: ("tell_one_request", "tell_rates", "tell_budgets"),
@@ -39,31 +43,57 @@ FEWER = {
 }
 
 
-def measure_little(chapter, any_model, monkeypatch) -> None:
-    """What is measured is not compared: once will do, with the model's first two layers, or, if it is loaded for this
-    alone, with another one."""
+def run_little(chapter, any_model, monkeypatch) -> Callable[..., None]:
+    """Runs a notebook so that what is measured, which is not compared, is measured once: with the model's first two
+    layers, or, if it is loaded for this alone, with another one."""
 
     def pairs(first, *others, strict):
         return list(zip(first, *others, strict=strict))[: 2 if isinstance(first, torch.nn.ModuleList) else None]
 
-    def with_two_layers(tell: Callable[..., Any]) -> Callable[..., Any]:
-        def told(*arguments: Any) -> Any:
-            story = next((each for each in arguments if isinstance(each, Story)), Story())
-            with replaced(model, "zip", pairs), replaced(story, "_model", str(any_model)):
-                return tell(*arguments)
+    def with_two_layers(function: Callable[..., Any]) -> Callable[..., Any]:
+        def measured(*arguments: Any) -> Any:
+            with replaced(model, "zip", pairs):
+                return function(*arguments)
 
-        return told
+        return measured
 
-    lab = chapter.module("lab")
-    for name in MEASURING.get(chapter.number, ()):
-        monkeypatch.setattr(lab, name, with_two_layers(getattr(lab, name)))
+    measuring = MEASURING.get(chapter.number, ())
+    given: dict[str, Any] = {"PATIENCE_S": 0, "MAX_ROUNDS": 1}
+    modules = set(
+        re.findall(rf"from (chapters\.{chapter.folder.name}\.\w+) import", lab_of(chapter).read_text("utf-8"))
+    )
+    for module in map(importlib.import_module, sorted(modules)):
+        for name in measuring:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, with_two_layers(getattr(module, name)))
     if chapter.number in FEWER:
         name, constant, value, _ = FEWER[chapter.number]
-        monkeypatch.setattr(chapter.module(name), constant, value)
+        if name == "lab":
+            given[constant] = value
+        else:
+            monkeypatch.setattr(chapter.module(name), constant, value)
     for name, module in list(sys.modules.items()):
         if name.startswith(f"chapters.{chapter.folder.name}."):
-            for limit, value in (("PATIENCE_S", 0), ("MAX_ROUNDS", 1)):
-                monkeypatch.setattr(module, limit, value) if hasattr(module, limit) else None
+            for limit in ("PATIENCE_S", "MAX_ROUNDS"):
+                monkeypatch.setattr(module, limit, given[limit]) if hasattr(module, limit) else None
+    run = lab_notebook.run
+
+    def run_it(path: Path, story: Story) -> None:
+        @contextlib.contextmanager
+        def around(cell: str) -> Iterator[None]:
+            with contextlib.ExitStack() as stack:
+                if cell in measuring:
+                    stack.enter_context(replaced(model, "zip", pairs))
+                    stack.enter_context(replaced(story, "_model", str(any_model)))
+                yield
+
+        run(path, story, given, around)
+
+    return run_it
+
+
+def lab_of(chapter) -> Path:
+    return chapter.folder / "lab.py"
 
 
 # Chapters whose texts speak of measurements of other machines than the one on which the lab was recorded. All others
@@ -133,7 +163,7 @@ def assert_told(chapter, request, capsys, monkeypatch) -> None:
     """The plain lab runs, fits its width, and prints what the text quotes from it and what the site shows of it."""
     any_model = request.getfixturevalue("any_model")
     checkpoint = request.getfixturevalue(MODELS.get(chapter.number, "demo_checkpoint"))
-    measure_little(chapter, any_model, monkeypatch)
+    monkeypatch.setattr(lab_notebook, "run", run_little(chapter, any_model, monkeypatch))
     left_out = FEWER.get(chapter.number, (NO_LINE,))[-1]
     stories: list[Story] = []
     monkeypatch.setattr("chapters.__main__.Story", lambda *options: stories.append(Story(*options)) or stories[0])
@@ -145,7 +175,7 @@ def assert_told(chapter, request, capsys, monkeypatch) -> None:
     lines = {plain(line.rstrip()) for line in printed.splitlines()}
     recorded = Recording(chapter.folder).told
     stale = set.symmetric_difference(*(unmeasured(t, chapter.number in FEWER) for t in (recorded, stories[0].told)))
-    assert not stale, f"python -m chapters site --record {chapter.number}, since the lab has changed: {stale}"
+    assert not stale, f"python -m chapters lab {chapter.number} --write, since the lab has changed: {stale}"
     for line in quoted_lines(chapter):
         assert plain(line.rstrip()) in lines or re.match(left_out, line), f"the lab does not print: {line}"
 

@@ -1,10 +1,10 @@
-"""python -m chapters site --record: figures that only a busy machine gives are not kept."""
+"""python -m chapters lab N --write: figures that only a busy machine gives are not kept."""
 
 import copy
 
 import pytest
 
-from chapters import recording
+from chapters import lab_notebook, recording
 from chapters.__main__ import main
 from chapters.course import find_chapter
 from chapters.recording import Recording
@@ -35,9 +35,9 @@ def record(monkeypatch):
 
     def run(chapter, told) -> tuple[int, list]:
         kept = []
-        monkeypatch.setattr(chapter.module("lab"), "tell", lambda story: story.told.extend(told))
+        monkeypatch.setattr(lab_notebook, "run", lambda path, story: story.told.extend(told))
         monkeypatch.setattr(recording, "write", lambda folder, told: kept.append((folder, told)))
-        return main(["site", "--record", str(chapter.number)]), kept
+        return main(["lab", str(chapter.number), "--write"]), kept
 
     return run
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chapters.ch13_guess_and_check.lab import register_too_early
+from chapters.ch13_guess_and_check.lab_parts import register_too_early
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
