@@ -1,4 +1,4 @@
-"""Play: what both faces of a lab share, the terminal app (explorer.py) and the page in a browser (site/player.py).
+"""Play: what both faces of a lab share, the notebook (playing.py) and the page in a browser (site/player.py).
 
 A world is an object of the lab that holds the engine's objects and has the actions as methods.
 """
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 class Action(NamedTuple):
     """A key, what its button says, and the method of the world that it calls (a str that it returns is shown).
 
-    Without a label it has a key only.
+    Without a label it has a key only, on the page.
     """
 
     key: str

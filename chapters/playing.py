@@ -4,7 +4,6 @@ Two cells show it. The first has `player, turn = playground(...)`. The second ca
 again after each action, binds controls = player.controls() and ends with player.show(controls).
 """
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from html import escape
@@ -17,7 +16,7 @@ from rich.console import RenderableType
 from chapters.course import TITLES
 from chapters.play import Action
 from chapters.site.player import Move, Player, Scene
-from chapters.story import PRINTED, as_html
+from chapters.story import PRINTED, as_html, notebook
 
 FREELY, GO = "on your own", "\u25b6"
 Panels = Callable[[Any], Iterable[tuple[str, RenderableType]]]
@@ -41,12 +40,6 @@ def start_button(time: str) -> Any:
     """Of parts that would keep the notebook busy while one plays: they wait until it is pressed."""
     marimo = notebook()
     return marimo.ui.run_button(label=f"\u25b6 Run the parts below ({time})") if marimo else None
-
-
-def notebook() -> Any:
-    """marimo, if a notebook runs this cell; None in a terminal."""
-    marimo = sys.modules.get("marimo")
-    return marimo if marimo is not None and marimo.running_in_notebook() else None
 
 
 def playground(
@@ -136,7 +129,8 @@ class Playing:
         for action in page.ACTIONS:
             if action.label:
                 is_first = not page.SCENES and action is page.ACTIONS[0]
-                label = f"{GO} {action.label}" if is_first else action.label
+                name = f"{action.key} {action.label}" if len(action.key) == 1 else action.label  # as texts name it
+                label = f"{GO} {name}" if is_first else name
                 kind = "success" if is_first else "neutral"
                 what = meaning(player.world, action)
                 found[f"act {action.key}"] = self._button(

@@ -57,7 +57,9 @@ class Story:
         """Begin a part."""
         num_parts = sum(kind == "part" for kind, _ in self.told)
         with silent():
-            if not in_notebook(f"<h2>{html.escape(plain(title))}</h2>"):
+            if marimo := notebook():
+                marimo.output.append(marimo.Html(f"<h2>{html.escape(plain(title))}</h2>"))
+            else:
                 self._console.rule(f"[bold]{num_parts + 1}. {title}", align="left")
         if _lines:
             _lines[-1].update(escape(title))
@@ -67,7 +69,11 @@ class Story:
         """A paragraph. measured: its numbers are of this machine and this run, and differ elsewhere."""
         with silent():
             shown_text = f"{text}{f' [dim]{MEASURED}[/]' if measured else ''}"
-            if not in_notebook(f'<p style="white-space: pre-wrap">{as_html(shown_text, width=10_000)}</p>'):
+            if marimo := notebook():
+                marimo.output.append(
+                    marimo.Html(f'<p style="white-space: pre-wrap">{as_html(shown_text, width=10_000)}</p>')
+                )
+            else:
                 self._console.print(f"{shown_text}\n")
         said = plain(text).strip("\n") + f" {MEASURED}" * measured
         for paragraph in said.split("\n\n"):
@@ -76,7 +82,9 @@ class Story:
     def log(self, *lines: str) -> None:
         """What happened, a line each."""
         with silent():
-            if not in_notebook(f"<pre{PRINTED}>{html.escape(NEWLINE.join(lines))}</pre>"):
+            if marimo := notebook():
+                marimo.output.append(marimo.Html(f"<pre{PRINTED}>{html.escape(NEWLINE.join(lines))}</pre>"))
+            else:
                 for line in lines:
                     self._console.print(line, style="dim", markup=False)
                 self._console.print()
@@ -85,19 +93,18 @@ class Story:
     def show(self, renderable: Any) -> None:
         """A table, a panel, whatever rich can draw."""
         with silent():
-            if not in_notebook(f"<pre{PRINTED}>{as_html(renderable)}</pre>"):
+            if marimo := notebook():
+                marimo.output.append(marimo.Html(f"<pre{PRINTED}>{as_html(renderable)}</pre>"))
+            else:
                 self._console.print(renderable)
                 self._console.print()
         self.told += shown(renderable)
 
 
-def in_notebook(output: str) -> bool:
-    """Show this HTML below the cell that runs now. False where none does: in a terminal."""
+def notebook() -> Any:
+    """marimo, if a notebook runs this cell; None in a terminal."""
     marimo = sys.modules.get("marimo")
-    if marimo is None or not marimo.running_in_notebook():
-        return False
-    marimo.output.append(marimo.Html(output))
-    return True
+    return marimo if marimo is not None and marimo.running_in_notebook() else None
 
 
 def as_html(renderable: Any, width: int = WIDTH) -> str:

@@ -22,7 +22,7 @@ EXTRAS = {  # the modules that each of them brings
     "gguf": {"gguf"},
     "demo": {"gguf", "accelerate"},
     "ray": {"ray"},
-    "labs": {"textual", "textual_serve", "tomli"},
+    "labs": {"marimo", "tomli"},
     "structured": {"llguidance"},
     "images": {"PIL"},
     "serve": {"starlette", "uvicorn"},

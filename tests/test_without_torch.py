@@ -8,7 +8,7 @@ import pytest
 
 STAGE_WITHOUT_TERMINAL = """
 import sys
-for name in ("torch", "numpy", "transformers", "rich", "textual"):
+for name in ("torch", "numpy", "transformers", "rich", "marimo"):
     sys.modules[name] = None
 from chapters.ch05_scheduler import checks, solution
 from chapters.ch04_paged_attention.memories import TwoMemories

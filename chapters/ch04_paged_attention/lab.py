@@ -7,7 +7,8 @@ with app.setup(hide_code=True):
     import torch
     from rich.table import Table
 
-    from chapters.ch04_paged_attention.lab_parts import attend, draw_contiguous, draw_counters, draw_paged, panels
+    from chapters.ch04_paged_attention.attending import attend
+    from chapters.ch04_paged_attention.drawing import draw_contiguous, draw_counters, draw_paged, panels
     from chapters.ch04_paged_attention.memories import (
         ACTIONS,
         BLOCK_SIZE,

@@ -2,7 +2,7 @@
 
 The paged memory is the engine's BlockManager. The contiguous one is a small first-fit allocator that lives in this file
 only: it is what paging is compared with, and nothing in the engine looks like it. Actions only; the pictures are in
-lab.py.
+drawing.py.
 """
 
 import random

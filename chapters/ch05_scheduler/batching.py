@@ -1,7 +1,7 @@
 """What lab 5 plays with: the real Scheduler and BlockManager, and the same scheduler fed in static batches.
 
 The stage decides in advance when each sequence will answer EOS, and does not tell the scheduler. Actions only; the
-pictures are in lab.py.
+pictures are in drawing.py.
 """
 
 from typing import Any

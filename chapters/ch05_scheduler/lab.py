@@ -16,7 +16,7 @@ with app.setup(hide_code=True):
         mean_num_steps,
         num_computed_tokens,
     )
-    from chapters.ch05_scheduler.lab_parts import draw_memory, draw_sequences, draw_timeline, draw_trace, panels
+    from chapters.ch05_scheduler.drawing import draw_memory, draw_sequences, draw_timeline, draw_trace, panels
     from chapters.ch05_scheduler.page import SCENES
     from chapters.lab_notebook import the_story
     from chapters.playing import playground, title

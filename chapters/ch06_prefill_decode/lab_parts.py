@@ -1,4 +1,4 @@
-"""Lab 6: steps counted on paper; a packed batch; prefill and decode timed on this machine; the chunk size moved.
+"""What lab 6 is made of: steps counted on paper; a packed batch; prefill and decode timed on this machine; the chunk size moved.
 
 Every step is one of the engine's. Costs are counted from the checkpoint's ModelConfig and a step's ScheduledChunks: the
 engine's decoder does the step without memory, and a meter adds up what it does (meter.py).
@@ -176,6 +176,3 @@ def draw_steps(prompt_tokens: list[int]) -> Text:
         text.append("█" * -(-num_tokens // 16) + "\n", "cyan")
     text.rstrip()
     return text
-
-
-# -- the story ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
-"""Lab of chapter 7: a simulator on the engine's own BlockManager, a real model, and six traps put into the engine."""
+"""What lab 7 is made of: a simulator on the engine's own BlockManager, a real model, and six traps put into the engine."""
 
 from nanovllm import LLM, SamplingParams
-
-# -- the story --------------------------------------------------------------------------------------------------------
 
 
 def ask(llm: LLM, prompt: str, salt: str | None = None) -> tuple[float, int, int, str]:

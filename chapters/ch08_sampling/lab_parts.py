@@ -1,4 +1,4 @@
-"""Lab of chapter 8: the next-token distribution of a real model, reshaped by hand and sampled by the engine's sampler.
+"""What lab 8 is made of: the next-token distribution of a real model, reshaped by hand and sampled by the engine's sampler.
 
 Everything runs in float32, so that the numbers come out the same on every machine.
 """
@@ -53,9 +53,6 @@ def run_in_company(llm: LLM, before: int, after: int) -> tuple[list[int], int]:
     with preemptions_watched() as preempted:
         outputs = generate_in_order(llm, prompts, params)
     return outputs[before].outputs[0].token_ids, sum(seq.seed == SEED for seq in preempted)
-
-
-# -- the story ---------------------------------------------------------------------------------------------------------
 
 
 def check_recording(recorded: Recording) -> None:

@@ -1,4 +1,4 @@
-"""Lab 9: the same model on 1 and on 3 ranks of this machine: who holds what, who reads what, what they tell each other.
+"""What lab 9 is made of: the same model on 1 and on 3 ranks of this machine: who holds what, who reads what, what they tell each other.
 
 The three ranks are the engine's own processes. Two parts need to look inside a rank and use the real layers and the
 real loader in this process.
@@ -136,9 +136,6 @@ def read_of(part: CountedSlice) -> str:
     spans = [span(one, whole) for one, whole in zip(share, shape, strict=True)]
     kinds = [f"{kind} {text}" for kind, text in zip(("rows", "columns"), spans, strict=False) if text != "all"]
     return ", ".join(kinds) or "all"
-
-
-# -- the story ------------------------------------------------------------------------------------------------------
 
 
 def check_recording(recorded: Recording) -> None:

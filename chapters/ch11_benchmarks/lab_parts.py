@@ -1,4 +1,4 @@
-"""Lab 11: the engine's own benchmark, throughput against latency, requests that arrive over time, and six lies.
+"""What lab 11 is made of: the engine's own benchmark, throughput against latency, requests that arrive over time, and six lies.
 
 Every number is measured here and now: by nanovllm.tools.bench, by the metrics of the engine's requests, and by a second
 engine (transformers) in a process of its own.
@@ -236,9 +236,6 @@ def draw_curve(points: list[tuple[float, float, str]], x_name: str, y_name: str)
     ticks = "".join(f"{x_max * (16 * i - 1) / (width - 1):>16.1f}" for i in range(1, 5))
     lines.append(f"{'0':>13}{ticks}   {x_name}")
     return Text("\n".join(lines))
-
-
-# -- the story ------------------------------------------------------------------------------------------------------
 
 
 def cached_tokens(world: World) -> int:

@@ -1,4 +1,4 @@
-"""Lab of chapter 12: the weights of a real model in fewer bits, and what that does to the numbers and to the model.
+"""What lab 12 is made of: the weights of a real model in fewer bits, and what that does to the numbers and to the model.
 
 Everything is computed in float32, on one core.
 """
@@ -92,6 +92,3 @@ ACTIONS = actions(
     "g|group|next_group, o|outlier|next_outlier, m|measure|measure, a|all|measure_kind, h|shuffle|shuffle, "
     "r|reset|reset"
 )
-
-
-# -- the story --------------------------------------------------------------------------------------------------------

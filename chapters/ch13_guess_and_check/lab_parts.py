@@ -1,4 +1,4 @@
-"""Lab of chapter 13: a real model's text, drafted and checked, and what a step costs by its rows.
+"""What lab 13 is made of: a real model's text, drafted and checked, and what a step costs by its rows.
 
 Tokens are computed in float32, so that they come out the same on every machine; times are those of the engine's bf16.
 """
@@ -57,9 +57,6 @@ ACTIONS = actions(
     "n|step|step, e|20 steps|many_steps, g|draft tokens|next_number, w|from where|next_source, "
     "h|heat|next_temperature, x|text|next_text, r|reset|reset"
 )
-
-
-# -- the story --------------------------------------------------------------------------------------------------------
 
 
 def run(world: World, text: str, source: str, num_draft_tokens: int, temperature: float, num_tokens: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Lab of chapter 14: the real server under load, then queues and fleets in virtual time, on the real scheduler."""
+"""What lab 14 is made of: the real server under load, then queues and fleets in virtual time, on the real scheduler."""
 
 from rich.console import RenderableType
 
@@ -22,9 +22,6 @@ ACTIONS = actions(
     "n|request|send, e|200 requests|send_many, b|burst|burst, p|router|next_policy, g|replicas|next_number, "
     "k|skew|next_skew, l|load|next_rate, r|reset|reset"
 )
-
-
-# -- the story --------------------------------------------------------------------------------------------------------
 
 
 def ms(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Lab of chapter 15: requests that name adapters in one batch.
+"""What lab 15 is made of: requests that name adapters in one batch.
 
 Tokens are computed in float32; times are those of the engine's bf16.
 """
@@ -23,6 +23,3 @@ def panels(world: World) -> list[tuple[str, RenderableType]]:
 
 
 ACTIONS = actions("n|step|step, s|send|send, e|send all|send_all, a|adapter|next_adapter, r|reset|reset")
-
-
-# -- the story --------------------------------------------------------------------------------------------------------

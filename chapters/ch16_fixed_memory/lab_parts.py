@@ -1,4 +1,4 @@
-"""Lab of chapter 16: a notebook of fixed size, snapshots placed by hand, and a small hybrid model in the engine.
+"""What lab 16 is made of: a notebook of fixed size, snapshots placed by hand, and a small hybrid model in the engine.
 
 The model has random weights: what is shown is whether answers agree, not what they say.
 """
@@ -9,9 +9,6 @@ from typing import Any
 from rich.text import Text
 
 HEIGHT, NUM_COLUMNS, LONGEST = 10, 64, 16_000  # of the curves, and the tokens at their right end
-
-
-# -- the story --------------------------------------------------------------------------------------------------------
 
 
 def draw_curves(curves: dict[str, Callable[[int], int]]) -> Text:
@@ -27,9 +24,6 @@ def draw_curves(curves: dict[str, Callable[[int], int]]) -> Text:
     drawn.append("      +" + "-" * NUM_COLUMNS)
     drawn.append(f"       0    {'    '.join(curves)}".ljust(NUM_COLUMNS - 7) + f"{LONGEST:,} tokens")
     return Text("\n".join(line.rstrip() for line in drawn))
-
-
-# -- the notebook -----------------------------------------------------------------------------------------------------
 
 
 # -- the engine -------------------------------------------------------------------------------------------------------
@@ -54,9 +48,3 @@ def answer(llm: Any, prompt: list[int]) -> tuple[Any, int]:
     [output] = llm.generate([prompt], params, use_tqdm=False)
     [completion] = output.outputs
     return (completion.token_ids, completion.logprobs), output.num_cached_tokens
-
-
-# -- snapshots --------------------------------------------------------------------------------------------------------
-
-
-# -- draft tokens-------------------------------------------------------------------------------------------------------

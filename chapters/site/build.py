@@ -72,6 +72,8 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
         shutil.copyfile(SHARED / name, folder / "assets" / name)
     for name in (model.SCRIPT, model.STYLE):
         shutil.copyfile(Path(model.__file__).with_name(name), folder / "assets" / name)
+    for chapter in all_chapters():
+        labs.write_notebook(folder, chapter)
     write_runtime(folder / "runtime", offline)
     write_worker(folder)
 

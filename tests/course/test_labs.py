@@ -1,27 +1,28 @@
-"""The labs: what the plain ones print, the keys and buttons of the played ones, and the simulator of chapter 7."""
+"""The labs: what the notebooks print in a terminal, what one plays with, and the simulator of chapter 7."""
 
-import asyncio
-import io
+import ast
+import contextlib
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
-from textual.widgets import Button, Input, Static
 
+from chapters import lab_notebook, playing
 from chapters.__main__ import main
 from chapters.ch07_prefix_caching import beyond, drawing, simulator
 from chapters.ch12_fewer_bits import questions
 from chapters.ch12_fewer_bits.rounding import Model
 from chapters.course import find_chapter
 from chapters.site.player import Player
-from chapters.story import WIDTH
+from chapters.story import Story
 from nanovllm import LLM
 from tests.checkpoints import HYBRIDS, VARIANTS
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter, text_of
 from tests.course.lab_stories import assert_recorded, assert_told, for_each_lab
 
-PLAYED = (3, 4, 5, 7, 8, 12, 13, 14, 15, 16, 17)  # the labs that are apps
+PLAYED = (3, 4, 5, 7, 8, 12, 13, 14, 15, 16, 17)  # the labs that one plays with
 DEAR = (3, 4, 7, 8, 12, 13, 14, 15, 16, 17)  # of these: more than two seconds each
 
 
@@ -35,74 +36,96 @@ def test_a_text_quotes_what_was_recorded(chapter):
     assert_recorded(chapter)
 
 
-def shown(app) -> str:
-    """All panels as plain text."""
-    console = Console(width=WIDTH, record=True, file=io.StringIO())
-    for title, renderable in app.panels():
-        console.print(title, renderable)
-    return console.export_text()
+class Played:
+    """The playground of a lab's notebook, as marimo's kernel runs it: elements whose values change."""
+
+    def __init__(self, number: int, monkeypatch, model: str | None = None) -> None:
+        self.marimo = pytest.importorskip("marimo")
+        monkeypatch.setattr(playing, "notebook", lambda: self.marimo)
+        self.turns = 0
+        monkeypatch.setattr(self.marimo, "state", lambda *args, **options: (lambda: self.turns, self._turn))
+        names: dict = {}
+        with telling(Story(model)):
+            for cell, body in lab_notebook.cells(find_chapter(number).folder / "lab.py"):
+                if cell in ("setup", "play_it"):
+                    exec(compile(ast.Module(body, []), cell, "exec"), names)
+        self.player = names["player"]
+        self.controls = self.player.controls()
+
+    def _turn(self, update) -> None:
+        self.turns = update(self.turns)
+
+    def press(self, name: str, value=1) -> None:
+        """As a click does; the cell that shows the controls runs again if the turn has changed."""
+        before = self.turns
+        self.controls._update({name: value})
+        if self.turns != before:
+            self.controls = self.player.controls()
+
+    @property
+    def shown(self) -> str:
+        """Without the controls, whose ids are new each time."""
+        text = self.player.show(self.controls).text
+        return re.sub(r"<marimo-ui-element.*?</marimo-ui-element>", "", text, flags=re.DOTALL)
+
+
+def bare(html: str) -> str:
+    return re.sub("<[^>]*>", "", html)
+
+
+@contextlib.contextmanager
+def telling(story: Story):
+    lab_notebook._running.append(story)
+    try:
+        yield
+    finally:
+        lab_notebook._running.pop()
 
 
 @pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.ci] * (n in DEAR)) for n in PLAYED])
-def test_app(number, any_model):
-    """Every key changes what is drawn, or says why there is nothing to change; a button does what its key does."""
-    app = find_chapter(number).module("lab").make_app(str(any_model))
-
-    async def assert_changes(pilot, act) -> None:
-        await pilot.press("r")
-        await pilot.press(app.actions[0].key)
-        before = shown(app)
-        act()
-        await pilot.pause()
-        assert shown(app) != before or str(app.query_one("#said", Static).render()), "nothing has changed"
-
-    async def assert_typed(pilot, text: str) -> None:
-        before = shown(app)
-        app.query_one(Input).value = text
-        await pilot.press("enter")
-        assert shown(app) != before and app.focused is None, "keys act again, on what was typed"
-
-    async def play() -> None:
-        async with app.run_test(size=(100, 50)) as pilot:
-            assert len(app.actions) >= 4 and "r" in [action.key for action in app.actions]
-            for action in app.actions:
-                for key in action.key.split(","):
-                    await assert_changes(pilot, lambda: app.simulate_key(key))  # noqa: B023
-            buttons = [app.query_one(f"#{action.method}", Button) for action in app.actions if action.label]
-            assert all(app.screen.region.contains_region(button.region) for button in buttons), "none is cut"
-            await assert_changes(pilot, buttons[-1].press)
-            if app.ask:
-                await pilot.press("t")
-                await assert_typed(pilot, "A [/b] prompt")
-            await pilot.press("q")
-
-    asyncio.run(play())
+def test_what_one_plays_with(number, any_model, monkeypatch):
+    """Every button changes what is shown, and a text field takes a text."""
+    played = Played(number, monkeypatch, str(any_model))
+    acts = [name for name in played.controls if name.startswith("act ")]
+    green = [name for name in played.controls if "success" in str(played.controls[name]._component_args)]
+    assert len(green) == 1 and len(acts) >= 3, "one button is the first to press"
+    for name in acts:
+        played.press(acts[0])
+        before, turns = played.shown, played.turns
+        played.press(name)
+        assert played.turns == turns + 1 and played.shown != before, name
+    if "ask" in played.controls:
+        before = played.shown
+        played.press("ask", "A [/b] prompt <b>")
+        assert played.shown != before and "prompt <b>" not in played.shown
 
 
 @pytest.mark.parametrize("number", [4, 5, *(pytest.param(n, marks=pytest.mark.ci) for n in (7, 16))])
-def test_the_terminal_has_the_scenes_that_a_text_names(number):
-    """One after another, and each ends as it does on the page."""
+def test_the_notebook_has_the_scenes_that_a_text_names(number, monkeypatch):
+    """The green button goes through all of them, one after another, and each ends as it does on the page."""
     chapter = find_chapter(number)
-    app, page, seen = chapter.module("lab").make_app(None), chapter.module("page"), []
-
-    async def play() -> None:
-        async with app.run_test(size=(100, 50)) as pilot:
-            for scene in page.SCENES:
-                await pilot.press("right_square_bracket")
-                said = str(app.query_one("#said", Static).render())
-                assert said.startswith(scene.title) and scene.text in said
-                seen.append(scene.title)
-                on_page = Player(page, scene.link)
-                while on_page.ahead:
-                    on_page.forward()
-                    await pilot.press("full_stop")
-                assert "has ended" in str(app.query_one("#said", Static).render())
-                theirs = Console(width=WIDTH, record=True, file=io.StringIO())
-                for title, renderable in app.draw_panels(on_page.world):
-                    theirs.print(title, renderable)
-                assert shown(app) == theirs.export_text()
-
-    asyncio.run(play())
+    played, page, seen = Played(number, monkeypatch), chapter.module("page"), []
+    for scene in page.SCENES:
+        assert scene.title in played.controls["scenes"].selected_key
+        seen.append(scene.title)
+        on_page = Player(page, scene.link)
+        while on_page.ahead:
+            on_page.forward()
+            played.press("next")
+        panels = chapter.module("drawing").panels(on_page.world)
+        ours, theirs = bare(played.shown), [bare(playing.panel(title, what)) for title, what in panels]  # in any colors
+        assert all(panel in ours for panel in theirs)
+        if scene is page.SCENES[0]:
+            shown = played.shown
+            played.press("back")
+            assert played.shown != shown
+            played.press("next")
+            assert played.shown == shown
+        if scene is not page.SCENES[-1]:
+            played.press("next")
+    assert "next" not in played.controls, "the last scene has ended"
+    played.press("scenes", [seen[1]])
+    assert played.controls["scenes"].selected_key == seen[1]
     named = re.findall(r"\*In the lab: ([^*]+)\.\*", text_of(chapter))
     assert named and set(named) <= set(seen)
 
@@ -215,34 +238,46 @@ def test_twenty_questions(checkpoint, capsys):
     assert re.search(r"20 answers, .*: \d+ in int8, \d+ in int4, \d+ in int4, shuffled", printed)
 
 
-def test_lab_in_a_browser(monkeypatch):
-    """--browser serves a command that, started by the server, runs the app and not the story."""
-    served, ran = [], []
-    monkeypatch.setattr("textual_serve.server.Server.serve", lambda self: served.append(self.command))
-    assert main(["lab", "5", "--browser"]) == 0
-    assert served[0].endswith("-m chapters lab 5")
-    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.web_driver:WebDriver")
-    monkeypatch.setattr("chapters.explorer.Explorer.run", lambda self: ran.append(self.title))
-    assert main(["lab", "5"]) == 0 and len(ran) == 1
-    assert main(["lab", "2", "--browser"]) == 2
+def test_the_notebook_is_opened_in_a_browser(monkeypatch):
+    """By marimo's editor, with this checkpoint; without marimo a terminal says what to install, and the lab runs."""
+    pytest.importorskip("marimo")
+    ran = []
+    monkeypatch.setattr(
+        lab_notebook.subprocess, "run", lambda command, **how: ran.append(command) or SimpleNamespace(returncode=0)
+    )
+    assert main(["lab", "5", "--browser", "--model", "somewhere"]) == 0
+    assert ran[0][1:4] == ["-m", "marimo", "edit"] and ran[0][-3:] == ["--", "--model", "somewhere"]
+    assert "ch05_scheduler/lab.py" in ran[0][4]
 
 
-WITHOUT_TEXTUAL = """
-import sys
-sys.modules["textual"] = None
-from chapters import __main__ as command
-from chapters.story import Console
-Console.is_terminal = True
-for number in NUMBERS:
-    command.find_chapter(number).module("lab").tell = lambda story: story.say("told")
-    command.main(["lab", str(number)])
-"""
+@pytest.mark.parametrize("arguments", [["--browser"], []])
+def test_a_lab_without_marimo(arguments, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "marimo", None)
+    monkeypatch.setattr("chapters.__main__.find_spec", lambda name: None)
+    assert main(["lab", "5", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert ('pip install -e ".[labs]"' in printed) == bool(arguments)
+    assert "1. One request, from WAITING to FINISHED" in printed
 
 
-@pytest.mark.ci
-def test_labs_without_textual(processes):
-    """Without the extra, the labs that one plays with are told as stories, and say what to install."""
-    code = f"NUMBERS = {PLAYED}{WITHOUT_TEXTUAL}"
-    status, out, err = processes.run("-c", code, cwd=ROOT)
+@pytest.mark.parametrize("number", [4, 5, pytest.param(16, marks=pytest.mark.ci)])
+def test_marimo_runs_the_notebook_as_we_do(number, processes, capsys):
+    """As a script: marimo sorts the cells by what they need, run() takes them in their order."""
+    pytest.importorskip("marimo")
+    status, out, err = processes.run(str(find_chapter(number).folder / "lab.py"), cwd=ROOT)
     assert status == 0, err
-    assert out.count("told") == out.count(".[labs]") == len(PLAYED)
+    assert main(["lab", str(number), "--plain"]) == 0
+    assert out.replace("\r", "") == capsys.readouterr().out
+
+
+def test_notebooks_are_as_marimo_writes_them():
+    """So that playing with one, which saves it, changes nothing; and no two cells define one name."""
+    converters = pytest.importorskip("marimo._convert.converters")
+    from marimo._lint import run_check
+
+    for chapter in CHAPTERS:
+        text = (chapter.folder / "lab.py").read_text("utf-8")
+        written = converters.MarimoConvert.from_py(text).to_py()
+        without_breaks = [re.sub(r"[\s(),]+", "", each) for each in (text, written)]
+        assert without_breaks[0] == without_breaks[1], chapter.folder.name
+        assert run_check((str(chapter.folder / "lab.py"),)).issues_count == 0

@@ -40,7 +40,7 @@ COLOURS += ["ch01_inference/exercises.html", "source/nanovllm/prompts.py.html"]
 TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram": "figure", "levels": "figure"}
 BUILD = """
 import sys
-sys.modules.update(torch=None, transformers=None, safetensors=None, textual=None)
+sys.modules.update(torch=None, transformers=None, safetensors=None, marimo=None)
 from chapters.__main__ import main
 from chapters.recording import Recording
 from chapters.sheet import MEASURED, Sheet, read
