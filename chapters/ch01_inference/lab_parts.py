@@ -1,4 +1,4 @@
-"""What lab 1 is made of: a real model, one token at a time; attention by hand; what a token costs.
+"""Parts of lab 1: a real model, one token at a time; attention by hand; what a token costs.
 
 Everything runs in float32, so that the probabilities come out the same on every machine.
 """

@@ -1,4 +1,4 @@
-"""What lab 2 is made of: one request through every hand-off of the engine, with the real objects printed.
+"""Parts of lab 2: one request through every hand-off of the engine, with the real objects printed.
 
 The engine makes its steps itself. A Tap stands at the hand-offs, lets everything pass, and writes down what went by.
 """

@@ -1,4 +1,4 @@
-"""What lab 3 is made of: a real generation, step by step, and the slots of the KV tensor that each step writes.
+"""Parts of lab 3: a real generation, step by step, and the slots of the KV tensor that each step writes.
 
 The engine is not changed. The lab looks over its shoulder: it keeps the Batch that each step hands to the model runner,
 and it compares the whole KV tensor before a step with the tensor after it. It runs in float32, so that the same tokens

@@ -1,4 +1,4 @@
-"""What lab 5 is made of: the real Scheduler and BlockManager, stepped by hand. Actions are in batching.py, pictures here.
+"""Parts of lab 5: the real Scheduler and BlockManager, stepped by hand. Actions are in batching.py, pictures here.
 
 There is no model here. A scheduler is told the token ids that each chunk sampled, through update(), and that is all
 it ever sees of a model; so the stage may choose the tokens itself.

@@ -1,4 +1,4 @@
-"""What lab 6 is made of: steps counted on paper; a packed batch; prefill and decode timed on this machine; the chunk size moved.
+"""Lab 6: steps counted on paper; a packed batch; prefill and decode timed on this machine; the chunk size moved.
 
 Every step is one of the engine's. Costs are counted from the checkpoint's ModelConfig and a step's ScheduledChunks: the
 engine's decoder does the step without memory, and a meter adds up what it does (meter.py).

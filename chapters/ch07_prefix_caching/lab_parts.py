@@ -1,4 +1,4 @@
-"""What lab 7 is made of: a simulator on the engine's own BlockManager, a real model, and six traps put into the engine."""
+"""Parts of lab 7: a simulator on the engine's own BlockManager, a real model, and six traps put into the engine."""
 
 from nanovllm import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""What lab 8 is made of: the next-token distribution of a real model, reshaped by hand and sampled by the engine's sampler.
+"""Parts of lab 8: the next-token distribution of a real model, reshaped by hand and sampled by the engine's sampler.
 
 Everything runs in float32, so that the numbers come out the same on every machine.
 """

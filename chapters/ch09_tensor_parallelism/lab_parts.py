@@ -1,4 +1,4 @@
-"""What lab 9 is made of: the same model on 1 and on 3 ranks of this machine: who holds what, who reads what, what they tell each other.
+"""Lab 9: the same model on 1 and on 3 ranks of this machine: who holds what, who reads what, what they tell each other.
 
 The three ranks are the engine's own processes. Two parts need to look inside a rank and use the real layers and the
 real loader in this process.

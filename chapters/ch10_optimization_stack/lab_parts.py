@@ -1,4 +1,4 @@
-"""What lab 10 is made of: FlashAttention built up in six steps, sums and their order, and what each optimization saves on this machine.
+"""Lab 10: FlashAttention built up in six steps, sums and their order, and what each optimization saves on this machine.
 
 First what can be counted (bytes, operations, memory), then what has to be measured. One engine serves all of it: its
 weights are laid out and its kernels swapped between steps (setups.py). The steps of attention are in tiles.py.

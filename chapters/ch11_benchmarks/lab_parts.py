@@ -1,4 +1,4 @@
-"""What lab 11 is made of: the engine's own benchmark, throughput against latency, requests that arrive over time, and six lies.
+"""Lab 11: the engine's own benchmark, throughput against latency, requests that arrive over time, and six lies.
 
 Every number is measured here and now: by nanovllm.tools.bench, by the metrics of the engine's requests, and by a second
 engine (transformers) in a process of its own.

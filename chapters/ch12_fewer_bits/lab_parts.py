@@ -1,4 +1,4 @@
-"""What lab 12 is made of: the weights of a real model in fewer bits, and what that does to the numbers and to the model.
+"""Parts of lab 12: the weights of a real model in fewer bits, and what that does to the numbers and to the model.
 
 Everything is computed in float32, on one core.
 """

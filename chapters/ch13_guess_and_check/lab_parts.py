@@ -1,4 +1,4 @@
-"""What lab 13 is made of: a real model's text, drafted and checked, and what a step costs by its rows.
+"""Parts of lab 13: a real model's text, drafted and checked, and what a step costs by its rows.
 
 Tokens are computed in float32, so that they come out the same on every machine; times are those of the engine's bf16.
 """

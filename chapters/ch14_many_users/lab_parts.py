@@ -1,4 +1,4 @@
-"""What lab 14 is made of: the real server under load, then queues and fleets in virtual time, on the real scheduler."""
+"""Parts of lab 14: the real server under load, then queues and fleets in virtual time, on the real scheduler."""
 
 from rich.console import RenderableType
 

@@ -1,4 +1,4 @@
-"""What lab 15 is made of: requests that name adapters in one batch.
+"""Parts of lab 15: requests that name adapters in one batch.
 
 Tokens are computed in float32; times are those of the engine's bf16.
 """

@@ -1,4 +1,4 @@
-"""What lab 16 is made of: a notebook of fixed size, snapshots placed by hand, and a small hybrid model in the engine.
+"""Parts of lab 16: a notebook of fixed size, snapshots placed by hand, and a small hybrid model in the engine.
 
 The model has random weights: what is shown is whether answers agree, not what they say.
 """

@@ -1,4 +1,4 @@
-"""What lab 17 is made of: texts that visit experts, a grouped product, and a large model's memory and time.
+"""Parts of lab 17: texts that visit experts, a grouped product, and a large model's memory and time.
 
 The small model is trained when the lab begins. Rounding differs between machines and grows in training, so its experts
 are not the same everywhere. Times are those of the engine's bf16.
