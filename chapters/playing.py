@@ -43,14 +43,24 @@ def start_button(time: str) -> Any:
 
 
 def playground(
-    new_world: Callable[[], Any], panels: Panels, actions: Sequence[Action], scenes: Sequence[Scene] = (), ask: str = ""
+    new_world: Callable[[], Any],
+    panels: Panels,
+    actions: Sequence[Action],
+    scenes: Sequence[Scene] = (),
+    ask: str = "",
+    first: str = "",
 ) -> tuple["Playing | Nothing", Callable[[], object]]:
-    """The world to play with, and what tells marimo that it has changed. A terminal has nothing to play with."""
+    """The world to play with, and what tells marimo that it has changed. A terminal has nothing to play with.
+
+    ask: the hint of a text field, whose text the world's typed() gets. first: where there are no scenes, the key of the
+    action to begin with.
+    """
     marimo = notebook()
     if marimo is None:
         return Nothing(), lambda: None
     turn, set_turn = marimo.state(0, allow_self_loops=True)  # the cell that has the buttons shows what they do
-    page = SimpleNamespace(new_world=new_world, panels=panels, ACTIONS=list(actions), SCENES=list(scenes), ASK=ask)
+    acts = sorted(actions, key=lambda action: action.key != first)
+    page = SimpleNamespace(new_world=new_world, panels=panels, ACTIONS=acts, SCENES=list(scenes), ASK=ask)
     return Playing(marimo, page, set_turn), turn
 
 

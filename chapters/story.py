@@ -16,6 +16,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from chapters.recording import Told
@@ -23,6 +24,20 @@ from chapters.sheet import MEASURED, Histogram, Levels, Sheet
 from nanovllm import LLM
 
 WIDTH, NEWLINE = 100, "\n"
+# A terminal's colors, red to white, as bright as one another: each can be read on white, and black on each.
+COLORS = [
+    (0, 0, 0),
+    (235, 0, 0),
+    (0, 138, 0),
+    (134, 118, 0),
+    (85, 105, 255),
+    (205, 0, 205),
+    (0, 132, 132),
+    (255, 255, 255),
+]
+THEME = TerminalTheme(
+    (255, 255, 255), (0, 0, 0), COLORS, [(min(r + 40, 255), min(g + 40, 255), min(b + 40, 255)) for r, g, b in COLORS]
+)
 PRINTED = ' style="overflow-x: auto; line-height: 1.25; font-size: 0.8rem; white-space: pre"'
 
 T = TypeVar("T")
@@ -111,7 +126,7 @@ def as_html(renderable: Any, width: int = WIDTH) -> str:
     """What a terminal of this width would show, in its colors."""
     console = Console(width=width, highlight=False, record=True, file=io.StringIO(), force_jupyter=False)
     console.print(renderable, soft_wrap=width > WIDTH)
-    return console.export_html(inline_styles=True, code_format="{code}").rstrip()
+    return console.export_html(theme=THEME, inline_styles=True, code_format="{code}").rstrip()
 
 
 def shown(renderable: Any) -> list[Told]:

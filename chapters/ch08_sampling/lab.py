@@ -53,7 +53,7 @@ def _():
 @app.cell(hide_code=True)
 def play_it():
     player, turn = playground(
-        lambda: load_world(the_story().load), World.panels, ACTIONS, ask="the beginning of a text"
+        lambda: load_world(the_story().load), World.panels, ACTIONS, ask="the beginning of a text", first="s"
     )
     return player, turn
 

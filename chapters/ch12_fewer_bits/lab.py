@@ -51,7 +51,7 @@ def _():
 
 @app.cell(hide_code=True)
 def play_it():
-    player, turn = playground(lambda: load_world(the_story().load), panels, ACTIONS, ask="a text to predict")
+    player, turn = playground(lambda: load_world(the_story().load), panels, ACTIONS, ask="a text to predict", first="m")
     return player, turn
 
 

@@ -49,7 +49,9 @@ def _():
 
 @app.cell(hide_code=True)
 def play_it():
-    player, turn = playground(lambda: World(*load_adapters(the_story().model)), panels, ACTIONS, ask="a prompt")
+    player, turn = playground(
+        lambda: World(*load_adapters(the_story().model)), panels, ACTIONS, ask="a prompt", first="s"
+    )
     return player, turn
 
 

@@ -17,7 +17,8 @@ from chapters.words import ENGLISH, Captions, Words
 def note(chapter: Chapter, words: Words) -> str:
     command = f"<code>python -m chapters lab {chapter.number} --plain</code>"
     marked = f'<span class="measured">{words("lab.like_this")}</span>'
-    return f'<p class="note">{words("lab.story_note", command=command, marked=marked)}</p>'
+    page = f' <a href="../labs/{chapter.folder.name}/index.html">The notebook on one page</a>' * (words is ENGLISH)
+    return f'<p class="note">{words("lab.story_note", command=command, marked=marked)}{page}</p>'
 
 
 def story_of(chapter: Chapter, scenes: Scenes, words: Words = ENGLISH) -> Text:
