@@ -153,11 +153,8 @@ def run_lab(chapter: Chapter, args: argparse.Namespace, console: Console, progre
             'This lab is a notebook to play with and to change:  pip install -e ".[labs]"  Here it prints its tables.\n'
         )
         console.print(what, markup=False)
-    story = Story(args.model)
     with busy("the lab begins"):
-        lab_notebook.run(notebook, story)
-    if story.machine:
-        progress.note(chapter, machine=story.machine)
+        lab_notebook.run(notebook, Story(args.model))
     return 0
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
+from chapters.course import Progress, find_chapter
 from chapters.recording import Told
 from chapters.sheet import MEASURED, Histogram, Levels, Sheet
 from nanovllm import LLM
@@ -51,7 +52,6 @@ class Story:
         self._console = Console(width=WIDTH, highlight=False)
         self.contexts = ExitStack()
         self.told: list[Told] = []
-        self.machine: dict[str, float] = {}  # what a lab has measured of it; pictures built here show it
 
     @property
     def model(self) -> str:
@@ -67,6 +67,10 @@ class Story:
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enter it until the lab ends."""
         return self.contexts.enter_context(context)
+
+    def note_machine(self, chapter: int, speeds: dict[str, float]) -> None:
+        """What the lab has measured of this machine: the course remembers it, and pictures built here show it."""
+        Progress().note(find_chapter(chapter), machine=speeds)
 
     def part(self, title: str) -> None:
         """Begin a part."""

@@ -167,7 +167,7 @@ def tell_roofline(seconds, story, world):
     story.part("Bytes and FLOPs on this machine")
     _runner = world.engine.model_runner
     _bytes_per_s, _flops_per_s = read_rate(_runner.device), compute_rate(_runner.device, _runner.dtype)
-    story.machine = {"GB/s": _bytes_per_s / 1e9, "GFLOP/s": _flops_per_s / 1e9}
+    story.note_machine(6, {"GB/s": _bytes_per_s / 1e9, "GFLOP/s": _flops_per_s / 1e9})
     story.say(
         f"Reads {_bytes_per_s / 1e9:.0f} GB/s, does {_flops_per_s / 1e9:,.0f} GFLOP/s in matrix products: "
         f"{_flops_per_s / _bytes_per_s:.0f} FLOPs a byte.",
