@@ -61,7 +61,8 @@ def playground(
     turn, set_turn = marimo.state(0, allow_self_loops=True)  # the cell that has the buttons shows what they do
     acts = sorted(actions, key=lambda action: action.key != first)
     page = SimpleNamespace(new_world=new_world, panels=panels, ACTIONS=acts, SCENES=list(scenes), ASK=ask)
-    return Playing(marimo, page, set_turn), turn
+    with marimo.status.spinner(title="Everything is made ready", remove_on_exit=True):
+        return Playing(marimo, page, set_turn), turn
 
 
 class Nothing:
