@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from chapters.course import TITLES
 from chapters.play import Action
@@ -187,4 +188,5 @@ def meaning(world: Any, action: Action) -> str:
 
 
 def panel(title: str, what: RenderableType) -> str:
-    return f"<div><b>{as_html(title, width=10_000)}</b><pre{PRINTED}>{as_html(what)}</pre></div>"
+    drawn = as_html(Text(what) if isinstance(what, str) else what)  # somebody may have typed it
+    return f"<div><b>{escape(title)}</b><pre{PRINTED}>{drawn}</pre></div>"

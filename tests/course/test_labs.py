@@ -260,7 +260,7 @@ def test_a_lab_without_marimo(arguments, monkeypatch, capsys):
     assert "1. One request, from WAITING to FINISHED" in printed
 
 
-@pytest.mark.parametrize("number", [4, 5, pytest.param(16, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("number", [4, 5])
 def test_marimo_runs_the_notebook_as_we_do(number, processes, capsys):
     """As a script: marimo sorts the cells by what they need, run() takes them in their order."""
     pytest.importorskip("marimo")
