@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from chapters.course import TITLES
 from chapters.play import Action
@@ -188,5 +187,5 @@ def meaning(world: Any, action: Action) -> str:
 
 
 def panel(title: str, what: RenderableType) -> str:
-    drawn = as_html(Text(what) if isinstance(what, str) else what)  # somebody may have typed it
+    drawn = as_html(what, markup=False)  # somebody may have typed it
     return f"<div><b>{escape(title)}</b><pre{PRINTED}>{drawn}</pre></div>"

@@ -126,9 +126,9 @@ def notebook() -> Any:
     return marimo if marimo is not None and marimo.running_in_notebook() else None
 
 
-def as_html(renderable: Any, width: int = WIDTH) -> str:
+def as_html(renderable: Any, width: int = WIDTH, markup: bool = True) -> str:
     """What a terminal of this width would show, in its colors."""
-    console = Console(width=width, highlight=False, record=True, file=io.StringIO(), force_jupyter=False)
+    console = Console(width=width, highlight=False, markup=markup, record=True, file=io.StringIO(), force_jupyter=False)
     console.print(renderable, soft_wrap=width > WIDTH)
     return console.export_html(theme=THEME, inline_styles=True, code_format="{code}").rstrip()
 
