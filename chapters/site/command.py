@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    from chapters.site import build, diagrams, server, stories
+    from chapters.site import check_installed, diagrams, server, stories
 
     if args.draw:
         diagrams.draw_all()
@@ -34,6 +34,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
         for number in args.record or TITLES:
             stories.record(find_chapter(number))
         return 0
+    check_installed()
+    from chapters.site import build
+
     build.build(args.out, args.offline, args.with_model)
     print(f"written: {args.out / 'index.html'}")
     if args.serve:

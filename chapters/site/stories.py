@@ -3,6 +3,7 @@
 import contextlib
 import html
 import io
+from dataclasses import dataclass, field
 from typing import Any
 
 from chapters import recording
@@ -11,10 +12,17 @@ from chapters.sheet import Histogram, Levels, Sheet
 from chapters.site.figures import figure
 from chapters.site.scenes import Scenes
 from chapters.site.tables import draw, paragraph, printed, retold
-from chapters.site.text import Text
 from chapters.story import Story
 from chapters.svg import histogram, levels
 from chapters.words import ENGLISH, Captions, Words
+
+
+@dataclass
+class Text:
+    """The headings of the second level as (id, HTML), and the HTML."""
+
+    headings: list[tuple[str, str]] = field(default_factory=list)
+    body: str = ""
 
 
 def note(chapter: Chapter, words: Words) -> str:
@@ -42,7 +50,7 @@ def record(chapter: Chapter) -> None:
 
 def story_of(chapter: Chapter, scenes: Scenes, words: Words = ENGLISH) -> Text:
     """The recorded story: its parts as headings, what was said as paragraphs, tables, and pictures as printed."""
-    text, captions = Text(words.title(chapter)), Captions(chapter.folder, words.language)
+    text, captions = Text(), Captions(chapter.folder, words.language)
     body = [note(chapter, words)]
     for kind, what in recording.Recording(chapter.folder).told:
         if kind == "part":
