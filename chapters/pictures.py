@@ -21,7 +21,7 @@ from chapters.svg import WIDTH, Moved, words
 FOLDER = "drawn"  # beside each README.md
 IMAGE = re.compile(rf"!\[[^\]]*\]\((?:chapters/)?{FOLDER}/(\w+)\.svg\)")
 THEME = ROOT.parent / "nanovllm" / "serving" / "http" / "page" / "theme.css"
-STYLE = ROOT / "site" / "assets" / "style.css"
+STYLE = ROOT / "site" / "assets" / "course.css"
 MARGIN = 12
 SHOWN = 480  # pixels: the width of a picture where there is room for it
 HEAD = re.compile(r'<svg class="picture" viewBox="0 0 \S+ (\S+)"')
@@ -109,12 +109,10 @@ def style(drawing: str) -> str:
     used = {name for names in re.findall(r'class="([^"]*)"', drawing) for name in names.split()}
     used |= set(re.findall(r"<(\w+)", drawing))
     rules = [rule for rule in rules if used & set(re.findall(r"[\w-]+", rule.split("{")[0].removeprefix(".picture")))]
-    schemes = [css.split("@media (prefers-color-scheme: dark)")[:2] for css in (THEME.read_text("utf-8"), page)]
     names = set(re.findall(r"var\((--[\w-]+)", " ".join(rules))) | {"--bg", "--fg", "--line"}
-    light, dark = (
-        " ".join(f"{name}: {value};" for part in parts for name, value in colours(part) if name in names)
-        for parts in zip(*schemes, strict=True)
-    )
+    named = [each for css in (THEME.read_text("utf-8"), page) for each in colours(css) if each[0] in names]
+    light = " ".join(f"{name}: {value};" for name, value, _ in named)
+    dark = " ".join(f"{name}: {value};" for name, _, value in named if value)
     return "\n".join(
         [
             f"svg {{ color-scheme: light dark; {light} font: 11.5px sans-serif; fill: var(--fg); }}",
@@ -126,5 +124,7 @@ def style(drawing: str) -> str:
     )
 
 
-def colours(css: str) -> list[tuple[str, str]]:
-    return re.findall(r"(--[\w-]+): (#\w+|\d+%);", css)
+def colours(css: str) -> list[tuple[str, str, str]]:
+    """(name, in light, in dark); "" for what is the same in both."""
+    found = re.findall(r"(--[\w-]+): (?:light-dark\((#\w+),\s(#\w+)\)|(\d+%));", css)
+    return [(name, light or same, dark) for name, light, dark, same in found]

@@ -1,6 +1,6 @@
 """Svg: pictures for pages: charts with axes, curves, dots and bars; boxes and arrows. No figure is made up here.
 
-A picture is 320 wide and as readable on a phone as elsewhere. Colours are classes of style.css (light and dark). Who
+A picture is 320 wide and as readable on a phone as elsewhere. Colours are classes of course.css (light and dark). Who
 does not see it is told its title and its text.
 """
 

@@ -1,6 +1,5 @@
 """A browser for the tests of pages: Debian's chromium, or the one that playwright has installed."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,38 +19,6 @@ def chromium() -> Iterator:
             pytest.skip(f"needs chromium (apt install chromium, or playwright install chromium): {error}")
         yield browser
         browser.close()
-
-
-MISSING = """async () => {
-    const loaded = [location.href, ...performance.getEntriesByType("resource").map(({ name }) => name)];
-    const here = loaded.filter(url => url.startsWith("http") && !url.includes("/model/"));
-    const kept = await Promise.all(here.map(url => caches.match(url, { ignoreSearch: true })));
-    return here.filter((url, at) => !kept[at]);
-}"""
-
-
-def wait_until_kept(tab) -> None:
-    """The service worker has kept what this page has loaded: it may be left, and is there without a network."""
-    wait_until_none(tab, MISSING)
-
-
-def wait_until_none(tab, script: str) -> None:
-    """For a script whose answer is a promise of a list, which becomes empty."""
-    end = time.monotonic() + 60
-    while left := tab.evaluate(script):
-        assert time.monotonic() < end, left
-        tab.wait_for_timeout(20)
-
-
-def go_offline(tab) -> None:
-    """As soon as the page is kept, and its service worker answers for the site's pages."""
-    wait_until_kept(tab)
-    tab.evaluate("""() => new Promise(begun => {
-        const { serviceWorker } = navigator;
-        serviceWorker.addEventListener("controllerchange", begun);
-        if (serviceWorker.controller) begun();
-    })""")
-    tab.context.set_offline(True)
 
 
 def assert_accessible(tab, impacts: tuple[str, ...] = ("serious", "critical"), **options) -> None:

@@ -20,11 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    from chapters.site import build, diagrams, server
+    from chapters.site import check_installed, diagrams, server
 
     if args.draw:
         diagrams.draw_all()
         return 0
+    check_installed()
+    from chapters.site import build
+
     build.build(args.out, args.offline, args.with_model)
     print(f"written: {args.out / 'index.html'}")
     if args.serve:

@@ -153,8 +153,8 @@ def exercises_section(chapter: Chapter) -> str:
         checks = [{"title": title, "section": name} for title, name in zip(task.titles, sections, strict=True)]
         tasks += (
             f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}">'
-            f'<details name="task"{" open" * (number == 1)}><summary><h2><code>{escape(task.name)}</code> '
-            f'<span class="verdict"></span></h2></summary><div class="asked">{texts.get(task.name, "")}</div></details>'
+            f'<details name="task"{" open" * (number == 1)}><summary><code>{escape(task.name)}</code> '
+            f'<span class="verdict"></span></summary><div class="asked">{texts.get(task.name, "")}</div></details>'
             '<p class="again"></p><div class="outcome"></div></li>'
         )
     command = f"python -m chapters check {chapter.number} --file exercise.py"
@@ -185,11 +185,12 @@ leaves the editor.</p>
 {progress_bar()}
 {FAILURE}
 <p class="status" role="status"></p>
+<div class="next outcome"></div>
 </div>
 </div>
 <details class="printed" hidden><summary>What your code printed</summary><pre tabindex="0"></pre></details>
 <p>The checks are the same as in the terminal, and your functions run inside the engine's own code. Checks in which a
 real model answers need a computer with the course installed. There, in the course's folder, this command grades your
 downloaded file with all checks:</p>
-<pre class="code" tabindex="0"><code>{command}</code></pre>
+<div class="highlight"><pre tabindex="0">{command}</pre></div>
 </section>"""

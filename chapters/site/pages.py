@@ -1,110 +1,110 @@
-"""The shell of every page. All links are relative, so that the site works in any folder of any host."""
+"""The course's extension of Sphinx: what its pages have beside the text.
 
-import html
-import posixpath
-from pathlib import Path
+text.py          tables of a lab, diagrams, pictures that move, questions before an answer (tokens of MyST-Parser)
+sources.py       pages of the files that a text links to
+mathml           formulas as MathML, which browsers draw themselves: docutils has the converter
+course.js, course.css, and the scripts of labs, exercises and the model
+"""
 
-from chapters.words import ENGLISH, Words
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-STYLES, SCRIPTS = ("theme.css", "style.css"), ("kept.js", "site.js", "progress.js")  # in assets/, of every page
-LICENCE = "https://creativecommons.org/licenses/by/4.0/"  # chapters/LICENSE
-ICON = (  # blocks of memory, in the page itself: one request less, and no 404 from a browser that asks for an icon
-    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E"
-    "%3Cpath fill='%231f6f8b' d='M0 0h3v3H0zM4 0h4v3H4zM0 4h5v4H0zM6 4h2v4H6z'/%3E%3C/svg%3E"
-)
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from markdown_it.rules_core import StateCore
+from myst_parser.mdit_to_docutils.sphinx_ import SphinxRenderer
+from myst_parser.parsers.mdit import create_md_parser
+from myst_parser.parsers.sphinx_ import MystParser
+from sphinx.application import Sphinx
+
+from chapters.site import labs
+from chapters.site.model import section as model
+from chapters.site.sources import Sources
+from chapters.site.text import Place, extend
+from chapters.words import languages
+
+SCRIPTS, STYLES = (*labs.SCRIPTS, model.SCRIPT), (*labs.STYLES, model.STYLE)  # of labs and exercises
+
+Context = dict[str, Any]
 
 
-def relative(target: str, page_path: str) -> str:
-    """The way from one page of the site to another, or to a file of it."""
-    return posixpath.relpath(target, posixpath.dirname(page_path) or ".")
+@dataclass
+class Course:
+    """What Sphinx makes pages of.
 
-
-def write(folder: Path, path: str, text: str) -> None:
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    (folder / path).write_text(text, "utf-8")
-
-
-def page(
-    title: str,
-    body: str,
-    path: str,
-    scripts: tuple[str, ...] = (),
-    styles: tuple[str, ...] = (),
-    classic: tuple[str, ...] = (),
-    words: Words = ENGLISH,
-    others: tuple[tuple[str, str], ...] = (),
-) -> str:
-    """A whole page. path: its place in the site. scripts (ES modules) and styles: names of files in assets/.
-
-    classic: scripts that are no modules, by their place in the site; modules do not load from file://.
-    others: (language, place relative to this page) of the same page in other languages.
+    places: of the texts, by their names in the site. made: pages of other things, written as Markdown once the texts
+    before them have been read. sources: the files that texts link to.
     """
 
-    def asset(name: str) -> str:
-        return relative(f"assets/{name}", path)
-
-    head = [f'<link rel="stylesheet" href="{asset(name)}">' for name in (*STYLES, *styles)]
-    head += ["<noscript><style>.frame[hidden] { display: block; }</style></noscript>"]
-    head += [f'<link rel="alternate" hreflang="{language}" href="{place}">' for language, place in others]
-    for script in (said_by(words), *(f"assets/{name}" for name in SCRIPTS), *classic):
-        head += [f'<script defer src="{relative(script, path)}"></script>']
-    head += [f'<script type="module" src="{asset(name)}"></script>' for name in scripts]
-    return f"""<!doctype html>
-<html lang="{words.language}">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="description" content="{words("page.description")}">
-<title>{html.escape(title)}</title>
-<link rel="icon" href="{ICON}">
-{chr(10).join(head)}
-</head>
-<body>
-<a class="skip" href="#content">{words("page.skip")}</a>
-<header class="site"><a class="home" href="{relative("index.html", path)}">nanovllm
-<span>{words("page.the_course")}</span></a>
-<nav aria-label="{words("page.nav")}"><a href="{relative("index.html", path)}">{words("page.contents")}</a>
-<a href="{relative("one_request.html", path)}">{words("page.one_request")}</a>
-<a href="{relative("readme.html", path)}">{words("page.engine")}</a></nav>
-<form role="search" action="{relative("search.html", path)}"><input type="search" name="q"
-placeholder="{words("page.search")}" aria-label="{words("page.search_label")}" autocomplete="off"></form></header>
-{body}
-<aside class="to-text" aria-label="{words("page.licences")}">{words("page.text_licence")}
-<a rel="license" href="{LICENCE}">CC BY 4.0</a>. {words("page.code_licence")}</aside>
-</body>
-</html>
-"""
+    places: dict[str, Place]
+    made: dict[str, Callable[[], str]]
+    sources: Sources
 
 
-def said_by(words: Words) -> str:
-    """The script with what other scripts say in this language."""
-    return f"assets/words.{words.language}.js"
+class Pages(Sphinx):
+    """Sphinx, with the course that it makes pages of."""
+
+    def __init__(self, course: Course, **options: Any) -> None:
+        self.course = course
+        super().__init__(**options)
 
 
-def not_kept(words: Words) -> str:
-    """A page that stands in place of one that needs a network; a service worker puts the site's address into it."""
-    styles = "".join(f'<link rel="stylesheet" href="assets/{name}">' for name in STYLES)
-    return f"""<!doctype html>
-<html lang="{words.language}">
-<head>
-<meta charset="utf-8">
-<base href="@SCOPE@">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{words("offline.title")}</title>
-{styles}
-</head>
-<body>
-<main class="single">
-<h1>{words("offline.title")}</h1>
-<p>{words("offline.why")}</p>
-<p><a href="index.html">{words("offline.contents")}</a></p>
-</main>
-</body>
-</html>
-"""
+class CourseParser(MystParser):
+    """MyST, with the rule of text.py for the texts of the repository."""
+
+    course: Course
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        env = document.settings.env
+        parser = create_md_parser(env.myst_config, SphinxRenderer)
+        parser.options["document"] = document
+        if place := self.course.places.get(env.docname):
+
+            def rule(state: StateCore) -> None:
+                state.tokens = extend(state.tokens, place)
+
+            parser.core.ruler.push("course", rule)
+        parser.render(inputstring)
 
 
-# What the page leads to, and all that it needs to be shown.
-CONTENTS = ("index.html", said_by(ENGLISH), *(f"assets/{name}" for name in (*STYLES, *SCRIPTS)))
+def draw_inline(translator: Any, node: nodes.math) -> None:
+    translator.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def draw_block(translator: Any, node: nodes.math_block) -> None:
+    drawn = tex2mathml(node.astext(), as_block=True)
+    translator.body.append(f'<div class="formula" tabindex="0" role="group" aria-label="formula">{drawn}</div>')
+    raise nodes.SkipNode
+
+
+def add_parts(app: Sphinx, pagename: str, templatename: str, context: Context, doctree: nodes.document | None) -> None:
+    """The page's language, and the scripts of what it has."""
+    name, _, language = pagename.rpartition("/")[2].partition(".")
+    context["language"] = language if language in languages() else "en"
+    if name in ("lab", "exercises"):
+        for style in STYLES:
+            app.add_css_file(style)
+        for script in SCRIPTS:
+            app.add_js_file(script, type="module")
+
+
+def setup(app: Pages) -> dict[str, Any]:
+    course = app.course
+
+    def make(app: Sphinx, docname: str, content: list[str]) -> None:
+        if docname in course.made:
+            content[0] = course.made[docname]()
+
+    def show_sources(app: Sphinx) -> Iterator[tuple[str, Context, str]]:
+        for name, title, body in course.sources.pages():
+            yield name, {"title": title, "body": body}, "page.html"
+
+    app.setup_extension("myst_parser")
+    app.add_source_parser(type("Parser", (CourseParser,), {"course": course}), override=True)
+    app.add_html_math_renderer("mathml", (draw_inline, None), (draw_block, None))
+    app.connect("source-read", make)
+    app.connect("html-page-context", add_parts)
+    app.connect("html-collect-pages", show_sources)
+    return {"version": "1"}

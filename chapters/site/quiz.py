@@ -1,4 +1,4 @@
-"""A chapter's quiz on its page: the questions of quiz.toml in the terminal's order and words, asked by site.js."""
+"""A chapter's quiz on its page: the questions of quiz.toml in the terminal's order and words, asked by course.js."""
 
 import base64
 import html
@@ -7,7 +7,7 @@ from typing import Any
 
 from chapters import quiz
 from chapters.course import Chapter
-from chapters.site.text import MARKDOWN, inline_html
+from chapters.site.markdown import MARKDOWN, inline_html
 from chapters.words import ENGLISH, Words
 
 
@@ -17,8 +17,7 @@ def quiz_section(chapter: Chapter, words: Words = ENGLISH) -> str:
         question_html(question, number, len(questions), words) for number, question in enumerate(questions, start=1)
     )
     command = f"python -m chapters quiz {chapter.number}"
-    return f"""<section class="quiz" aria-labelledby="quiz">
-<h2 id="quiz">{words("quiz.title")}</h2>
+    return f"""<section class="quiz" aria-label="{words("quiz.title")}">
 <noscript><p class="note">{words("quiz.needs_script")} <code>{command}</code></p></noscript>
 <div class="questions" hidden>{"".join(items)}
 <div class="score" tabindex="-1" hidden><p></p>

@@ -56,9 +56,7 @@ class Scenes:
             if title not in self.links:
                 raise LookupError(f"a text names the scene {title!r}; the lab has {', '.join(self.links) or 'none'}")
             name = self.named.setdefault(title, f"scene-{len(self.named) + 1}")
-            before.attrSet("class", "in-the-lab")
-            before.attrSet("id", name)
-            link = f'<a href="lab.html#{html.escape(self.links[title])}">{html.escape(title)}</a>.'
+            link = f'<a id="{name}" href="lab.html#{html.escape(self.links[title])}">{html.escape(title)}</a>.'
             child.type, child.content = "html_inline", NAMES_A_SCENE + link
 
     def caption(self, tokens: list[Token], at: int, words: Words = ENGLISH) -> str:
@@ -71,7 +69,7 @@ class Scenes:
         headings = [i for i in range(at) if tokens[i].type == "heading_open" and tokens[i].tag == "h2"]
         if headings:
             heading = "".join(child.content for child in tokens[headings[-1] + 1].children or [])
-            self.quoted.setdefault(number, {})[str(tokens[headings[-1]].attrs["id"])] = heading
+            self.quoted.setdefault(number, {})[str(tokens[headings[-1]].meta["id"])] = heading
         place, said = addressed("lab.html", words.language), words("page.from_part", number=number)
         return f'<a href="{place}#part-{number}">{said}</a>'
 

@@ -1,8 +1,13 @@
-"""The repository's files that the pages link to: highlighted, with an anchor #L12 for each line."""
+"""The files of the repository: which of them are pages of the site, and where in them something is defined.
+
+Texts are pages; a file or folder that a text links to becomes one as well, with an anchor #L12 for each line.
+"""
 
 import ast
 import html
+import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from pygments import highlight
@@ -11,26 +16,22 @@ from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
 from chapters.course import ROOT as CHAPTERS
-from chapters.site.pages import page, relative, write
 
 ROOT = CHAPTERS.parent
-TEXTS = {"README.md": "readme.html", "chapters/README.md": "index.html"}
-TEXTS |= {f"chapters/{name}.md": f"{name}.html" for name in ("one_request", "from_nano_vllm", "add_a_wing")}
-TEXTS |= {"chapters/capstone/README.md": "capstone/index.html"}
+# Texts of the course -> their names in the site, without .html
+TEXTS = {"README.md": "readme", "chapters/README.md": "index"}
+TEXTS |= {f"chapters/{name}.md": name for name in ("one_request", "from_nano_vllm", "add_a_wing")}
+TEXTS |= {"chapters/capstone/README.md": "capstone/index"}
 if (CHAPTERS / "INSTRUCTOR.md").exists():  # not in a student's edition
-    TEXTS["chapters/INSTRUCTOR.md"] = "instructor.html"
-TEXTS |= {
-    f"chapters/{readme.parent.name}/README.md": f"{readme.parent.name}/index.html"
-    for readme in sorted(CHAPTERS.glob("ch[0-9][0-9]_*/README.md"))
-}
-TEXTS |= {  # in other languages: README.de.md
-    f"chapters/{text.parent.name}/{text.name}": f"{text.parent.name}/index{text.suffixes[0]}.html"
-    for text in sorted(CHAPTERS.glob("ch[0-9][0-9]_*/README.*.md"))
+    TEXTS["chapters/INSTRUCTOR.md"] = "instructor"
+TEXTS |= {  # README.de.md is the same chapter in German
+    f"chapters/{text.parent.name}/{text.name}": f"{text.parent.name}/{text.stem.replace('README', 'index')}"
+    for text in sorted(CHAPTERS.glob("ch[0-9][0-9]_*/README*.md"))
 }
 for folder in ("examples", "nanovllm", "tests"):
     for readme in sorted((ROOT / folder).rglob("README.md")):
         place = readme.parent.relative_to(ROOT).as_posix()
-        TEXTS[f"{place}/README.md"] = f"{place}/index.html"
+        TEXTS[f"{place}/README.md"] = f"{place}/index"
 
 
 def highlighted(code: str, language: str = "", filename: str = "") -> str:
@@ -76,8 +77,13 @@ def line_of(path: str, symbol: str) -> int:
     return function.string.count("\n", 0, function.start()) + 1
 
 
+def relative(target: str, page_path: str) -> str:
+    """The way from one page of the site to another, or to a file of it."""
+    return posixpath.relpath(target, posixpath.dirname(page_path) or ".")
+
+
 class Sources:
-    """Collects what is linked to; write() makes a page of each file and a list of each folder."""
+    """Collects what is linked to; pages() makes a page of each file, and a list of each folder."""
 
     def __init__(self) -> None:
         self.wanted: set[str] = set()
@@ -85,25 +91,26 @@ class Sources:
     def place_of(self, path: str) -> str:
         """The site's path for a file or folder of the repository. Raises FileNotFoundError."""
         if path in TEXTS:
-            return TEXTS[path]
+            return f"{TEXTS[path]}.html"
         if not (ROOT / path).exists():
             raise FileNotFoundError(f"a text links to {path}, which is not there")
         self.wanted.add(path)
         return f"source/{path}/index.html" if (ROOT / path).is_dir() else f"source/{path}.html"
 
-    def write(self, folder: Path) -> None:
+    def pages(self) -> Iterator[tuple[str, str, str]]:
+        """The name, title and HTML of each. What a folder's list links to becomes a page, too."""
         done: set[str] = set()
         while todo := sorted(self.wanted - done):
             for path in todo:
                 place = self.place_of(path)
                 body = self.list_of(path, place) if (ROOT / path).is_dir() else source_body(path)
-                write(folder, place, page(path, body, place))
+                yield place.removesuffix(".html"), path, f"<h1><code>{html.escape(path)}</code></h1>{body}"
             done.update(todo)
 
     def list_of(self, path: str, place: str) -> str:
         files = [file.relative_to(ROOT).as_posix() for file in sorted((ROOT / path).rglob("*")) if is_text(file)]
         items = [f'<li><a href="{relative(self.place_of(file), place)}">{file}</a></li>' for file in files]
-        return f'<main id="content"><h1><code>{path}/</code></h1><ul class="files">{"".join(items)}</ul></main>'
+        return f'<ul class="files">{"".join(items)}</ul>'
 
 
 def is_text(file: Path) -> bool:
@@ -113,7 +120,4 @@ def is_text(file: Path) -> bool:
 def source_body(path: str) -> str:
     lines = highlighted((ROOT / path).read_text("utf-8"), filename=path).split("\n")
     numbered = "\n".join(f'<span class="line" id="L{n}">{line}</span>' for n, line in enumerate(lines, start=1))
-    return (
-        f'<main id="content" class="source"><h1><code>{html.escape(path)}</code></h1>'
-        f'<pre class="code numbered" tabindex="0"><code>{numbered}</code></pre></main>'
-    )
+    return f'<div class="highlight"><pre class="numbered" tabindex="0"><code>{numbered}</code></pre></div>'

@@ -1,6 +1,7 @@
 """What `lab N --plain` told, recorded: on a page, a lab that needs a model."""
 
 import html
+from dataclasses import dataclass, field
 from typing import Any
 
 from chapters import recording
@@ -9,9 +10,16 @@ from chapters.sheet import Histogram, Levels, Sheet
 from chapters.site.figures import figure
 from chapters.site.scenes import Scenes
 from chapters.site.tables import draw, paragraph, printed, retold
-from chapters.site.text import Text
 from chapters.svg import histogram, levels
 from chapters.words import ENGLISH, Captions, Words
+
+
+@dataclass
+class Text:
+    """The headings of the second level as (id, HTML), and the HTML."""
+
+    headings: list[tuple[str, str]] = field(default_factory=list)
+    body: str = ""
 
 
 def note(chapter: Chapter, words: Words) -> str:
@@ -23,7 +31,7 @@ def note(chapter: Chapter, words: Words) -> str:
 
 def story_of(chapter: Chapter, scenes: Scenes, words: Words = ENGLISH) -> Text:
     """The recorded story: its parts as headings, what was said as paragraphs, tables, and pictures as printed."""
-    text, captions = Text(words.title(chapter)), Captions(chapter.folder, words.language)
+    text, captions = Text(), Captions(chapter.folder, words.language)
     body = [note(chapter, words)]
     for kind, what in recording.Recording(chapter.folder).told:
         if kind == "part":

@@ -59,9 +59,8 @@ def tree_of(chapter: Chapter) -> ast.Module:
 
 def asked(task: Task) -> str:
     """The head of the function, and what it must do."""
-    return (
-        f'<pre class="code head" tabindex="0"><code>{highlighted(task.head, "python")}</code></pre>{html_of(task.text)}'
-    )
+    head = highlighted(task.head, "python")
+    return f'<pre class="code head highlight" tabindex="0"><code>{head}</code></pre>{html_of(task.text)}'
 
 
 def html_of(docstring: str) -> str:
@@ -75,7 +74,7 @@ def block(text: str) -> str:
         said = "".join(f"<dt><code>{escape(name)}</code></dt><dd>{marked(what)}</dd>" for name, what in terms)
         return f"<dl>{said}</dl>"
     if is_indented:
-        return f'<pre class="code" tabindex="0"><code>{escape(text)}</code></pre>'
+        return f'<pre class="code highlight" tabindex="0"><code>{escape(text)}</code></pre>'
     drawn = ""
     before: list[str] = []  # lines of a paragraph
     items: list[str] = []  # of the list that follows it

@@ -3,7 +3,7 @@
 import html
 from dataclasses import dataclass
 
-from chapters.site.text import MARKDOWN
+from chapters.site.markdown import MARKDOWN
 from chapters.teaching.questions import all_questions
 from chapters.teaching.questions.bank import Draw, Entry, Question
 

@@ -3,13 +3,13 @@
 import html
 from collections.abc import Iterator
 
-from chapters.site.text import MARKDOWN
 from chapters.svg import Moved
 from chapters.teaching.lesson import Block, Lesson, shown
+from chapters.teaching.markdown import MARKDOWN
 from chapters.teaching.paper import LICENCE, page
 from chapters.teaching.sections import CAPTION, beside, bullets, fits, new_words, picture
 
-FORMULA = 3  # lines, at most
+FORMULA = 3  # lines of text that are one, at most
 ENTRIES = 20  # of the back, where a question counts twice for the line below it
 
 
@@ -26,7 +26,7 @@ def handout_page(lesson: Lesson) -> str:
     front = f"{head}<p>{shown(lesson.aim)}</p>{main_picture(lesson)}"
     front += f"<h2>What do you expect?</h2><ol>{asked}</ol>" if asked else ""
     back = f"<h2>In short</h2>{bullets(lesson.summary)}"
-    back += "".join(f'<pre class="printed">{html.escape(text)}</pre>' for text in formulas(lesson))
+    back += "".join(formulas(lesson))
     back += f"<h2>Marked in the text</h2>{bullets(marked)}" if (marked := words(lesson)) else ""
     back += f"<h2>What you write</h2><ul>{tasks}</ul><h2>Notes</h2><div class='room'></div>"
     sheets = "".join(
@@ -67,10 +67,17 @@ def render(block: Block, lesson: Lesson) -> str:
 
 
 def formulas(lesson: Lesson) -> list[str]:
-    """The short lines between paragraphs that no lab has printed."""
-    fences = (block for section in lesson.explained for block in section.of("fence"))
-    texts = [block.code for block in fences if block.info in ("text", "text formula")]
-    return [text for text in texts if text.count("\n") < FORMULA and "|" not in text]  # that is drawn
+    """HTML of the formulas, and of short lines between paragraphs that no lab has printed."""
+    found = []
+    for section in lesson.explained:
+        for block in section.blocks:
+            if block.kind == "formula" or (block.kind == "fence" and block.info == "text" and is_short(block.code)):
+                found.append(render(block, lesson))
+    return found
+
+
+def is_short(text: str) -> bool:
+    return text.count("\n") < FORMULA and "|" not in text  # that is drawn
 
 
 def words(lesson: Lesson) -> list[str]:

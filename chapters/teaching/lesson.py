@@ -12,8 +12,8 @@ from chapters.recording import Recording
 from chapters.site.expectations import asks
 from chapters.site.figures import drawn_image
 from chapters.site.scenes import NAMES_A_SCENE, Scenes
-from chapters.site.text import MARKDOWN
-from chapters.words import ENGLISH, Captions
+from chapters.teaching.markdown import MARKDOWN
+from chapters.words import ENGLISH
 
 ASKS = ENGLISH("expect.asks")
 MISTAKES, SUMMARY, NOW_YOU = "What beginners get wrong", "Summary", "Now you"
@@ -23,7 +23,8 @@ PAIRS = (("(", ")"), ("[", "]"))
 
 @dataclass
 class Block:
-    """One thing between two empty lines. kind: paragraph, list, table, fence, picture, question, scene or code_of."""
+    """One thing between two empty lines. kind: paragraph, list, table, fence, picture, question, scene,
+    formula or code_of."""
 
     kind: str
     tokens: list[Token]
@@ -83,8 +84,7 @@ class Lesson:
         paragraphs = [block.text for section in sections[:2] for block in section.of("paragraph")]
         needs = next(text for text in paragraphs if "Reading takes" in text)
         sections[1].blocks = [b for b in sections[1].blocks if b.kind != "paragraph" or b.text != needs]
-        env = {"told": Recording(chapter.folder).told, "scenes": scenes, "words": ENGLISH}
-        env["captions"] = Captions(chapter.folder, "en")
+        env = {"told": Recording(chapter.folder).told, "scenes": scenes}
         return cls(chapter, paragraphs[0], needs, sections[1:], env)
 
     def section(self, title: str) -> Section:
@@ -149,6 +149,8 @@ def kind_of(tokens: list[Token], at: int) -> str:
         return "scene" if words.startswith(f"*{NAMES_A_SCENE}") else kind
     if kind == "blockquote":
         return "question" if asks(tokens, at, ENGLISH) else kind
+    if kind == "math_block":
+        return "formula"
     return "list" if kind in ("bullet_list", "ordered_list") else kind
 
 

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chapters.site import build
+from chapters.course import ROOT
 from chapters.teaching.lesson import Lesson
 from chapters.teaching.sections import Slide
 
-ASSETS = Path(__file__).parent / "assets"
+ASSETS, PAGES = Path(__file__).parent / "assets", ROOT / "site" / "assets"
+SHARED = ROOT.parent / "nanovllm" / "serving" / "http" / "page"
 LICENCE = "The nanovllm authors, CC BY 4.0"
 
 
@@ -36,7 +37,7 @@ def slide_html(slide: Slide, number: int, of: int, name: str) -> str:
 
 def page(title: str, body: str, style: str = "") -> str:
     """One file: who copies it has all of it."""
-    sheets = [build.SHARED / "theme.css", build.ASSETS / "style.css", *([ASSETS / style] if style else [])]
+    sheets = [SHARED / "theme.css", PAGES / "course.css", ASSETS / "paper.css", *([ASSETS / style] if style else [])]
     css = "\n".join(sheet.read_text("utf-8") for sheet in sheets)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chapters.site.figures import caption_of, drawn_image
-from chapters.site.text import MARKDOWN
 from chapters.svg import Moved
 from chapters.teaching.lesson import ASKS, Block, Lesson, Section, question_of, sentences, shown
+from chapters.teaching.markdown import MARKDOWN
 
 # What a slide holds at most. Letters, where nothing else is said.
 CODE, LAB = (20, 100), (16, 115)  # lines, and letters of a line
@@ -127,7 +127,7 @@ class SectionSlides:
         drawn = CAPTION.sub("", drawn)
         if output:
             drawn += f'<pre class="printed">{html.escape(output)}</pre>'
-        kind = {"mermaid": "picture", "text lab": "lab", "text": "lab", "text formula": "lab"}.get(block.info, "code")
+        kind = {"mermaid": "picture", "text lab": "lab", "text": "lab"}.get(block.info, "code")
         if block.info == "text lab" and "\n" not in code and not self.before:
             if self.slides[-1].kind == "lab":  # one more line of what was printed
                 self.slides[-1].body += drawn
@@ -135,6 +135,9 @@ class SectionSlides:
         self.show(drawn, kind, self.code_of)
         if source and source[1]:
             self.slides[-1].foot += link(self.pages, source[1], source[2])
+
+    def add_formula(self, block: Block, following: Block | None) -> None:
+        self.show(MARKDOWN.renderer.render(block.tokens, MARKDOWN.options, self.lesson.env), "lab")
 
     def add_code_of(self, block: Block, following: Block | None) -> None:
         self.code_of = shown(block.text)

@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
+    from chapters.site import check_installed
+
+    check_installed()
     from chapters.teaching.deck import slides_of
     from chapters.teaching.handout import handout_page
     from chapters.teaching.lesson import Lesson

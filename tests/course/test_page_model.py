@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from chapters.ch13_guess_and_check.world import Always
-from chapters.site import build, runtime
+from chapters.site import runtime
 from chapters.site.model import files
 from chapters.site.model.engine import PageEngine
 from chapters.site.model.lessons import begin_lesson
@@ -28,7 +28,11 @@ from nanovllm.worker.sampler import SamplingBatch, sample
 from tests.checkpoints import make_checkpoint
 from tests.course.course_text import ROOT
 from tests.gguf_files import write_gguf
-from tests.site_browser import assert_accessible, go_offline, wait_until_kept
+from tests.site_browser import assert_accessible
+
+pytest.importorskip("myst_parser", reason="needs Sphinx: pip install -e '.[site]'")
+
+from chapters.site import build
 
 SIZES = dict(hidden_size=96, head_dim=64, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True)
 TEXT = "the quick brown fox jumps over the lazy dog. "
@@ -50,12 +54,9 @@ def checkpoint_file(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(checkpoint_file) -> Path:
-    """Labs alone: the texts are rendered in test_site.py."""
     folder = checkpoint_file.with_name("site")
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(build, "TEXTS", {})
-            build.build(folder, offline=True, with_model=str(checkpoint_file))
+        build.build(folder, offline=True, with_model=str(checkpoint_file))
     except (runtime.MissingRuntime, files.MissingCompiler) as error:
         pytest.skip(str(error))
     return folder
@@ -231,11 +232,9 @@ def start(phone, address: str, chapter: str) -> None:
 
 
 def test_a_page_with_its_model(site, llm, phone):
-    """Fetched by a click, then kept, once; a text, its candidates, a head's attention. Then, without a network, drafts
-    on another page that was opened before."""
+    """Fetched by a click, then kept, once; a text, its candidates, a head's attention. Then drafts on
+    another page, with the same files."""
     with served(site.parent) as host:
-        phone.goto(f"{host}/site/ch13_guess_and_check/lab.html")
-        wait_until_kept(phone)
         start(phone, f"{host}/site", "ch01_inference")
         phone.fill(".model textarea", TEXT)
         phone.click("text=Begin with this text")
@@ -248,7 +247,6 @@ def test_a_page_with_its_model(site, llm, phone):
         assert phone.locator(".shown .panel >> nth=0").locator(".token b").all_inner_texts()[0] == next_one
         assert_accessible(phone)
 
-        go_offline(phone)
         start(phone, f"{host}/site", "ch13_guess_and_check")
         phone.fill(".model textarea", "dog dog dog dog dog dog")
         phone.click("text=Begin with this text")
@@ -258,6 +256,3 @@ def test_a_page_with_its_model(site, llm, phone):
         assert int(re.search(r"draft tokens\s+(\d+)", phone.inner_text(".shown .panel >> nth=2"))[1]) > 0
         assert_accessible(phone)
         assert phone.evaluate(KEPT).count("weights.bin") == 1
-        [problem] = phone.problems  # the manifest could not be loaded, and the one that is kept was taken
-        assert "ERR_INTERNET_DISCONNECTED" in problem
-        phone.problems.clear()

@@ -28,8 +28,8 @@ def test_the_chapters_there_are():
     assert [chapter.number for chapter in CHAPTERS] == list(TITLES)
 
 
-# Blocks that are no code; test_site.py reads the formulas.
-KNOWN = ("text", "text output", "text lab", "text formula", "mermaid")
+# Blocks that are no code.
+KNOWN = ("text", "text output", "text lab", "mermaid")
 
 
 @for_each_chapter

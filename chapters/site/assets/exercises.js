@@ -161,6 +161,7 @@ function run(section) {
     outputs = [];
     showPrinted();
     for (const item of items) show(item, null);
+    $(".next.outcome").replaceChildren();
     const solved = [];
     let result = null;
     stopped = false;
@@ -178,8 +179,12 @@ function run(section) {
         if (stopped) break;
       }
       const next = items.find((item) => item.dataset.status !== "passed");
-      if (next) next.querySelector("details").open = true;
-      if (!stopped) kept.set(`solved-${chapter}`, solved.length ? JSON.stringify(solved) : null);
+      if (next) {
+        next.querySelector("details").open = true;
+        const name = document.createElement("code"), verdict = next.querySelector(".verdict").textContent;
+        name.textContent = next.dataset.task;
+        $(".next.outcome").append(name, ` ${verdict}`, ...next.querySelector(".outcome").cloneNode(true).childNodes);
+      }
       $(".status").textContent = stopped ? "Stopped." : `${solved.length} of ${items.length} exercises pass.`;
     } catch (error) {
       bar.fail(error);

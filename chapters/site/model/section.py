@@ -71,7 +71,7 @@ def model_section(chapter: Chapter, model: OnPages | None, words: Words = ENGLIS
     if model is None:
         return f"""
 <section class="model" aria-label="{words("model.section")}"><h2>{title}</h2>
-<p>{words("model.without")}</p><pre class="code" tabindex="0"><code>{COMMAND}</code></pre></section>"""
+<p>{words("model.without")}</p><div class="highlight"><pre tabindex="0">{COMMAND}</pre></div></section>"""
     buttons = "".join(f'<button type="button" data-act="{act}">{label}</button>' for act, label in acts.items())
     return f"""
 <section class="model" data-chapter="{chapter.number}" data-moved="{"begin" if chapter.number == 13 else "change"}"

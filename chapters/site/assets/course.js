@@ -1,66 +1,11 @@
-// Every page: copy buttons, the place in the list of contents, the quiz. Nothing here is needed to read the text.
+// Every page: pictures with something to move, questions before a table, the quiz. Nothing here is needed to read the text.
 "use strict";
 
-// -- without a network ------------------------------------------------------------------------------------------------
-
-// The service worker keeps what is loaded through it, and what this page says that it has loaded: at once, to a worker
-// that is still beginning, for the page may be left at any time. A page that was opened as a file has no worker, nor has
-// one that came without TLS from another machine.
-if (location.protocol.startsWith("http") && navigator.serviceWorker) {
-  const { serviceWorker } = navigator;
-  serviceWorker.register(new URL("../service-worker.js", document.currentScript.src)).then((registration) => {
-    const tell = (urls) => {
-      const { installing, waiting, active } = registration;
-      (installing ?? waiting ?? active).postMessage(urls);
-    };
-    const watch = () => { // what is on its way when a worker begins comes to no worker
-      tell([location.href]);
-      new PerformanceObserver((list) => tell(list.getEntries().map(({ name }) => name)))
-        .observe({ type: "resource", buffered: true });
-    };
-    watch();
-    serviceWorker.addEventListener("controllerchange", watch); // of another build: what it has not seen
-  }, () => {}); // it is forbidden
-}
-
-// -- copy buttons -----------------------------------------------------------------------------------------------------
-
-for (const block of document.querySelectorAll("pre.code:not(.numbered, .head)")) {
-  const around = document.createElement("div");
-  const button = document.createElement("button");
-  around.className = "copied";
-  button.className = "copy";
-  button.type = "button";
-  button.textContent = WORDS.copy;
-  button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(block.textContent);
-      button.textContent = WORDS.copied;
-    } catch {
-      getSelection().selectAllChildren(block); // no clipboard on a page that came without TLS: one key is left
-      button.textContent = WORDS.press;
-    }
-    setTimeout(() => (button.textContent = WORDS.copy), 2000);
-  });
-  block.replaceWith(around);
-  around.append(block, button);
-}
-
-// -- where the reader is ----------------------------------------------------------------------------------------------
-
-const entries = [...document.querySelectorAll("nav.toc a")].map((link) => [
-  link,
-  document.getElementById(decodeURIComponent(link.hash.slice(1))),
-]);
-const mark = () => {
-  const passed = entries.filter(([, heading]) => heading.getBoundingClientRect().top < innerHeight / 3);
-  for (const [link] of entries) link.classList.toggle("here", link === passed.at(-1)?.[0]);
-};
-if (entries.length) addEventListener("scroll", () => requestAnimationFrame(mark), { passive: true });
-
-for (const folded of document.querySelectorAll("details.toc")) {
-  folded.addEventListener("click", (event) => event.target.closest("a") && folded.removeAttribute("open"));
-}
+// What scrolls inside itself can be reached by the keyboard.
+for (const wide of document.querySelectorAll(".highlight > pre, .table-wrapper, .formula")) wide.tabIndex = 0;
+// What the theme leaves out for who listens to a page: the level of a heading, and the names of what is beside the text.
+for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.ariaLevel = "2";
+for (const aside of document.querySelectorAll("aside")) aside.ariaLabel = aside.className.includes("toc") ? WORDS.on_this_page : WORDS.pages;
 
 // -- pictures with something to move -----------------------------------------------------------------------------------
 
@@ -151,3 +96,54 @@ for (const quiz of document.querySelectorAll(".quiz")) {
   quiz.querySelector(".questions").hidden = false;
   begin(false);
 }
+
+// -- a question before a table: what do you expect? -------------------------------------------------------------------
+
+// What the reader typed, in this browser. It may forbid to ask for it.
+const remembered = (name) => {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+};
+const remember = (name, text) => {
+  try {
+    localStorage.setItem(name, text);
+  } catch {
+    // nothing is kept
+  }
+};
+
+for (const form of document.querySelectorAll("form.expect")) {
+  const chapter = Number(location.pathname.match(/\/ch(\d\d)_\w+\//)?.[1] ?? 0);
+  const name = `nanovllm-expected-${chapter}-${form.dataset.name}`, answer = form.nextElementSibling;
+  const said = form.querySelector(".expected"), input = form.elements.expected;
+  const show = (text) => {
+    form.querySelector(".typed-in").hidden = true;
+    said.textContent = text ? filled(WORDS.expected, { text }) : WORDS.expected_nothing;
+    said.hidden = answer.hidden = false;
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    remember(name, input.value.trim());
+    show(input.value.trim());
+  });
+  const before = remembered(name);
+  if (before === null) {
+    answer.hidden = true;
+    form.querySelector(".typed-in").hidden = false;
+  } else {
+    show(before);
+  }
+}
+
+// A link leads to what is covered, from the lab say.
+const uncover = () => {
+  const target = document.getElementById(location.hash.slice(1)), answer = target?.closest(".answer[hidden]");
+  if (!answer) return;
+  answer.hidden = false;
+  target.scrollIntoView();
+};
+addEventListener("hashchange", uncover);
+uncover();

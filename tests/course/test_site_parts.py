@@ -1,0 +1,91 @@
+"""What pages are made of, without making any: recorded labs, quotes of them, tasks, diagrams."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from chapters.__main__ import main
+from chapters.recording import Recording
+from chapters.sheet import MEASURED, Sheet, read
+from chapters.site import diagrams, tasks
+from chapters.site.runtime import MissingRuntime
+from chapters.site.scenes import Scenes
+from chapters.site.stories import story_of
+from chapters.site.tables import quoted
+from tests.course.course_text import for_each_chapter
+from tests.site_browser import chromium
+
+TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram": "figure", "levels": "figure"}
+
+
+def test_what_an_exercise_asks_for():
+    """A docstring in the page's type: paragraphs, lists, names with what they mean, and code."""
+    text = "Give x_y blocks.\nNow.\n\nReturn:\n- one,\n  or more\n- `two`\n\n"
+    text += "    k_cache  of keys <b>\n             and more\n    v        else"
+    assert tasks.html_of(text) == (
+        "<p>Give <code>x_y</code> blocks. Now.</p><p>Return:</p><ul><li>one, or more</li><li><code>two</code></li></ul>"
+        "<dl><dt><code>k_cache</code></dt><dd>of keys &lt;b&gt; and more</dd><dt><code>v</code></dt><dd>else</dd></dl>"
+    )
+    assert tasks.html_of("    a = 1\n      b").startswith('<pre class="code highlight"')
+
+
+def test_diagrams_are_drawn():
+    assert set(diagrams.DRAWN.glob("*.svg")) == diagrams.wanted().keys(), "python -m chapters site --draw"
+    assert "<pre" in diagrams.figure("flowchart LR\n    A --> B\n", 1), "until then, the text is shown"
+
+
+@pytest.mark.ci
+def test_drawing(tmp_path, monkeypatch):
+    """Anew, with the same words; letters are not of the same width everywhere."""
+    with chromium():  # skips where there is none; what draws starts one of its own
+        pass
+    before = {picture.name: words(picture) for picture in diagrams.wanted()}
+    monkeypatch.setattr(diagrams, "DRAWN", tmp_path)
+    (tmp_path / "of a text that is gone.svg").touch()
+    try:
+        diagrams.draw_all()
+    except MissingRuntime as error:
+        pytest.skip(str(error))
+    assert {picture.name: words(picture) for picture in tmp_path.iterdir()} == before
+
+
+def words(picture: Path) -> set[str]:
+    drawing = picture.read_text("utf-8")
+    return {*re.findall('aria-label="Diagram. .*?"', drawing), *" ".join(re.findall(">(.*)</text>", drawing)).split()}
+
+
+@for_each_chapter
+def test_stories(chapter):
+    """All that was told is there, in its order; tables are tables, and what was measured is marked."""
+    told, text = Recording(chapter.folder).told, story_of(chapter, Scenes())
+    kinds = [kind for kind, _ in told]
+    assert len(text.headings) == kinds.count("part") >= 3
+    assert re.findall("<(h2|p|pre|table|figure)[ >]", text.body)[1:] == [TAGS[kind] for kind in kinds]
+    pieces = [what["rows"] if kind == "table" else what.split("\n") for kind, what in told if TAGS[kind] != "figure"]
+    num_measured = sum(MEASURED in str(piece) for each in pieces for piece in each)
+    assert text.body.count('class="measured"') - 1 == num_measured
+    assert num_measured or chapter.number in (4, 5)
+    assert text.body.count("<tr") == sum(len(what["rows"]) + 1 for kind, what in told if kind == "table")
+
+
+def test_a_quote_is_drawn_as_the_lab_draws_it():
+    """A table without headings gets the lab's; a paragraph is one again; a picture stays as it was printed."""
+    rows = [["1", "a", "2.5", MEASURED], ["2", "b", "9", MEASURED]]
+    table = {"title": "", "columns": ["step", "", "ms", ""], "rows": rows}
+    told = [("say", f"The first one took 4 ms. {MEASURED}"), ("print", "A  +0 x  ·1 y"), ("table", table)]
+    drawn = quoted(f" 1 │ a │ 3.1 │ {MEASURED}\n\nThe first one took\n5 ms. {MEASURED}\n\nA  +0 x\n", told)
+    assert re.findall("<th .*?>(.*?)</th>", drawn) == ["step", "ms", "1"] and MEASURED not in re.sub("<p.*", "", drawn)
+    assert re.findall("<tr(.*?)>", drawn) == ["", ' class="measured"']
+    assert f'<p class="measured">The first one took 5 ms. {MEASURED}</p>' in drawn and ">A  +0 x</pre>" in drawn
+    assert read(" a ┃ b\n━━━╇━━━\n 1 │ 2\n") == Sheet(["a", "b"], [["1", "2"]])
+    assert read("a\n├── b │ c\n") is read("one line") is read(" 1 │ 2\n 1 │ 2 │ 3\n") is None
+
+
+def test_without_sphinx_the_command_says_what_to_install(monkeypatch, capsys, tmp_path):
+    """In an ordinary installation, which has none: before anything is written."""
+    monkeypatch.setattr("chapters.site.find_spec", lambda name: None)
+    for command in ("site", "slides"):
+        assert main([command, "--out", str(tmp_path / command)]) == 2
+        assert 'pip install -e ".[site]"' in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
