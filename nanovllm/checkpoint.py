@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nanovllm.config import EngineConfig
     from nanovllm.features.images.image_config import ImageConfig
     from nanovllm.features.pooling.pooling_config import PoolingConfig
+    from nanovllm.features.published.schemes import Published
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class ModelConfig:
     qk_norm: bool
     tie_word_embeddings: bool
     dtype: str
-    is_quantized: bool = False  # the file holds weights of few bits
+    is_quantized: bool = False  # the files hold weights of few bits
+    published: "Published | None" = None  # how others have quantized them
     num_experts: int = 0  # in each layer of expert_layers, which has this many MLPs instead of one
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0

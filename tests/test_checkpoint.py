@@ -68,7 +68,7 @@ def test_a_tokenizer_that_a_package_reads(broken, monkeypatch, content, text):
         (dict(hidden_size=None), "the configuration implies [320, 4096]"),
         (dict(hidden_size="big"), "LlamaConfig does not take it: Validation error for field 'hidden_size'"),
         (dict(hidden_act="gelu"), "hidden_act must be one of silu, found 'gelu'"),
-        (dict(quantization_config={"quant_method": "awq"}), "quantized ({'quant_method': 'awq'})"),
+        (dict(quantization_config={"quant_method": "mxfp4"}), "quant_method is 'mxfp4', which is not read"),
         (dict(num_key_value_heads=3), "4 query heads cannot share 3 KV heads"),
         (
             dict(rope_parameters=None, rope_scaling={"type": "su", "factor": 4.0}),
@@ -102,7 +102,7 @@ def test_a_tokenizer_that_a_package_reads(broken, monkeypatch, content, text):
         (dict(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5"),
         (dict(rope_parameters={"rope_type": "linear", "factor": 1e-300}), "factor must be a number between 1e-10"),
         (dict(rope_parameters=LLAMA3_ROPE | {"low_freq_factor": 4.0}), "low_freq_factor of the rotary scaling must be"),
-        (dict(quantization_config="awq"), "quantized ('awq')"),
+        (dict(quantization_config="awq"), "quantization_config must be an object, found 'awq'"),
         (dict(layer_types=5), "LlamaConfig does not take it"),
         (dict(head_dim=17), "RoPE requires an even rotary dimension"),
         (dict(hidden_size=2, head_dim=None), "is not a multiple of the number of attention heads"),

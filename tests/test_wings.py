@@ -80,6 +80,7 @@ ASKS = {  # a wing -> what asks for it. llm is of a plain Llama, at `path`; {var
     "features/parallel": "LLM(path, tensor_parallel_size=2)",
     "features/pooling": "llm.embed('hi')",
     "features/positions": "LLM('{mistral-window}')",
+    "features/published": "LLM('{llama}', hf_overrides={'quantization_config': {'quant_method': 'awq'}})",
     "features/quantization": "LLM(path, quantization='int8')",
     "features/reasoning": "import nanovllm.tools.check_model",
     "features/speculation": "LLM(path, speculative_config={'method': 'ngram', 'num_speculative_tokens': 2})",

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
+from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, numbers_of, typed
 from nanovllm.config import DTYPES
 from nanovllm.files.config_json import make_config, read_json, read_object, sampling_of, with_overrides
 from nanovllm.files.end_tokens import end_tokens, gguf_sources
@@ -38,6 +38,10 @@ HYBRID = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
 # How the names of architectures end.
 GENERATES, SEES_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 POOLS = {"Model": "embed", "ForSequenceClassification": "classify"}
+
+# Where others say how they have quantized a checkpoint's weights: fields of config.json, and files beside it.
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
+QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 # Bounds that no model comes near: a damaged file is refused before anything of its size is built.
 SIZE: Bounds = (Integral, 1, 2**24)
@@ -102,7 +106,8 @@ def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[st
     text = whole.get_text_config()
     check_choice(f"{path}: model_type of text_config", text.model_type, FAMILIES)
     family = FAMILIES[text.model_type]
-    _reject_unimplemented(whole, text, path)
+    check_choice(f"{path}: hidden_act", text.hidden_act, ("silu",))
+    published = _published_of(whole, text, path)
     pooling = _pooling_of(text, architecture, made_for, engine_config, path)
     images = None
     if made_for == SEES_IMAGES and fields.get("vision_config"):
@@ -113,6 +118,8 @@ def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[st
     return {
         "architecture": f"{family}{GENERATES}",
         "dtype": _dtype_of(whole, text, path),
+        "is_quantized": published is not None,
+        "published": published,
         **_numbers_of(text, family, path),
         **_biases_of(text, family),
         **_rope_of(text, family, path),
@@ -148,14 +155,6 @@ def _architectures_of(model_type: str) -> list[str]:
     if beginning in FAMILIES.values():
         endings += [GENERATES] if beginning in HYBRID else [GENERATES, *POOLS]
     return [f"{beginning}{ending}" for ending in endings]
-
-
-def _reject_unimplemented(whole: Any, text: Any, path: Path) -> None:
-    for config in (whole, text):
-        if quantization := getattr(config, "quantization_config", None):
-            found = f"the checkpoint is quantized ({shorten(quantization)})"
-            raise ValueError(f"{path}: {found}; use an unquantized one in bf16, fp16 or fp32")
-    check_choice(f"{path}: hidden_act", text.hidden_act, ("silu",))
 
 
 def _numbers_of(text: Any, family: str, path: Path) -> dict[str, Any]:
@@ -231,6 +230,16 @@ def _experts_of(text: Any, family: str, path: Path) -> dict[str, Any]:
     from nanovllm.features.experts.expert_config import read_experts
 
     return read_experts(text, family, path)
+
+
+def _published_of(whole: Any, text: Any, path: Path) -> Any:
+    in_config = any(getattr(config, name, None) for config in (whole, text) for name in QUANTIZATION_FIELDS)
+    is_beside = path.name == "config.json" and any(path.with_name(name).is_file() for name in QUANTIZATION_FILES)
+    if not in_config and not is_beside:
+        return None
+    from nanovllm.features.published.schemes import read_published
+
+    return read_published(whole, text, path)
 
 
 def _layer_kinds_of(text: Any, path: Path) -> dict[str, Any]:

@@ -26,8 +26,9 @@ PART_NUMBERS = 1 << 22  # of a large tensor that are read at a time
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
-GROUP_FORMATS = ("Q8_0", "Q4_0", "Q4_1")  # in GGUF files: features/quantization/formats.py
-WEIGHT_DTYPES = (*FLOAT_BYTES, *GROUP_FORMATS)
+GROUP_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q8_M")  # features/quantization/formats.py
+UNPACKED = "F8"  # of a published checkpoint: weights of few bits that are computed as ordinary numbers
+WEIGHT_DTYPES = (*FLOAT_BYTES, *GROUP_FORMATS, UNPACKED)
 
 
 class WeightFiles:
@@ -44,13 +45,19 @@ class WeightFiles:
         self._is_dummy = dummy
         self.shares = {name: tuple(slice(0, n) for n in tensor.shape) for name, tensor in whole.items()}
         self._files = dict[str, Any].fromkeys(whole, DummyWeights(whole)) if dummy else model_files(directory, config)
-        tied = {HEAD} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
+        spare = {HEAD} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
+        if config.published is not None and not dummy:
+            from nanovllm.features.published.tensors import tensors_beside
+
+            spare |= tensors_beside(self._files, whole, directory)
         complaint = f"the tensors in {directory} do not fit its configuration"
-        self.stored = check_tensors(self._files, whole, model=config.architecture, complaint=complaint, spare=tied)
+        self.stored = check_tensors(self._files, whole, model=config.architecture, complaint=complaint, spare=spare)
+        self.head = EMBEDDINGS if config.tie_word_embeddings else HEAD
+        self.are_published = config.published is not None and self.are_quantized
 
     @property
     def are_quantized(self) -> bool:
-        return not set(GROUP_FORMATS).isdisjoint(self.stored.values())
+        return not {*GROUP_FORMATS, UNPACKED}.isdisjoint(self.stored.values())
 
     def read(self, name: str) -> Any:
         """A Tensor, still in the mapped file; of weights of few bits their QuantizedRows."""
@@ -76,29 +83,34 @@ class WeightFiles:
             share = (slice(rows.start + part.start, rows.start + part.stop), *columns)
             yield part, stored[share]
 
-    def weight_bytes(self, dtype: torch.dtype, quantization: str | None) -> int:
-        """What the weights take of memory, to a few percent. Without table_bytes()."""
+    def weight_bytes(self, dtype: torch.dtype, quantization: str | None, on_gpu: bool = False) -> int:
+        """What the weights take of memory, to a few percent, without table_bytes(). on_gpu: those of few bits, too."""
         numbers = {name: tensor.numel() for name, tensor in self.whole.items()}
-        if quantization is None and not self.are_quantized:
+        if on_gpu or (quantization is None and not self.are_quantized):
             return sum(numbers.values()) * dtype.itemsize
         from nanovllm.features.quantization.formats import BYTES_PER_NUMBER
 
         if HEAD in numbers and self.table_bytes(quantization):
             del numbers[EMBEDDINGS]
         plain = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
-        return int(sum(n * BYTES_PER_NUMBER.get(self.stored[name], plain) for name, n in numbers.items()))
+        per_number = {name: BYTES_PER_NUMBER.get(self.stored[name], plain) for name in numbers}
+        if self.are_published and self.head in numbers:
+            per_number[self.head] = min(per_number[self.head], BYTES_PER_NUMBER["int8"])  # see quantize_weights()
+        return int(sum(n * per_number[name] for name, n in numbers.items()))
 
     def table_bytes(self, quantization: str | None) -> int:
         """Bytes of an embedding table that stays in its file, mapped: the system takes it out of memory as it likes."""
-        if quantization is None or self.stored[EMBEDDINGS] in GROUP_FORMATS:
+        stays = quantization is not None or self.are_published
+        if not stays or self.stored[EMBEDDINGS] not in FLOAT_BYTES:
             return 0
         return self.whole[EMBEDDINGS].numel() * FLOAT_BYTES[self.stored[EMBEDDINGS]]
 
     def check_memory(self, dtype: torch.dtype, quantization: str | None, device: torch.device, num_ranks: int) -> None:
         """Raise a ValueError for weights that this machine cannot hold."""
         # A rank on a GPU has one of its own; those on a CPU share its memory.
-        memory = torch.cuda.mem_get_info(device)[0] * num_ranks if device.type != "cpu" else installed_bytes()
-        needed = self.weight_bytes(dtype, quantization)
+        on_gpu = device.type != "cpu"
+        memory = torch.cuda.mem_get_info(device)[0] * num_ranks if on_gpu else installed_bytes()
+        needed = self.weight_bytes(dtype, quantization, on_gpu)
         if needed > memory:
             needs = f"need {needed / 1e9:.1f} GB of {memory / 1e9:.1f} GB of memory"
             raise ValueError(f"the weights in {self.directory} {needs}")
@@ -124,7 +136,8 @@ def _are_equal(embeddings: Any, head: Any) -> bool:
     """Number by number. Both: open files."""
     one, other = embeddings.get_slice(EMBEDDINGS), head.get_slice(HEAD)
     num_rows, width = one.get_shape()
-    if other.get_shape() != [num_rows, width]:
+    is_ordinary = {one.get_dtype(), other.get_dtype()} <= FLOAT_BYTES.keys()
+    if other.get_shape() != [num_rows, width] or not is_ordinary:
         return False
     parts = [(slice(i, min(i + ROWS_AT_A_TIME, num_rows)), slice(0, width)) for i in range(0, num_rows, ROWS_AT_A_TIME)]
     return all(torch.equal(one[part].float(), other[part].float()) for part in parts)
@@ -132,7 +145,7 @@ def _are_equal(embeddings: Any, head: Any) -> bool:
 
 def model_files(directory: Path, config: ModelConfig) -> dict[str, Any]:
     """{name of a tensor here: the open file that holds it}, of a checkpoint of this kind."""
-    files = tensor_files(directory)
+    files = tensor_files(directory, config.published)
     if config.images is not None:
         from nanovllm.features.images.image_config import language_tensors
 
@@ -158,8 +171,12 @@ class OtherName:
         return self.file.get_slice(self.name)
 
 
-def tensor_files(directory: Path) -> dict[str, Any]:
-    """{tensor name: the open file that holds it}."""
+def tensor_files(directory: Path, published: Any = None) -> dict[str, Any]:
+    """{tensor name: the open file that holds it}. published: how others have quantized them, if they have."""
+    if published is not None:
+        from nanovllm.features.published.tensors import published_tensors
+
+        return published_tensors(tensor_files(directory), published, directory)
     if directory.is_file():
         from nanovllm.files.gguf_weights import GGUFWeights
 

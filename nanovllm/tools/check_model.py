@@ -6,6 +6,7 @@ report, and the others are read all the same.
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -182,7 +183,8 @@ def weight_rows(directory: Path, model: ModelConfig, config: EngineConfig) -> Ro
 
     model = as_stored(directory, model)
     with building(torch.float32, torch.device("meta")):
-        whole = dict(Decoder(model).checkpoint_tensors())
+        decoder = Decoder(model)
+    whole = dict(decoder.checkpoint_tensors())
     files = WeightFiles(directory, model, whole, dummy=False)
     numbers = sum(tensor.numel() for tensor in whole.values())
     stored = list(files.stored.values())
@@ -191,7 +193,23 @@ def weight_rows(directory: Path, model: ModelConfig, config: EngineConfig) -> Ro
 
         stored = [tensor.type.name for tensor in GGUFFile(directory).tensors.values()]
     held = ", ".join(f"{count} in {name}" for name, count in Counter(stored).most_common())
-    return [("weights", f"{numbers / 1e6:,.1f} million: {held}"), *memory_rows(files, model, config)]
+    rows = [("weights", f"{numbers / 1e6:,.1f} million: {held}")]
+    if files.are_published:
+        linear = [name for _, names in decoder.linear_weights() for name in names]
+        rows += published_rows(files, model.published, linear)
+    return [*rows, *memory_rows(files, model, config)]
+
+
+def published_rows(files: "WeightFiles", published: Any, linear: list[str]) -> Rows:
+    """How others have quantized the weights, and which of linear layers they have left out."""
+    from nanovllm.files.tensor_files import FLOAT_BYTES
+
+    rows = [("quantized", str(published))]
+    if published.activations:
+        rows.append(("  activations", f"the files ask for {published.activations}"))
+    left_out = [re.sub(r"\.\d+\.", ".*.", name) for name in linear if files.stored[name] in FLOAT_BYTES]
+    told = [name if count == 1 else f"{name} ({count})" for name, count in Counter(left_out).items()]
+    return [*rows, ("  left out", ", ".join(told) or "no linear layer")]
 
 
 def memory_rows(files: "WeightFiles", model: ModelConfig, config: EngineConfig) -> Rows:
@@ -205,7 +223,9 @@ def memory_rows(files: "WeightFiles", model: ModelConfig, config: EngineConfig) 
 
     dtype = getattr(torch, model.dtype)
     if torch.cuda.is_available():
-        return [("memory", f"{files.weight_bytes(dtype, None) / 1e9:.1f} GB of the GPU's, and the KV pool")]
+        return [
+            ("memory", f"{files.weight_bytes(dtype, None, on_gpu=True) / 1e9:.1f} GB of the GPU's, and the KV pool")
+        ]
     ways = {"as it is": None} if files.are_quantized else {model.dtype: None, "int8": "int8", "int4": "int4"}
     row_bytes = (3 * model.intermediate_size + 8 * model.hidden_size) * dtype.itemsize  # of one token in a step
     beside = PROGRAM_BYTES + config.max_num_batched_tokens * row_bytes

@@ -5,7 +5,9 @@ dtypes differ). What was read of a map leaves memory again, and a layer whose we
 it before the next layer is read. So starting takes little more memory than the weights.
 """
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from nanovllm.files.tensor_files import WeightFiles, as_stored
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear, building, plain_linear
 from nanovllm.worker.model import Decoder
+
+logger = logging.getLogger("nanovllm")
 
 
 def load_model(
@@ -38,6 +42,8 @@ def load_model(
     warning may follow. finish_linear: called when a layer's weight is there, unless it is one of few bits. Raises
     ValueError or FileNotFoundError for files that are not this model's, before a weight is read.
     """
+    if config.published is not None and device.type != "cpu":
+        config = replace(config, published=replace(config.published, unpacks=True))
     config = config if dummy else as_stored(directory, config)
     make_decoder = Decoder if group is None else group.make_decoder
     # The whole model without memory: the names and shapes of which this rank reads a share.
@@ -53,8 +59,11 @@ def load_model(
 
         warn_of_int8_keys(files, config)
     with torch.no_grad():
-        # What becomes a weight of few bits is taken out of `places`; the rest is read as it is.
-        if quantization is not None or files.are_quantized:
+        # What becomes a weight of few bits is taken out of `places`; the rest is read as it is, or unpacked.
+        if files.are_published and quantization is None and device.type != "cpu":
+            dtype_of = f"{str(dtype).removeprefix('torch.')} on a GPU"
+            logger.warning("%s: the quantized weights are unpacked to %s", directory, dtype_of)
+        elif quantization is not None or files.are_quantized:
             from nanovllm.features.quantization.convert import quantize_weights
 
             quantize_weights(model, places, files, quantization, kernels, config, make_decoder)
@@ -75,9 +84,12 @@ def read_tensor(files: WeightFiles, name: str, place: Tensor) -> None:
         read_into(place[rows], part, name, files.directory)
 
 
-def read_into(place: Tensor, weight: Tensor, name: str, directory: Path) -> None:
-    """Copy a checkpoint's tensor into a parameter. Raises ValueError for numbers that are not finite there."""
-    place.copy_(weight)
+def read_into(place: Tensor, weight: Any, name: str, directory: Path) -> None:
+    """Copy a checkpoint's tensor into a parameter; QuantizedRows are unpacked.
+
+    Raises ValueError for numbers that are not finite there.
+    """
+    place.copy_(weight if isinstance(weight, Tensor) else weight.dequantize())
     # One fast pass; the sum itself may overflow, in float16.
     if not place.sum().isfinite() and not place.isfinite().all():
         raise ValueError(f"{name} in {directory} has numbers that are NaN, or infinite in {place.dtype}")

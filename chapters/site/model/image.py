@@ -11,7 +11,7 @@ model is written a second time: what the engine has recorded, a page replays (ke
 
 import ctypes
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -155,15 +155,16 @@ class Image:
 
     def _table(self, table: MergedWeight) -> int:
         parts_of(table)
-        return self._parts(table.kernel_args[0])
+        return self._parts(table.kernel_args)
 
     def _attended(self, args: RotaryArgs, num_calls: int) -> dict[str, int]:
         """Where a layer's queries and keys are, once so many calls of a step are made."""
         found = {"q": self._find(args.q), "k_cache": self._find(args.k_cache), "num_calls": num_calls}
         return found | {"q_stride": args.q_stride, "block_stride": args.block_stride}
 
-    def _parts(self, parts: Iterable[QuantizedPart]) -> int:
-        return self._put(b"".join(as_bytes(part, blocks=self._find(part.blocks)) for part in parts))
+    def _parts(self, parts: Sequence[QuantizedPart]) -> int:
+        places = [{"blocks": self._find(part.blocks), "order": self._find(part.order)} for part in parts]
+        return self._put(b"".join(as_bytes(part, **there) for part, there in zip(parts, places, strict=True)))
 
 
 def facts_of(runner: Any) -> dict[str, Any]:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.features.experts import rows as in_torch
-from nanovllm.features.experts.rows import ExpertKernels, ExpertRows, ExpertWeights
-from nanovllm.features.quantization.formats import MergedWeight
+from nanovllm.features.experts.rows import ExpertKernels, ExpertRows, ExpertWeights, is_quantized
 from nanovllm.features.quantization.quantized_kernels import kernels_for as quantized_kernels_for
 from nanovllm.features.quantization.quantized_kernels import parts_of
 from nanovllm.worker.cpu import c_kernels
@@ -106,12 +105,13 @@ def gather(kernels: Kernels, x: Tensor, rows: Tensor) -> Tensor:
 
 def expert_linear(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:
     first, num_weights = weights.linears[0], len(weights.linears)
-    is_quantized = isinstance(first.weight, MergedWeight)
-    quantized_products = quantized_kernels_for(kernels).products if is_quantized else None
-    if first.product is not kernels.linear and quantized_products is None:
+    quantized_products = quantized_kernels_for(kernels).products if is_quantized(first) else None
+    if is_quantized(first) and quantized_products is None:
         return in_torch.expert_linear(x, weights, sorted_rows)
     if weights.kernel_args is None:
-        weight_args = parts_of if is_quantized else partial(_reordered_address, kernels, first.weight.shape)
+        if not weights.are_alike(kernels):
+            return in_torch.expert_linear(x, weights, sorted_rows)
+        weight_args = parts_of if is_quantized(first) else partial(_reordered_address, kernels, first.weight.shape)
         weights.kernel_args = (PTR * num_weights)(*(weight_args(layer.weight) for layer in weights.linears))
     ends, order = (address(each, torch.int64, (num_weights,)) for each in (sorted_rows.ends, sorted_rows.order))
     if quantized_products is not None:
@@ -123,6 +123,7 @@ def expert_linear(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_ro
             num_weights=num_weights,
             bias=None,
             alike=first.weight,
+            num_groups=max(linear.weight.num_groups for linear in weights.linears),
         )
     n, k = first.weight.shape
     return products(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanovllm.features.quantization.formats import MergedWeight
 from nanovllm.worker.kernels import Kernels
 
 
@@ -67,6 +68,20 @@ class ExpertWeights:
     def __init__(self, linears: Iterable[Any]) -> None:
         self.linears = list(linears)
         self.kernel_args: Any = None  # what a kernel keeps with the weights
+
+    def are_alike(self, kernels: Kernels) -> bool:
+        """Do these kernels multiply them all in one call? A published checkpoint may hold some in other bits."""
+        kinds = {kind_of(linear.weight) if is_quantized(linear) else linear.product for linear in self.linears}
+        return len(kinds) == 1 and (is_quantized(self.linears[0]) or kernels.linear in kinds)
+
+
+def is_quantized(linear: Any) -> bool:
+    return isinstance(linear.weight, MergedWeight)
+
+
+def kind_of(weight: MergedWeight) -> tuple[tuple[int, int], ...]:
+    """The outputs and groups of its parts."""
+    return tuple((part.shape[0], part.num_groups) for part in weight.parts)
 
 
 def expert_linear(x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:

@@ -1,12 +1,12 @@
 /* Activations in groups, as products with quantized weights read them (chapter 12). A part of quantized.c. */
-enum { Q8_0, Q4_0, Q4_1 }; /* the order of FORMATS in features/quantization/formats.py */
+enum { Q8_0, Q4_0, Q4_1, Q8_M, NUM_FORMATS }; /* the order of FORMATS in features/quantization/formats.py */
 enum { GROUP_SIZE = 32 };
 
 /* 32 numbers of a row: scale * x. */
 typedef struct {
     int8_t x[GROUP_SIZE];
-    float scale, scaled_sum; /* scale * sum of x */
-    int32_t offsets[3];      /* -zero * sum of x, for each format */
+    float scale, scaled_sum;      /* scale * sum of x */
+    int32_t offsets[NUM_FORMATS]; /* -zero * sum of x, for each format */
 } x_group;
 
 static void quantize_group(x_group *group, const num *x, int64_t count) {
@@ -36,7 +36,7 @@ static void quantize_group(x_group *group, const num *x, int64_t count) {
     if (!finite)
         group->scale = NAN;
     group->scaled_sum = group->scale * (float)sum;
-    group->offsets[Q8_0] = SIGNED_CODES ? 0 : -128 * sum;
+    group->offsets[Q8_0] = group->offsets[Q8_M] = SIGNED_CODES ? 0 : -128 * sum;
     group->offsets[Q4_0] = -8 * sum;
     group->offsets[Q4_1] = 0;
 }

@@ -16,7 +16,7 @@ none are kept; routers always are, in full.
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import groupby
+from itertools import chain, groupby
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ from nanovllm.features.quantization.formats import (
 )
 from nanovllm.features.quantization.importance import linears_of, measure_importance
 from nanovllm.features.quantization.quantized_kernels import kernels_for
-from nanovllm.files.tensor_files import WeightFiles
+from nanovllm.files.tensor_files import UNPACKED, WeightFiles
 from nanovllm.worker.cpu.memory import give_freed_memory_back
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear
@@ -66,7 +66,9 @@ def quantize_weights(
     """Give every linear layer a quantized weight and take out of places what has been read.
 
     What the file holds in groups is taken as it is. Without quantization, a layer of ordinary tensors only stays one,
-    and an ordinary tensor that is merged with quantized ones is held as int8.
+    and an ordinary tensor that is merged with quantized ones is held as int8. So is the output head of a checkpoint
+    whose layers others have quantized: in 16 bits it would take more memory than all layers of a small model, and every
+    step reads it.
 
     places: {name in the checkpoint: where the tensor goes}. whole, make_decoder: what model was made with; of ranks,
     whole has the sizes of all shares together.
@@ -97,17 +99,25 @@ def quantize_weights(
         return Q4_1 if quantization == "int4" and name not in in_8_bits else Q8_0
 
     names_of = dict(model.linear_weights())
+    if files.are_published and whole.published is not None:
+        from nanovllm.features.published.tensors import say_what_is_computed
+
+        computed = [name for names in names_of.values() if not stays_ordinary(files, names) for name in names]
+        rounded = [name for name in computed if not is_in_groups(files, name)]
+        say_what_is_computed(files, whole.published, rounded, dtype=model.norm.weight.dtype)
     for layer in layers:
         names = names_of[layer]
-        if quantization is None and not any(is_in_groups(files, name) for name in names):
+        if quantization is None and stays_ordinary(files, names):
             continue
         k = layer.weight.shape[1]
         parts: list[QuantizedWeight] = []
-        for form, run in groupby(names, key=format_of):  # neighbours of one format: fewer and larger products
+        tensors = [PartsOfTensor(files, name, format_of(name)) for name in names]
+        for _, run in groupby(tensors, key=PartsOfTensor.kind):  # neighbours of one kind: fewer and larger products
+            same = list(run)
             round_rows: RoundRows = quantize_q8_0
-            if form == Q4_1 and quantization == "int4":
+            if same[0].format == Q4_1 and quantization == "int4":
                 round_rows = searched_with(importance[layer], quantized.search_q4_1)
-            parts.append(quantized_weight(files, list(run), form, k, round_rows))
+            parts.append(quantized_weight(same, k, round_rows))
         del layer.weight  # no longer a parameter
         layer.weight = MergedWeight(parts)
         layer.product = quantized.quantized_linear
@@ -131,18 +141,40 @@ def is_in_groups(files: WeightFiles, name: str) -> bool:
     return files.stored[name] in FORMATS
 
 
-def quantized_weight(
-    files: WeightFiles, names: list[str], form: Format, k: int, round_rows: RoundRows = quantize_q8_0
-) -> QuantizedWeight:
-    """The rows [n, k] of some tensors, one below the other, in one format. round_rows: makes it of ordinary numbers.
+def stays_ordinary(files: WeightFiles, names: list[str]) -> bool:
+    """Is a layer's weight, of these tensors, computed as ordinary numbers, if nobody asks for fewer bits?"""
+    if any(files.stored[name] == UNPACKED for name in names):
+        return True
+    is_head = files.are_published and names == [files.head]
+    return not is_head and not any(is_in_groups(files, name) for name in names)
 
-    A few rows at a time are read and rounded, so that nothing but the result takes much memory.
+
+class PartsOfTensor:
+    """A tensor that is read a few rows at a time, so that nothing but the result takes much memory.
+
+    format   what its rows become, or are. order: of their inputs, see QuantizedRows
     """
-    weight = QuantizedWeight(form, sum(files.num_rows(name) for name in names), k)
+
+    def __init__(self, files: WeightFiles, name: str, form: Format) -> None:
+        self.name, self.format, self.num_rows = name, form, files.num_rows(name)
+        parts = (part for _, part in files.read_in_parts(name))
+        first = next(parts)
+        self.parts = chain([first], parts)
+        self.order = None if isinstance(first, Tensor) else first.order
+
+    def kind(self) -> tuple[Format, list[int] | None]:
+        """Equal for tensors that may be one weight, one below the other."""
+        return self.format, None if self.order is None else self.order.tolist()
+
+
+def quantized_weight(tensors: list[PartsOfTensor], k: int, round_rows: RoundRows = quantize_q8_0) -> QuantizedWeight:
+    """The rows [n, k] of tensors of one kind, one below the other. round_rows: makes it of ordinary numbers."""
+    num_rows = sum(tensor.num_rows for tensor in tensors)
+    weight = QuantizedWeight(tensors[0].format, num_rows, k, tensors[0].order)
     first = 0
-    for name in names:
-        for _, part in files.read_in_parts(name):
-            check_numbers(name, part)
+    for tensor in tensors:
+        for part in tensor.parts:
+            check_numbers(tensor.name, part)
             for groups in map(round_rows, in_chunks(part)) if isinstance(part, Tensor) else [part]:
                 weight.put(first, groups)
                 first += len(groups.codes)
@@ -193,12 +225,12 @@ def warn_of_int4(num_weights: int) -> None:
 def take_embeddings(model: Decoder, places: dict[str, Tensor], files: WeightFiles, quantization: str | None) -> None:
     """The embedding table: an ordinary one is looked up in the checkpoint's file, for a step reads a few rows of it.
 
-    One in groups is held so, once where the output head is the same tensor. An ordinary one of a file whose layers are
-    quantized is left in places.
+    One in groups is held so, once where the output head is the same tensor. An ordinary one of a GGUF file whose layers
+    are quantized is left in places.
     """
     in_groups = is_in_groups(files, EMBEDDINGS)
     dtype = model.embed_tokens.dtype
-    if quantization is None and not in_groups:
+    if not in_groups and not files.table_bytes(quantization):
         return
     del model.embed_tokens  # no longer a parameter
     places.pop(EMBEDDINGS, None)
@@ -210,6 +242,5 @@ def take_embeddings(model: Decoder, places: dict[str, Tensor], files: WeightFile
     if model.config.tie_word_embeddings:
         model.embed_tokens = model.lm_head.weight
     else:
-        form = FORMATS[files.stored[EMBEDDINGS]]
-        weight = quantized_weight(files, [EMBEDDINGS], form, model.config.hidden_size)
-        model.embed_tokens = MergedWeight([weight])
+        table = PartsOfTensor(files, EMBEDDINGS, FORMATS[files.stored[EMBEDDINGS]])
+        model.embed_tokens = MergedWeight([quantized_weight([table], model.config.hidden_size)])

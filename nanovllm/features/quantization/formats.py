@@ -4,10 +4,11 @@
 
     weight = scale * (code - zero) + minimum
 
-    format | code       | zero | minimum | bytes of a group      the names are those of GGUF files, whose
-    Q8_0   | 8 bits     | 128  | none    | 34                    groups hold the same numbers
-    Q4_0   | 4 bits     | 8    | none    | 18
+    format | code       | zero | minimum | bytes of a group      the first three are those of GGUF files, whose
+    Q8_0   | 8 bits     | 128  | none    | 34                    groups hold the same numbers; the last one is for
+    Q4_0   | 4 bits     | 8    | none    | 18                    files of 8 bits with zero points (features/published)
     Q4_1   | 4 bits     | 0    | yes     | 20
+    Q8_M   | 8 bits     | 128  | yes     | 36
 
 An activation row is quantized in the same groups when it meets such a weight: to whole numbers from -127 to 127, with a
 float32 scale. So a row's result depends on that row only. quantized.c computes the same with integer instructions.
@@ -47,7 +48,8 @@ class Format:
 
 
 Q8_0, Q4_0, Q4_1 = Format("Q8_0", 8, 128, False), Format("Q4_0", 4, 8, False), Format("Q4_1", 4, 0, True)
-FORMATS = {f.name: f for f in (Q8_0, Q4_0, Q4_1)}
+Q8_M = Format("Q8_M", 8, 128, True)
+FORMATS = {f.name: f for f in (Q8_0, Q4_0, Q4_1, Q8_M)}
 BYTES_PER_NUMBER: dict[str | None, float] = {"int8": 34 / 32, "int4": 22 / 32}  # at most
 BYTES_PER_NUMBER |= {name: form.group_bytes / GROUP_SIZE for name, form in FORMATS.items()}
 
@@ -56,7 +58,8 @@ BYTES_PER_NUMBER |= {name: form.group_bytes / GROUP_SIZE for name, form in FORMA
 class QuantizedRows:
     """A weight [n, k] in groups, row by row. The last group of a row may be partly empty: its other weights count as 0.
 
-    codes: uint8 [n, num_groups, code_bytes]; scales, minimums: float16 [n, num_groups].
+    codes: uint8 [n, num_groups, code_bytes]; scales, minimums: float16 [n, num_groups]. order: int32 [num_groups * 32],
+    the input that each place of a group stands for, -1: none; None: the inputs as they come.
     """
 
     format: Format
@@ -64,6 +67,7 @@ class QuantizedRows:
     codes: Tensor
     scales: Tensor
     minimums: Tensor | None = None
+    order: Tensor | None = None
 
     def dequantize(self) -> Tensor:
         """float32 [n, k]."""
@@ -71,7 +75,7 @@ class QuantizedRows:
         weights = codes.float().sub_(self.format.zero).mul_(self.scales.float()[..., None])
         if self.minimums is not None:
             weights.add_(self.minimums.float()[..., None])
-        return weights.flatten(1)[:, : self.k]
+        return out_of_order(weights.flatten(1), self.order, self.k)
 
 
 def unpack_nibbles(codes: Tensor) -> Tensor:
@@ -84,6 +88,20 @@ def in_groups(x: Tensor) -> Tensor:
     return F.pad(x.float(), (0, -x.shape[1] % GROUP_SIZE)).unflatten(1, (-1, GROUP_SIZE))
 
 
+def into_order(x: Tensor, order: Tensor | None) -> Tensor:
+    """The columns of x [n, k] as the groups of a weight have them, with zeros where an order says -1."""
+    return x if order is None else F.pad(x, (0, 1))[:, order]  # -1: the last column, which has been added
+
+
+def out_of_order(x: Tensor, order: Tensor | None, k: int) -> Tensor:
+    """The opposite: [n, k] of x [n, num_groups * 32]."""
+    if order is None:
+        return x[:, :k]
+    columns = x.new_empty(len(x), k + 1)
+    columns[:, order] = x
+    return columns[:, :k]
+
+
 def quantize_q8_0(weight: Tensor) -> QuantizedRows:
     """Nearest rounding of a weight [n, k]: a group's largest magnitude becomes 127."""
     groups = in_groups(weight)
@@ -92,33 +110,31 @@ def quantize_q8_0(weight: Tensor) -> QuantizedRows:
     return QuantizedRows(Q8_0, weight.shape[1], codes.to(torch.uint8), scales)
 
 
-def blocks_shape(shape: tuple[int, ...], form: Format) -> tuple[int, int, int]:
-    """[num_blocks, num_groups, bytes of 32 rows of a group]: of a weight [n, k], as the kernels read it."""
-    n, k = shape
-    return -(-n // BLOCK_ROWS), -(-k // GROUP_SIZE), BLOCK_ROWS * form.group_bytes
-
-
 class QuantizedWeight(nn.Module):
     """A weight [n, k] as the kernels read it: blocks of 32 rows, so that 32 outputs are computed side by side.
 
     blocks: uint8 [num_blocks, num_groups, 32 * group_bytes]. For each group of k: 32 scales, 32 minimums if the format
     has them, and the codes in steps of 4 bytes, [code_bytes / 4][32 rows][4]. Rows behind the last one have scale 0.
+    order: as of QuantizedRows.
     """
 
     blocks: Tensor
+    order: Tensor | None
 
-    def __init__(self, form: Format, n: int, k: int) -> None:
+    def __init__(self, form: Format, n: int, k: int, order: Tensor | None = None) -> None:
         """All zeros, until put() brings the rows."""
         from nanovllm.worker.cpu.memory import memory_for_weight
 
         super().__init__()
         self.format, self.shape = form, torch.Size((n, k))
-        shape = blocks_shape(self.shape, form)
+        self.num_groups = -(-(k if order is None else len(order)) // GROUP_SIZE)
+        shape = -(-n // BLOCK_ROWS), self.num_groups, BLOCK_ROWS * form.group_bytes
         self.register_buffer("blocks", memory_for_weight(prod(shape), torch.uint8).view(shape))
+        self.register_buffer("order", order)
 
     @classmethod
     def of(cls, groups: QuantizedRows) -> "QuantizedWeight":
-        weight = cls(groups.format, len(groups.codes), groups.k)
+        weight = cls(groups.format, len(groups.codes), groups.k, groups.order)
         weight.put(0, groups)
         return weight
 
@@ -156,15 +172,23 @@ class QuantizedWeight(nn.Module):
         return (x.unflatten(-1, (-1, BLOCK_ROWS)) for x in (codes, numbers))
 
     def _groups(self, codes: Tensor, numbers: Tensor) -> QuantizedRows:
-        return QuantizedRows(self.format, self.shape[1], codes.contiguous().view(torch.uint8), *numbers.unbind(-1))
+        scales, minimums = numbers.unbind(-1) if self.format.has_minimum else (numbers[..., 0], None)
+        codes = codes.contiguous().view(torch.uint8)
+        return QuantizedRows(self.format, self.shape[1], codes, scales, minimums, self.order)
 
 
 class MergedWeight(nn.Module):
-    """Weights of one input whose outputs stand side by side, each in a format of its own."""
+    """Weights of one input whose outputs stand side by side, each in a format and an order of its own.
+
+    num_groups: the largest of the parts'.
+    """
 
     def __init__(self, parts: Iterable[QuantizedWeight]) -> None:
         super().__init__()
+        parts = list(parts)
         self.parts: Any = nn.ModuleList(parts)
+        self.shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        self.num_groups: int = max(part.num_groups for part in parts)
         self.kernel_args: Any = None  # what a kernel keeps with the weight
 
 
@@ -196,10 +220,10 @@ def quantized_linear(
     x: Tensor, weight: MergedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """y = x W^T + b, [T, n] in out_dtype, or in x's: both sides are put together again and multiplied as float32."""
-    codes, scales = quantize_rows(x)
-    restored = (codes * scales[..., None]).flatten(1)[:, : x.shape[1]]
     outputs = []
     for part in weight.parts:
+        codes, scales = quantize_rows(into_order(x, part.order))
+        restored = out_of_order((codes * scales[..., None]).flatten(1), part.order, x.shape[1])
         # Never the whole output head as float32. What fits in a cache is several times as fast.
         y = torch.cat([restored @ groups.dequantize().T for groups in part.chunks(32)], dim=-1)
         outputs.append(y[:, : part.shape[0]])

@@ -7,6 +7,8 @@
  *     y += weight's scale * row's scale * (sum of code * x - zero * sum of x)  + minimum * row's scale * sum of x
  *
  * A row's result is the same to the last bit whatever the number of rows beside it, and on every processor.
+ *
+ * The inputs of a group are neighbours in x, unless a part has an order: then they are gathered while x is quantized.
  */
 #include "pool.h"
 #include "vectors.h"
@@ -20,7 +22,8 @@ enum { AHEAD_BYTES = 4096 }; /* a single tile prefetches so far ahead; further, 
 /* quantized_kernels.py has the same fields in the same order, here and below. */
 typedef struct {
     const uint8_t *blocks; /* see QuantizedWeight */
-    int64_t block_bytes, format, n;
+    const int32_t *order;  /* [num_groups][GROUP_SIZE]: which number of a row stands there, or -1: none; NULL: as they come */
+    int64_t block_bytes, format, n, num_groups;
 } quantized_part;
 
 typedef struct {
@@ -28,33 +31,54 @@ typedef struct {
     num *out;            /* [m][n], n of all parts together; or NULL: */
     float *out_floats;   /* the same, not rounded to num: logits */
     const num *x, *bias; /* [m][k], rows x_stride numbers apart; [n] or NULL */
-    x_group *groups;     /* [SLAB_TILES][num_groups][MAX_ROWS] */
+    x_group *groups;     /* [SLAB_TILES][num_groups][MAX_ROWS]; num_groups: the largest of all parts */
     const quantized_part *const *weights; /* [num_weights][num_parts], all weights alike */
     const int64_t *ends, *order; /* see linear_args */
-    int64_t num_weights, num_parts, num_blocks, n, k, x_stride;
+    int64_t num_weights, num_parts, n, k, x_stride;
 } quantized_args;
 
 /* Tiles of up to MAX_ROWS rows, each of one weight. Tile t has the rows row[t] to row[t + 1] - 1; the slab's weight i,
- * first_weight + i of all, meets the tiles tile[i] to tile[i + 1] - 1. */
+ * first_weight + i of all, meets the tiles tile[i] to tile[i + 1] - 1. Of each weight, the parts from first_part on are
+ * computed, up to end_part: those that read x in one order. They give num_blocks blocks of outputs from `column` on. */
 typedef struct {
     const quantized_args *args;
     int64_t first_weight, num_weights, num_tiles, row[SLAB_TILES + 1], tile[SLAB_TILES + 1];
+    int64_t first_part, end_part, num_blocks, column;
 } slab;
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t num_groups(int64_t k) { return (k + GROUP_SIZE - 1) / GROUP_SIZE; }
+static inline int64_t blocks_of(const quantized_part *part) { return (part->n + BLOCK_ROWS - 1) / BLOCK_ROWS; }
 
-int64_t x_groups_bytes(int64_t k) { return SLAB_TILES * MAX_ROWS * num_groups(k) * sizeof(x_group); }
+/* Part 0 of the slab's weight i. */
+static inline const quantized_part *parts_of(const slab *s, int64_t i) {
+    const int64_t w = s->first_weight + i;
+    return s->args->weights[s->args->order ? s->args->order[w] : w];
+}
+
+int64_t x_groups_bytes(int64_t num_groups) { return SLAB_TILES * MAX_ROWS * num_groups * sizeof(x_group); }
 
 static void quantize_tiles(const void *args, int64_t first, int64_t end) {
     const slab *s = args;
     const quantized_args q = *s->args;
-    for (int64_t t = first; t < end; t++)
+    int64_t i = 0; /* the weight that a tile meets */
+    for (int64_t t = first; t < end; t++) {
+        while (t >= s->tile[i + 1])
+            i++;
+        const quantized_part *part = parts_of(s, i) + s->first_part;
         for (int64_t r = s->row[t]; r < s->row[t + 1]; r++) {
-            x_group *group = q.groups + t * num_groups(q.k) * MAX_ROWS + r - s->row[t];
-            for (int64_t i = 0; i < q.k; i += GROUP_SIZE, group += MAX_ROWS)
-                quantize_group(group, q.x + r * q.x_stride + i, smaller(q.k - i, GROUP_SIZE));
+            const num *x = q.x + r * q.x_stride;
+            x_group *group = q.groups + t * part->num_groups * MAX_ROWS + r - s->row[t];
+            for (int64_t k = 0; k < part->num_groups * GROUP_SIZE; k += GROUP_SIZE, group += MAX_ROWS) {
+                num gathered[GROUP_SIZE];
+                for (int j = 0; part->order && j < GROUP_SIZE; j++)
+                    gathered[j] = part->order[k + j] < 0 ? store(0) : x[part->order[k + j]];
+                if (part->order)
+                    quantize_group(group, gathered, GROUP_SIZE);
+                else
+                    quantize_group(group, x + k, smaller(q.k - k, GROUP_SIZE));
+            }
         }
+    }
 }
 
 typedef struct {
@@ -70,8 +94,8 @@ typedef struct {
 
 /* The products of a tile of `rows` rows with one block. The rows behind a->rows are computed and not stored. */
 static inline __attribute__((always_inline)) void multiply_block(const int format, int rows, const block_args *a) {
-    const int bits = format == Q8_0 ? 8 : 4, code_bytes = BLOCK_ROWS * GROUP_SIZE * bits / 8;
-    const int number_bytes = 2 * BLOCK_ROWS * (format == Q4_1 ? 2 : 1); /* scales and minimums */
+    const int bits = format == Q4_0 || format == Q4_1 ? 4 : 8, code_bytes = BLOCK_ROWS * GROUP_SIZE * bits / 8;
+    const int has_minimum = format == Q4_1 || format == Q8_M, number_bytes = 2 * BLOCK_ROWS * (1 + has_minimum);
     const int vecs = rows <= 2 ? BLOCK_ROWS / WIDTH : TILE_VECS;
     for (int column = 0; column < BLOCK_ROWS; column += vecs * WIDTH) {
         floats y[MAX_ROWS][BLOCK_ROWS / WIDTH] = {{{0}}};
@@ -104,7 +128,7 @@ static inline __attribute__((always_inline)) void multiply_block(const int forma
                 for (int r = 0; r < rows; r++) {
                     const ints total = end(sum[r][v], x[r].offsets[format], bits);
                     y[r][v] = fused_floats(__builtin_convertvector(total, floats) * x[r].scale, scale, y[r][v]);
-                    if (format == Q4_1)
+                    if (has_minimum)
                         y[r][v] = fused_floats((floats){0} + x[r].scaled_sum, from_halves(numbers + BLOCK_ROWS), y[r][v]);
                 }
             }
@@ -134,25 +158,24 @@ static inline __attribute__((always_inline)) void multiply_tile(const int format
         multiply_block(format, MAX_ROWS, a);
 }
 
-/* One block of a weight's outputs, counted through its parts, for each item; weight after weight. */
+/* One block of a weight's outputs, counted through the slab's parts of it, for each item; weight after weight. */
 static void multiply_blocks(const void *args, int64_t first, int64_t end) {
     const slab *s = args;
     const quantized_args q = *s->args;
     for (int64_t item = first; item < end; item++) {
-        const int64_t i = item / q.num_blocks, first_tile = s->tile[i], num_tiles = s->tile[i + 1] - first_tile;
-        const int64_t w = s->first_weight + i;
-        const quantized_part *part = q.weights[q.order ? q.order[w] : w];
-        int64_t b = item % q.num_blocks, column = 0, count;
-        for (; b >= (count = (part->n + BLOCK_ROWS - 1) / BLOCK_ROWS); part++) {
-            b -= count;
+        const int64_t i = item / s->num_blocks, first_tile = s->tile[i], num_tiles = s->tile[i + 1] - first_tile;
+        const quantized_part *part = parts_of(s, i) + s->first_part;
+        int64_t b = item % s->num_blocks, column = s->column;
+        for (; b >= blocks_of(part); part++) {
+            b -= blocks_of(part);
             column += part->n;
         }
         const int64_t c = column + b * BLOCK_ROWS, columns = smaller(part->n - b * BLOCK_ROWS, BLOCK_ROWS);
-        const int64_t ahead_bytes = part->block_bytes / num_groups(q.k) / num_tiles; /* all tiles: a block */
+        const int64_t ahead_bytes = part->block_bytes / part->num_groups / num_tiles; /* all tiles: a block */
         const uint8_t *block = part->blocks + b * part->block_bytes;
         const uint8_t *ahead = block + (num_tiles == 1 ? AHEAD_BYTES : part->block_bytes);
         block_args a = {NULL, NULL,    q.bias ? q.bias + c : NULL, NULL, block, ahead, ahead_bytes,
-                        0,    columns, q.n,                        num_groups(q.k)};
+                        0,    columns, q.n,                        part->num_groups};
         for (int64_t t = first_tile; t < first_tile + num_tiles; t++) {
             if (q.out_floats)
                 a.out_floats = q.out_floats + s->row[t] * q.n + c;
@@ -164,6 +187,7 @@ static void multiply_blocks(const void *args, int64_t first, int64_t end) {
             case Q8_0: multiply_tile(Q8_0, &a); break;
             case Q4_0: multiply_tile(Q4_0, &a); break;
             case Q4_1: multiply_tile(Q4_1, &a); break;
+            case Q8_M: multiply_tile(Q8_M, &a); break;
             }
             a.ahead += a.ahead_bytes * a.num_groups;
         }
@@ -186,18 +210,42 @@ static int64_t fill(slab *s, int64_t row, int64_t *w) {
     return row;
 }
 
+static int has_one_order(const slab *s, int64_t part, int64_t other) {
+    for (int64_t i = 0; i < s->num_weights; i++)
+        if (parts_of(s, i)[part].order != parts_of(s, i)[other].order)
+            return 0;
+    return 1;
+}
+
+/* Go on to the next parts, which are at first_part: as many as read x in one order. */
+static void take_parts(slab *s) {
+    s->num_blocks = 0;
+    for (s->end_part = s->first_part; s->end_part < s->args->num_parts; s->end_part++) {
+        if (!has_one_order(s, s->end_part, s->first_part))
+            break;
+        s->num_blocks += blocks_of(parts_of(s, 0) + s->end_part);
+    }
+}
+
 /* out = x times the weights, + bias (unless it is NULL). */
 void quantized_linear(const quantized_args *args) {
-    const int64_t row_bytes = num_groups(args->k) * sizeof(x_group);
     quantized_args met = *args;
     slab s;
     s.args = &met;
     met.num_weights = met_weights(args->num_weights, args->ends, args->num_rows);
     for (int64_t row = 0, w = 0; row < args->num_rows;) {
         row = fill(&s, row, &w);
-        parallel_for(quantize_tiles, &s, s.num_tiles, 1 + CHUNK_BYTES / 2 / MAX_ROWS / row_bytes);
-        const int64_t block_bytes = args->weights[0]->block_bytes * s.num_tiles / s.num_weights;
-        parallel_for(multiply_blocks, &s, s.num_weights * args->num_blocks, 1 + CHUNK_BYTES / block_bytes);
+        s.column = 0;
+        for (s.first_part = 0; s.first_part < args->num_parts; s.first_part = s.end_part) {
+            take_parts(&s);
+            const quantized_part *part = parts_of(&s, 0) + s.first_part;
+            const int64_t row_bytes = part->num_groups * sizeof(x_group);
+            parallel_for(quantize_tiles, &s, s.num_tiles, 1 + CHUNK_BYTES / 2 / MAX_ROWS / row_bytes);
+            const int64_t block_bytes = part->block_bytes * s.num_tiles / s.num_weights;
+            parallel_for(multiply_blocks, &s, s.num_weights * s.num_blocks, 1 + CHUNK_BYTES / block_bytes);
+            for (int64_t p = s.first_part; p < s.end_part; p++)
+                s.column += parts_of(&s, 0)[p].n;
+        }
     }
 }
 

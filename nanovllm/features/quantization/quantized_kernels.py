@@ -13,10 +13,10 @@ from torch import Tensor
 
 from nanovllm.features.quantization.formats import (
     FORMATS,
+    GROUP_SIZE,
     Q4_1,
     MergedWeight,
     QuantizedRows,
-    blocks_shape,
     in_groups,
     quantized_linear,
 )
@@ -43,7 +43,7 @@ def kernels_for(kernels: Kernels) -> QuantizedKernels:
 class QuantizedPart(ctypes.Structure):
     """quantized_part of quantized.c. format: its place in FORMATS."""
 
-    _fields_ = (("blocks", PTR), *args_of(INT, "block_bytes format n"))
+    _fields_ = (*args_of(PTR, "blocks order"), *args_of(INT, "block_bytes format n num_groups"))
 
 
 class QuantizedArgs(ctypes.Structure):
@@ -52,7 +52,7 @@ class QuantizedArgs(ctypes.Structure):
     _fields_ = (
         ("num_rows", INT),
         *args_of(PTR, "out out_floats x bias groups weights ends order"),
-        *args_of(INT, "num_weights num_parts num_blocks n k x_stride"),
+        *args_of(INT, "num_weights num_parts n k x_stride"),
     )
 
 
@@ -78,24 +78,26 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
         num_weights: int,
         bias: Tensor | None,
         alike: MergedWeight,
+        num_groups: int,
         order: int | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """See products() of worker/cpu/c_kernels.py. alike: a weight of the same sizes as all of them."""
+        """See products() of worker/cpu/c_kernels.py. alike: a weight of the same sizes as all of them. num_groups: the
+        largest of all their parts.
+        """
         nonlocal scratch
-        parts_of(alike)
-        parts, num_blocks, n = alike.kernel_args
-        scratch_bytes = lib.x_groups_bytes(x.shape[1])
+        n, k = alike.shape
+        scratch_bytes = lib.x_groups_bytes(num_groups)
         if scratch.numel() < scratch_bytes:  # zeros: a tile computes with rows that nobody has written, too
             scratch = torch.zeros(scratch_bytes, dtype=torch.uint8, device="cpu")
         x = x if x.stride(1) == 1 else x.contiguous()
-        rows, k = len(x), alike.parts[0].shape[1]
+        rows = len(x)
         out = x.new_empty(rows, n, dtype=out_dtype)
         args = QuantizedArgs(
             num_rows=rows, **out_address(out, dtype, (rows, n)), x=address(x, dtype, (rows, k), 1),
             bias=address_or_null(bias, dtype, (n,)), groups=address(scratch, torch.uint8, scratch.shape),
             weights=ctypes.addressof(weights), ends=ends, order=order, num_weights=num_weights,
-            num_parts=len(parts), num_blocks=num_blocks, n=n, k=k, x_stride=x.stride(0),
+            num_parts=len(alike.parts), n=n, k=k, x_stride=x.stride(0),
         )  # fmt: skip
         args.kept = weights, scratch  # as long as the arguments
         kernels.recorder.call(lib.quantized_linear, args)
@@ -104,7 +106,7 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
     def quantized_linear(
         x: Tensor, weight: MergedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
     ) -> Tensor:
-        return products(x, PTR(parts_of(weight)), None, 1, bias, weight, out_dtype=out_dtype)
+        return products(x, PTR(parts_of(weight)), None, 1, bias, weight, weight.num_groups, out_dtype=out_dtype)
 
     def search_q4_1(weight: Tensor, importance: Tensor) -> QuantizedRows:
         k, groups = weight.shape[1], in_groups(weight).contiguous()
@@ -127,18 +129,18 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
 
 
 def parts_of(weight: MergedWeight) -> int:
-    """Where the weight's parts lie, as C reads them; made once, with its number of blocks and of outputs."""
+    """Where the weight's parts lie, as C reads them; made once. Parts whose orders are equal share one."""
     if weight.kernel_args is None:
         formats = list(FORMATS.values())
-        parts = [
-            QuantizedPart(
-                blocks=address(p.blocks, torch.uint8, blocks_shape(p.shape, p.format)),
-                block_bytes=p.blocks.stride(0),
-                format=formats.index(p.format),
-                n=p.shape[0],
-            )
-            for p in weight.parts
-        ]
-        num_blocks = sum(len(p.blocks) for p in weight.parts)
-        weight.kernel_args = (QuantizedPart * len(parts))(*parts), num_blocks, sum(p.n for p in parts)
-    return ctypes.addressof(weight.kernel_args[0])
+        parts, orders = (QuantizedPart * len(weight.parts))(), dict[tuple[int, ...] | None, int | None]()
+        for place, part in zip(parts, weight.parts, strict=True):
+            same = None if part.order is None else tuple(part.order.tolist())
+            orders.setdefault(same, address_or_null(part.order, torch.int32, (part.num_groups * GROUP_SIZE,)))
+            place.blocks = address(part.blocks, torch.uint8, part.blocks.shape)
+            place.order = orders[same]
+            place.block_bytes = part.blocks.stride(0)
+            place.format = formats.index(part.format)
+            place.n = part.shape[0]
+            place.num_groups = part.num_groups
+        weight.kernel_args = parts
+    return ctypes.addressof(weight.kernel_args)

@@ -62,10 +62,10 @@ def load_draft_model(
 ) -> "DraftModel":
     if chosen.model is None:
         model = target
-        if chosen.quantization == config.quantization:
+        if model.is_quantized or chosen.quantization == config.quantization:
             raise ValueError(
-                f"speculative_config: the model's weights are {config.quantization} already; as its own draft model it "
-                "needs fewer bits"
+                f"speculative_config: the model's weights are {config.quantization or 'quantized'} already; as its own "
+                "draft model it needs fewer bits"
             )
     else:
         directory = resolve_checkpoint(chosen.model, chosen.revision)

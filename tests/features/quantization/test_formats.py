@@ -1,6 +1,7 @@
 """Weights of 8 and 4 bits: the format; their product in PyTorch against exact arithmetic, in C against PyTorch."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -12,6 +13,7 @@ from nanovllm.features.quantization.formats import (
     Q4_0,
     Q4_1,
     Q8_0,
+    Q8_M,
     MergedWeight,
     QuantizedRows,
     QuantizedWeight,
@@ -97,6 +99,41 @@ def test_product_in_c_with_ragged_shapes(n, k, dtype):
     transposed = torch.randn(k, 5).to(dtype).T
     assert_close(ours(transposed, weight, None), transposed, weight, None)
     assert ours(x[:0], weight, bias).shape == (0, 3 * n)
+
+
+def in_some_order(groups: QuantizedRows, k: int) -> QuantizedRows:
+    """The same groups, each input at another place, some places without one."""
+    order = torch.full((groups.scales.shape[1] * 32,), -1, dtype=torch.int32)
+    order[torch.randperm(len(order))[:k].sort().values] = torch.randperm(k, dtype=torch.int32)
+    return replace(groups, k=k, order=order)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("in_c", [False, True], ids=["PyTorch", "C"])
+def test_inputs_in_an_order_of_their_own(in_c, dtype):
+    """Parts side by side, neighbours of one order among them: each is what it is alone, and its rows come back."""
+    torch.manual_seed(0)
+    linear = kernels_for(kernels(dtype) if in_c else TORCH_KERNELS).quantized_linear
+    k, x, bias = 150, torch.randn(37, 150).to(dtype), torch.randn(3 * 40 + 2 * 33).to(dtype)
+    one = in_some_order(random_groups(Q4_0, 40, 192), k)
+    parts = [
+        one,
+        replace(random_groups(Q4_1, 33, 192), k=k, order=one.order.clone()),
+        random_groups(Q8_M, 40, k),
+        in_some_order(random_groups(Q8_0, 33, 224), k),
+        in_some_order(random_groups(Q4_1, 40, 160), k),
+    ]
+    whole = linear(x, merged(*parts), bias)
+    biases = bias.split([len(part.codes) for part in parts])
+    alone = [linear(x, merged(part), own) for part, own in zip(parts, biases, strict=True)]
+    assert torch.equal(whole, torch.cat(alone, dim=1)) if in_c else torch.allclose(whole, torch.cat(alone, dim=1))
+    assert torch.equal(whole[3:5], linear(x[3:5], merged(*parts), bias)) or not in_c
+    assert_close(whole, x, merged(*parts), bias)
+    for part in parts:
+        assert torch.equal(QuantizedWeight.of(part).rows(torch.arange(33)).dequantize(), part.dequantize()[:33])
+    places = one.order >= 0
+    stored = replace(one, k=192, order=None).dequantize()
+    assert torch.equal(one.dequantize()[:, one.order[places]], stored[:, places])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -161,6 +161,27 @@ static void show_products(void) {
     show("products");
 }
 
+/* Products of 1, 2 and 50 rows with a weight [n][k]. order: see quantized_part. */
+static void add_products(int format, int64_t n, int64_t k, int64_t num_groups, const int32_t *order) {
+    const int64_t group_bytes[] = {34, 18, 20, 36}, counts[] = {1, 2, 50}, num_blocks = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const int64_t block_bytes = num_groups * BLOCK_ROWS * group_bytes[format];
+    uint8_t *blocks = space(num_blocks * block_bytes);
+    for (int64_t i = 0; i < num_blocks * block_bytes; i++)
+        blocks[i] = random_bits() >> 9;
+    for (int64_t g = 0; g < num_blocks * num_groups; g++) /* scales and minimums: halves from 2^-7 to 2^-5, or negative */
+        for (int i = 0; i < BLOCK_ROWS * (format == Q4_1 || format == Q8_M ? 2 : 1); i++) {
+            const uint16_t half = 0x2000 | (random_bits() & 0x87ff);
+            memcpy(blocks + g * BLOCK_ROWS * group_bytes[format] + 2 * i, &half, 2);
+        }
+    const quantized_part part = {blocks, order, block_bytes, format, n, num_groups}, *weights[] = {&part};
+    for (int i = 0; i < 3; i++) {
+        num *out = space(counts[i] * n * sizeof(num)), *bias = nums(n, 1);
+        quantized_linear(&(quantized_args){counts[i], out, NULL, nums(counts[i] * k, 2), bias,
+                                           space(x_groups_bytes(num_groups)), weights, NULL, NULL, 1, 1, n, k, k});
+        add_nums(out, counts[i] * n);
+    }
+}
+
 static void show_quantized(void) {
     enum { N = 70, K = 260, GROUPS = 9, K_PADDED = GROUPS * GROUP_SIZE };
     float *weight = space(N * K_PADDED * 4), *importance = space(K_PADDED * 4);
@@ -176,26 +197,20 @@ static void show_quantized(void) {
     add_floats(scales, N * GROUPS);
     add_floats(minimums, N * GROUPS);
     show("rounding");
-    const int64_t group_bytes[] = {34, 18, 20}, counts[] = {1, 2, 50}, num_blocks = (N + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    for (int format = 0; format < 3; format++) {
-        const int64_t block_bytes = GROUPS * BLOCK_ROWS * group_bytes[format];
-        uint8_t *blocks = space(num_blocks * block_bytes);
-        for (int64_t i = 0; i < num_blocks * block_bytes; i++)
-            blocks[i] = random_bits() >> 9;
-        for (int64_t g = 0; g < num_blocks * GROUPS; g++) /* scales and minimums: halves from 2^-7 to 2^-5, or negative */
-            for (int i = 0; i < BLOCK_ROWS * (format == Q4_1 ? 2 : 1); i++) {
-                const uint16_t half = 0x2000 | (random_bits() & 0x87ff);
-                memcpy(blocks + g * BLOCK_ROWS * group_bytes[format] + 2 * i, &half, 2);
-            }
-        const quantized_part part = {blocks, block_bytes, format, N}, *weights[] = {&part};
-        for (int i = 0; i < 3; i++) {
-            num *out = space(counts[i] * N * sizeof(num)), *bias = nums(N, 1);
-            quantized_linear(&(quantized_args){counts[i], out, NULL, nums(counts[i] * K, 2), bias, space(x_groups_bytes(K)),
-                                               weights, NULL, NULL, 1, 1, num_blocks, N, K, K});
-            add_nums(out, counts[i] * N);
-        }
-    }
+    for (int format = Q8_0; format <= Q4_1; format++)
+        add_products(format, N, K, GROUPS, NULL);
     show("quantized");
+}
+
+/* 8 bits with a minimum; inputs that are gathered, some places without one. */
+static void show_published(void) {
+    enum { N = 70, K = 200, GROUPS = 9 };
+    int32_t order[GROUPS * GROUP_SIZE];
+    for (int i = 0; i < GROUPS * GROUP_SIZE; i++)
+        order[i] = i % 7 ? (i * 37) % K : -1;
+    add_products(Q8_M, N, GROUPS * GROUP_SIZE, GROUPS, NULL);
+    add_products(Q4_1, N, K, GROUPS, order);
+    show("published");
 }
 
 /* The output head: what the three products compute, not rounded to num, and which token is chosen. */
@@ -225,8 +240,8 @@ static void show_logits(void) {
             const uint16_t half = 0x2000 | (random_bits() & 0x87ff);
             memcpy(blocks + g * BLOCK_ROWS * 34 + 2 * i, &half, 2);
         }
-    const quantized_part part = {blocks, BLOCK_BYTES, Q8_0, N}, *parts[] = {&part};
-    quantized_linear(&(quantized_args){M, NULL, logits, x, NULL, space(x_groups_bytes(K)), parts, NULL, NULL, 1, 1, NUM_BLOCKS,
+    const quantized_part part = {blocks, NULL, BLOCK_BYTES, Q8_0, N, GROUPS}, *parts[] = {&part};
+    quantized_linear(&(quantized_args){M, NULL, logits, x, NULL, space(x_groups_bytes(GROUPS)), parts, NULL, NULL, 1, 1,
                                        N, K, K});
     add_floats(logits, M * N);
     show("logits");
@@ -330,5 +345,6 @@ int main(void) {
     show_delta_net();
     show_logits();
     show_sampling();
+    show_published();
     return 0;
 }

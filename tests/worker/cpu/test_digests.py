@@ -22,16 +22,27 @@ SOURCE = Path(__file__).with_name("digests.c")
 FLAGS = [flag for flag in COMPILE if not flag.startswith("-march") and flag not in ("-fPIC", "-pthread")]
 KINDS = {"f32": ["-DTYPE_f32"], "bf16": ["-DTYPE_bf16"], "f16": ["-DTYPE_f16"], "int8kv": ["-DTYPE_f32", "-DKV_INT8"]}
 FLAGS += ["-DNO_PAIRS", "-DEVERYWHERE", "-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=16", "-I", str(FOLDER)]
-NAMES = ("numbers", "small", "attention", "products", "rounding", "quantized", "delta", "logits", "sampling")
+NAMES = (
+    "numbers",
+    "small",
+    "attention",
+    "products",
+    "rounding",
+    "quantized",
+    "delta",
+    "logits",
+    "sampling",
+    "published",
+)
 DIGESTS = {
     "f32": "d26a86df670c6932 d045966d1634feda e4f0d31f5e64f4b9 3e8ede2371ffef4d "
-    "c3665129e70b10fe 957477c94c52015e a99ea3aa08f763eb 010eca1735b958da f47fb97b9997d692",
+    "c3665129e70b10fe 957477c94c52015e a99ea3aa08f763eb 010eca1735b958da f47fb97b9997d692 6b28ab978905a796",
     "bf16": "d26a86df670c6932 a7ee0687183faf08 99571fb742cfe6c9 665d439fa8193ad2 "
-    "c3665129e70b10fe d2edebba3e7308ad e2d2af5e47f2dbce ad2d26b18a3d1b5c f47fb97b9997d692",
+    "c3665129e70b10fe d2edebba3e7308ad e2d2af5e47f2dbce ad2d26b18a3d1b5c f47fb97b9997d692 3468dac57646b92e",
     "int8kv": "d26a86df670c6932 d045966d1634feda 8dd50c36d7955c85 3e8ede2371ffef4d "
-    "c3665129e70b10fe 957477c94c52015e a99ea3aa08f763eb 010eca1735b958da f47fb97b9997d692",
+    "c3665129e70b10fe 957477c94c52015e a99ea3aa08f763eb 010eca1735b958da f47fb97b9997d692 6b28ab978905a796",
     "f16": "d26a86df670c6932 c3071687ed3df7dd ea2462ecc16e9e61 11f9fdee7d351ca0 "
-    "c3665129e70b10fe 360dbc538a085e62 0dd290a4c8ed268d 29b7682d17e11a34 f47fb97b9997d692",
+    "c3665129e70b10fe 360dbc538a085e62 0dd290a4c8ed268d 29b7682d17e11a34 f47fb97b9997d692 46f8bb3f02738487",
 }
 # x86-64-v2 has vectors of 128 bits and no fused multiply-add, v3 has 256 bits, a processor's own may have 512.
 LEVELS = {"native": "", "x86-64-v2": "sse4_2", "x86-64-v3": "avx2"}

@@ -1,0 +1,199 @@
+"""Quantized checkpoints that cannot be read are refused by name, before memory is taken for their weights."""
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.tools.cli import main
+from nanovllm.worker import loader
+from tests.checkpoints import SMALL, edit
+from tests.errors import expect
+from tests.published_files import FORMATS, compressed, gptq_config, publish, weights_of
+from tests.tools.test_check_model import rows_of
+
+Q_PROJ, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+PACKED = "pack-quantized"
+
+
+def without(*names: str) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: [tensors.pop(name) for name in names] and None
+
+
+def with_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: tensors.update({name: change(tensors[name]).contiguous()})
+
+
+def unchanged(tensors: dict[str, Tensor]) -> None:
+    """The files are right, and the configuration says something else."""
+
+
+# (a format, what becomes of its tensors, what config.json says instead, the error)
+DISAGREEMENTS: list[tuple[str, Any, dict[str, Any], str]] = [
+    ("gptq", without(f"{Q_PROJ}.scales"), {}, f"missing: {Q_PROJ}.scales"),
+    ("gptq", without(f"{Q_PROJ}.qzeros"), {}, f"missing: {Q_PROJ}.qzeros"),
+    ("gptq", without(f"{Q_PROJ}.qweight"), {}, f"missing: {Q_PROJ}.weight"),
+    ("gptq", with_tensor(f"{DOWN}.scales", lambda x: x[:2]), {}, f"wrong shape: {DOWN}.scales is [2, 64]"),
+    ("gptq", with_tensor(f"{DOWN}.scales", lambda x: x.int()), {}, f"wrong dtype: {DOWN}.scales is I32"),
+    ("gptq", unchanged, dict(bits=8), "model.layers.0.mlp.down_proj.qweight has 48"),
+    ("gptq", unchanged, dict(group_size=48), f"48 inputs share a scale, and {Q_PROJ}.qweight has 64"),
+    ("gptq", unchanged, dict(group_size=16), f"wrong shape: {Q_PROJ}.scales is [2, 64]"),
+    ("gptq", unchanged, dict(quant_method="awq"), "model.layers.0.mlp.down_proj.qweight has 12"),
+    ("gptq", without(f"{Q_PROJ}.g_idx"), dict(desc_act=True), f"missing: {Q_PROJ}.g_idx"),
+    ("gptq, act order", with_tensor(f"{Q_PROJ}.g_idx", lambda x: x.clamp(max=0)), {}, f"wrong groups: {Q_PROJ}.g_idx"),
+    ("gptq, act order", with_tensor(f"{DOWN}.g_idx", lambda x: x + 1), {}, f"wrong groups: {DOWN}.g_idx"),
+    ("awq", without(f"{Q_PROJ}.qzeros"), {}, f"missing: {Q_PROJ}.qzeros"),
+    ("awq", with_tensor(f"{Q_PROJ}.qweight", lambda x: x[0]), {}, f"{Q_PROJ}.qweight is [8]"),
+    (PACKED, without(f"{Q_PROJ}.weight_scale"), {}, f"missing: {Q_PROJ}.weight_scale"),
+    (PACKED, without(f"{Q_PROJ}.weight_shape"), {}, f"missing: {Q_PROJ}.weight_shape"),
+    (PACKED, with_tensor(f"{Q_PROJ}.weight_shape", lambda x: x * 2), {}, f"{Q_PROJ}.weight_shape says [128, 128]"),
+    (
+        PACKED,
+        unchanged,
+        compressed(PACKED, weights_of(group_size=32, symmetric=False)),
+        f"missing: {Q_PROJ}.weight_zero_point",
+    ),
+    (
+        PACKED,
+        unchanged,
+        compressed(PACKED, weights_of(group_size=32, actorder="group")),
+        f"missing: {Q_PROJ}.weight_g_idx",
+    ),
+    (
+        PACKED,
+        unchanged,
+        compressed(PACKED, weights_of(group_size=32)) | {"ignore": ["re:.*q_proj"]},
+        f"config.json says that {Q_PROJ} is not quantized",
+    ),
+    (
+        PACKED,
+        unchanged,
+        compressed("int-quantized", weights_of(8, strategy="channel")),
+        f"{Q_PROJ} is stored as integers",
+    ),
+    (
+        "int-quantized",
+        unchanged,
+        compressed("int-quantized", weights_of(4, strategy="channel")),
+        f"{Q_PROJ}.weight has numbers of more than 4 bits",
+    ),
+    ("fp8", without(f"{Q_PROJ}.weight_scale_inv"), {}, f"missing: {Q_PROJ}.weight_scale"),
+    ("fp8", unchanged, dict(weight_block_size=[16, 32]), f"wrong shape: {Q_PROJ}.weight_scale_inv is [2, 2]"),
+    ("fp8", unchanged, gptq_config(), f"{Q_PROJ} is stored as gptq"),
+    ("bitsandbytes", without(f"{Q_PROJ}.weight.absmax"), {}, f"missing: {Q_PROJ}.weight.absmax"),
+    ("bitsandbytes", without(f"{Q_PROJ}.weight.quant_state.bitsandbytes__nf4"), {}, "bitsandbytes__nf4"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says", "text"), DISAGREEMENTS, ids=[case[3][:60] for case in DISAGREEMENTS]
+)
+def test_files_that_disagree_with_their_configuration(checkpoint, tmp_path, monkeypatch, kind, change, says, text):
+    pack, config = FORMATS[kind]
+    published, _ = publish(checkpoint(), tmp_path, pack, config | says)
+    tensors = load_file(published / "model.safetensors")
+    change(tensors)
+    save_file(tensors, published / "model.safetensors")
+    made = []
+    uninitialised = loader._uninitialised
+    monkeypatch.setattr(loader, "_uninitialised", lambda *args: made.append(args[-1].type) or uninitialised(*args))
+    expect(text, LLM, str(published), **SMALL)
+    assert made == ["meta"] or "more than 4 bits" in text  # which only shows when the codes are read
+
+
+REFUSED = [
+    ({"quant_method": "mxfp4"}, "quant_method is 'mxfp4', which is not read; fp8, gptq, awq, compressed-tensors"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_method is 'modelopt'"),
+    ({"quant_method": "hqq"}, "quant_method is 'hqq'"),
+    ({"bits": 4}, "quant_method is None"),
+    (gptq_config(bits=3), "bits is 3, which is not read; 4 and 8 are"),
+    (gptq_config(checkpoint_format="marlin"), "checkpoint_format is 'marlin', which is not read; gptq and gptq_v2 are"),
+    (gptq_config(group_size="all"), "group_size must be a whole number"),
+    (
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"},
+        "version is 'gemv', which is not read; gemm",
+    ),
+    (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        "load_in_8bit is True, which is not read; load_in_4bit is",
+    ),
+    ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two numbers"),
+    (compressed("nvfp4-pack-quantized", weights_of(4, "float")), "format is 'nvfp4-pack-quantized', which is not read"),
+    (compressed("mxfp4-pack-quantized", weights_of(4, "float")), "pack-quantized, int-quantized, float-quantized are"),
+    (compressed("marlin-24", weights_of(group_size=32)), "format is 'marlin-24', which is not read"),
+    (
+        compressed(PACKED, weights_of(group_size=32), sparsity_config={"format": "sparse-24-bitmask"}),
+        "sparsity_config is 'sparse-24-bitmask', which is not read; dense weights are",
+    ),
+    (
+        compressed(PACKED, weights_of(group_size=32), transform_config={"config_groups": {"a": {"type": "hadamard"}}}),
+        "transform_config is",
+    ),
+    (compressed(PACKED, weights_of(3, group_size=32)), "num_bits is 3, which is not read; 4, 8 are"),
+    (compressed(PACKED, weights_of(group_size=32), ignore=["re:("]), "is no regular expression"),
+]
+
+
+@pytest.mark.parametrize(("config", "text"), REFUSED, ids=[text[:40] for _, text in REFUSED])
+def test_what_is_not_read_is_refused_by_name(broken, config, text):
+    edit(broken / "config.json", quantization_config=config)
+    expect(text, LLM, str(broken), **SMALL)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_fewer_bits_on_top(checkpoint, tmp_path, quantization):
+    published, _ = publish(checkpoint(), tmp_path, *FORMATS["awq"])
+    text = f"holds quantized weights already; leave quantization='{quantization}' out"
+    expect(text, LLM, str(published), quantization=quantization, **SMALL)
+
+
+def tokens_of(path: Any) -> list[int]:
+    return LLM(str(path), **SMALL).generate([[5, 6, 7, 8]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_what_stands_beside_the_weights(checkpoint, tmp_path, caplog):
+    """Scales of K/V are named in a warning, those of activations in the log; biases of zeros are no weights."""
+    (tmp_path / "plain").mkdir()
+    plain, _ = publish(checkpoint(), tmp_path / "plain", *FORMATS["float-quantized, tensor"])
+    more = {
+        f"{Q_PROJ.replace('q_proj', 'k_proj')}.output_scale": torch.tensor(0.5),
+        f"{Q_PROJ}.input_scale": torch.ones(1),
+    }
+    more |= {"model.layers.1.self_attn.v_scale": torch.ones(1), f"{DOWN}.bias": torch.zeros(64)}
+    pack, config = FORMATS["float-quantized, tensor"]
+    config = json.loads(json.dumps(config)) | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "float"}
+    published, _ = publish(checkpoint(), tmp_path, pack, config, more=more)
+    with caplog.at_level(logging.INFO, "nanovllm"):
+        assert tokens_of(published) == tokens_of(plain)
+    assert "2 scales of K/V in the file (model.layers.0.self_attn.k_proj.output_scale, ...) are not used" in caplog.text
+    assert "kv_cache_scheme asks for K/V of 8 bits (float), which is not done" in caplog.text
+    assert "activations are rounded to 8 bits in groups of 32, where the file asks for 8 bits (float)" in caplog.text
+    assert "held as int8: lm_head.weight\n" in caplog.text
+    more[f"{DOWN}.bias"] = torch.ones(64)
+    (tmp_path / "other").mkdir()
+    other, _ = publish(checkpoint(), tmp_path / "other", pack, config, more=more)
+    expect(f"not part of a LlamaForCausalLM: {DOWN}.bias", LLM, str(other), **SMALL)
+
+
+def test_a_report(checkpoint, tmp_path, capsys):
+    pack, config = FORMATS[PACKED]
+    config = config | {"ignore": ["lm_head", "re:.*o_proj"]}
+    published, _ = publish(
+        checkpoint("qwen3"), tmp_path, pack, config, is_packed=lambda name: "_proj." in name and "o_proj" not in name
+    )
+    assert main(["check-model", str(published)]) == 0
+    found = rows_of(capsys)
+    assert found["quantized"] == "compressed-tensors, 4 bits, a scale for 32 inputs"
+    assert found["left out"] == "lm_head.weight, model.layers.*.self_attn.o_proj.weight (2)"
+    assert "12 in Q4_0" in found["weights"] and found["memory"].startswith("as it is ")
+    edit(published / "config.json", quantization_config=config | {"format": "nvfp4-pack-quantized"})
+    assert main(["check-model", str(published)]) == 1
+    assert "nvfp4-pack-quantized" in rows_of(capsys)["error"]
