@@ -405,7 +405,7 @@ for task in checks.TASKS:
     ):
         instead = {number: body for number, body in enumerate(bodies) if body}
         assert check(phone, solution(chapter, instead)) == ["no" if body else "passed" for body in bodies]
-        said += phone.eval_on_selector_all(".problem", "all => all.map(one => one.textContent)")
+        said += phone.eval_on_selector_all(".tasks .problem", "all => all.map(one => one.textContent)")
     words = "unreachable|E: <|SystemExit|exit(0)|grader itself|there is no input|ud800xxx|MemoryError".split("|")
     for word, problem in zip(words, said, strict=True):
         assert word in problem and "Traceback" not in problem and len(problem) < 5000
