@@ -2,6 +2,7 @@
 person is told to look at it (INSTRUCTOR.md, "What can be forged")."""
 
 import json
+import os
 import signal
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 from chapters.course import find_chapter
 from chapters.teaching.suspicious import flags_beside, flags_of
+from tests.course.course_text import ROOT
 from tests.course.test_examine import GRADE
 
 CHAPTER = find_chapter(4)
@@ -93,7 +95,7 @@ def record_of(source: str, tmp_path, processes, limit: str = "3") -> dict:
     file = tmp_path / "exercise.py"
     file.write_text(source, "utf-8")
     command = ["check", "4", "--file", str(file), "--json", "--limit", limit]
-    code, out, err = processes.run("-c", GRADE, *command, cwd=tmp_path)
+    code, out, err = processes.run("-c", GRADE, *command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     if code == -signal.SIGKILL and "getppid" in source:
         return {"tasks": []}
     assert out, (code, err)

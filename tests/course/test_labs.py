@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import os
 import re
 import sys
 from types import SimpleNamespace
@@ -264,7 +265,9 @@ def test_a_lab_without_marimo(arguments, monkeypatch, capsys):
 def test_marimo_runs_the_notebook_as_we_do(number, processes, capsys):
     """As a script: marimo sorts the cells by what they need, run() takes them in their order."""
     pytest.importorskip("marimo")
-    status, out, err = processes.run(str(find_chapter(number).folder / "lab.py"), cwd=ROOT)
+    status, out, err = processes.run(
+        str(find_chapter(number).folder / "lab.py"), cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
     assert status == 0, err
     assert main(["lab", str(number), "--plain"]) == 0
     assert out.replace("\r", "") == capsys.readouterr().out

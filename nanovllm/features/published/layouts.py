@@ -171,7 +171,7 @@ class PublishedWeight:
     def groups(self) -> Tensor:
         """The group of each input: [k]."""
         k = self.shape[-1]
-        return torch.arange(k) // (self.scheme.block[1] or k)
+        return torch.arange(k, device="cpu") // (self.scheme.block[1] or k)
 
     def order(self, inputs: slice) -> tuple[Tensor | None, Tensor]:
         """(their order, if neighbours do not share a scale; the group of each 32 places)."""
@@ -234,8 +234,8 @@ def order_of(groups: Tensor) -> Tensor | None:
     room = -(-counts // GROUP_SIZE) * GROUP_SIZE
     begins, first = room.cumsum(0) - room, counts.cumsum(0) - counts
     its = groups[by_group]
-    order = torch.full((int(room.sum()),), -1, dtype=torch.int32)
-    order[begins[its] + torch.arange(len(groups)) - first[its]] = by_group.int()
+    order = torch.full((int(room.sum()),), -1, dtype=torch.int32, device="cpu")
+    order[begins[its] + torch.arange(len(groups), device="cpu") - first[its]] = by_group.int()
     return order
 
 
@@ -322,7 +322,7 @@ class AWQ(PublishedWeight):
         """uint8 [columns, rows] of what is packed along its second dimension."""
         words, among = in_words(columns, 8)
         codes = unpack(packed[rows, words], 4).unflatten(1, (-1, 8))
-        return codes[..., torch.tensor(AWQ_ORDER).argsort()].flatten(1)[:, among].T
+        return codes[..., torch.tensor(AWQ_ORDER, dtype=torch.int64, device="cpu").argsort()].flatten(1)[:, among].T
 
 
 class RowMajor(PublishedWeight):
@@ -355,7 +355,7 @@ class RowMajor(PublishedWeight):
             return None
         if self._zeros.get_dtype() == "I8":
             stored = whole(self._zeros).reshape(self._grid)
-            return self.unsigned(stored[torch.arange(rows.start, rows.stop) // self._rows_a_scale])
+            return self.unsigned(stored[torch.arange(rows.start, rows.stop, device="cpu") // self._rows_a_scale])
         words, among = in_words(rows, 32 // self.scheme.bits)
         stored = self._zeros[words, slice(0, self._grid[1])]
         return unpack(stored.T, self.scheme.bits)[:, among].T
@@ -371,7 +371,7 @@ class RowMajor(PublishedWeight):
         share = (*lead, *(slice(0, size) for size in self._scales.get_shape()[len(lead) :]))
         stored = self._scales[share]
         scales = (stored.float() - 127).exp2() if stored.dtype == torch.uint8 else stored.float()
-        scales = scales.reshape(self._grid)[torch.arange(rows.start, rows.stop) // self._rows_a_scale]
+        scales = scales.reshape(self._grid)[torch.arange(rows.start, rows.stop, device="cpu") // self._rows_a_scale]
         return 1 / scales if self.scheme.divides else scales
 
 
@@ -491,7 +491,7 @@ class BitsAndBytes(PublishedWeight):
         share = (slice(first // 2, end // 2), *(slice(0, size) for size in self._codes.get_shape()[1:]))
         stored = self._codes[share].flatten()
         codes = torch.stack((stored >> 4, stored & 15), dim=-1).flatten()
-        blocks = torch.arange(first, end) // self.size
+        blocks = torch.arange(first, end, device="cpu") // self.size
         scales = self._block_scales(slice(first // self.size, -(-end // self.size)))
         table = self._table[(slice(0, 16),)]
         weights = (table[codes.long()] * scales[blocks - first // self.size]).view(-1, k)
@@ -503,7 +503,7 @@ class BitsAndBytes(PublishedWeight):
         if not self.is_nested:
             return scales
         nested = self._nested[(slice(0, self._nested.get_shape()[0]),)]
-        of_nested = torch.arange(blocks.start, blocks.stop) // self.nested_size
+        of_nested = torch.arange(blocks.start, blocks.stop, device="cpu") // self.nested_size
         table = self._nested_table[(slice(0, 256),)]
         return table[scales.long()] * nested[of_nested] + self.offset
 
