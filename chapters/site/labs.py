@@ -95,7 +95,9 @@ state.</p></details>
 
 NOTEBOOK = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
+<title>{title}</title>
+<link rel="stylesheet" href="../../_static/theme.css"><link rel="stylesheet" href="../../_static/course.css">
+<style>
 :root {{ color-scheme: light; }}
 body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 56rem; margin: 0 auto; padding: 1rem; }}
 p, h1, h2 {{ overflow-wrap: anywhere; }}
