@@ -41,7 +41,7 @@ WORK = {
     None: "from nanovllm.tools import cli\nassert cli.main(['serve', model]) == 2",
 }
 # For developers; cuda needs a GPU, and ray-serve is for an example, which is in no wheel.
-NOT_ALONE = {"ci", "test", "lint", "teach", "clients", "clients-of-openai-2", "cuda", "ray-serve"}
+NOT_ALONE = {"ci", "test", "lint", "teach", "clients", "clients-of-openai-2", "cuda", "ray-serve", "site"}
 # What one process does with one extra: argv has the modules to hide and the checkpoint.
 USE = """
 import json, sys

@@ -97,7 +97,8 @@ def tell_bytes(story, world):
         f"The model's linear layers and its output matrix have {_num_weights:,} weights. A step reads all of them."
     )
     _table = make_table("", "bytes a group of 32", "bits a weight", "MB", "of bf16", first=22, width=12)
-    _group_bytes = {"bf16": 2 * GROUP_SIZE} | {_name: format.group_bytes for _name, format in FORMATS.items()}
+    _group_bytes = {"bf16": 2 * GROUP_SIZE}
+    _group_bytes |= {_name: FORMATS[_name].group_bytes for _name in ("Q8_0", "Q4_0", "Q4_1")}
     for _name, _num_bytes in _group_bytes.items():
         _bits, _megabytes = 8 * _num_bytes / GROUP_SIZE, _num_weights * _num_bytes / GROUP_SIZE / 1e6
         _table.add_row(

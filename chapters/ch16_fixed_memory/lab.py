@@ -22,8 +22,8 @@ with app.setup(hide_code=True):
     from chapters.patching import replaced
     from chapters.playing import playground, start_button, title
     from chapters.story import one_core
-    from nanovllm.core.snapshots import segments as of_steps
     from nanovllm.core.snapshots.segments import DISCARDED, step_segments
+    from nanovllm.features.hybrid import batch_states
 
 
 @app.cell(hide_code=True)
@@ -267,7 +267,7 @@ def tell_drafts(story):
     _table.columns[1].justify = "left"
     for _name, _segments in (("logged", step_segments), ("kept in the state", _kept)):
         _llm = load_tiny(speculative_config=_speculative)
-        with replaced(of_steps, "step_segments", _segments), drafting(_llm, Fixed([3, 3, 3]), 3):
+        with replaced(batch_states, "step_segments", _segments), drafting(_llm, Fixed([3, 3, 3]), 3):
             _found, _ = answer(_llm, PROMPT)
         _num_same = next((i for i, (a, b) in enumerate(zip(_found[1], _whole[1], strict=True)) if a != b), 12)
         _table.add_row(_name, "the same bits" if _found == _whole else f"different from token {_num_same + 1} on")

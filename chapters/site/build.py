@@ -69,6 +69,8 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
     Raises ValueError with all that Sphinx warns of: a link to nothing, a page that no other leads to.
     """
     check_installed()
+    from sphinx.util.docutils import docutils_namespace, patch_docutils
+
     from chapters.site.pages import Course, Pages
 
     on_pages = None
@@ -80,18 +82,19 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
         write_texts(texts, course, on_pages)
         write_static(static)
         said = io.StringIO()
-        app = Pages(
-            course,
-            srcdir=texts,
-            confdir=None,
-            outdir=folder,
-            doctreedir=Path(temporary, "read"),
-            buildername="html",
-            confoverrides=SETTINGS | {"html_static_path": [str(static)]},
-            status=None,
-            warning=said,
-        )
-        app.build(force_all=True)
+        with patch_docutils(), docutils_namespace():  # what it registers is gone afterwards
+            app = Pages(
+                course,
+                srcdir=texts,
+                confdir=None,
+                outdir=folder,
+                doctreedir=Path(temporary, "read"),
+                buildername="html",
+                confoverrides=SETTINGS | {"html_static_path": [str(static)]},
+                status=None,
+                warning=said,
+            )
+            app.build(force_all=True)
         if said.getvalue():
             raise ValueError(said.getvalue().replace(f"{texts}/", ""))
     for chapter in all_chapters():
