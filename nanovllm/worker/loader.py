@@ -61,8 +61,8 @@ def load_model(
     with torch.no_grad():
         # What becomes a weight of few bits is taken out of `places`; the rest is read as it is, or unpacked.
         if files.are_published and quantization is None and device.type != "cpu":
-            dtype_of = f"{str(dtype).removeprefix('torch.')} on a GPU"
-            logger.warning("%s: the quantized weights are unpacked to %s", directory, dtype_of)
+            unpacked = str(dtype).removeprefix("torch.")
+            logger.warning("%s: the quantized weights are unpacked to %s on a GPU", directory, unpacked)
         elif quantization is not None or files.are_quantized:
             from nanovllm.features.quantization.convert import quantize_weights
 

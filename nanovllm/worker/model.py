@@ -104,9 +104,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens: Any = parameter(config.vocab_size, config.hidden_size)
-        self.lookup: Callable[[Tensor, Any], Tensor] = (
-            F.embedding
-        )  # reads embed_tokens; whoever reorders that replaces both
+        # Reads embed_tokens; whoever reorders that replaces both.
+        self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding
         self.layers: Any = nn.ModuleList(self.make_layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
         make_head = OutputHead if config.pooling is None else config.pooling.make_head

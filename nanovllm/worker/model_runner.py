@@ -305,7 +305,7 @@ class ModelRunner:
         return ModelRunnerOutput(
             sampled_token_ids=sampling.per_chunk(token_ids),
             logprobs=sampling.per_chunk(logprobs),
-            pooled=[vector[0] if vector else None for vector in sampling.per_chunk(vectors)],
+            pooled=[found[0] if found else None for found in sampling.per_chunk(vectors)],
             prompt_logprobs=prompt_logprobs,
         )
 

@@ -278,7 +278,7 @@ def _rule(target: str, scheme: Scheme | None, where: str) -> Rule:
 def _regex(pattern: str, scheme: Scheme | None, where: str) -> Rule:
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"{where}: {shorten(pattern)} is no regular expression: {error}") from error
     return Rule(pattern, True, scheme)
 

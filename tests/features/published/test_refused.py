@@ -138,6 +138,7 @@ REFUSED = [
     ),
     (compressed(PACKED, weights_of(3, group_size=32)), "num_bits is 3, which is not read; 4, 8 are"),
     (compressed(PACKED, weights_of(group_size=32), ignore=["re:("]), "is no regular expression"),
+    (compressed(PACKED, weights_of(group_size=32), ignore=["re:a{99999999999999999999}"]), "is no regular expression"),
 ]
 
 
