@@ -223,7 +223,8 @@ def test_drafts(checkpoint, tmp_path):
     for model, draft in ((unpacked, published), (published, unpacked), (published, published)):
         alone, drafted = engine(model), engine(model, speculative_config={"model": str(draft)})
         tokens = [[x.outputs[0].token_ids for x in llm.generate(PROMPTS, PARAMS)] for llm in (alone, drafted)]
-        assert tokens[0] == tokens[1] and drafted.stats()["num_accepted_tokens"] > 0
+        assert tokens[0] == tokens[1] and drafted.stats()["num_draft_tokens"] > 0
+    assert drafted.stats()["num_accepted_tokens"] > 0  # how often 4 bits agree with 32 depends on the processor
     expect("are quantized already; as its own draft model", engine, published, speculative_config={"method": "self"})
 
 
