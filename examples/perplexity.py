@@ -102,7 +102,7 @@ def perplexity(llm: LLM, windows: torch.Tensor) -> float:
     """Each window is one step, as if a prompt were computed, but with logits of all its rows."""
     runner = llm.engine.model_runner
     total = 0.0
-    for tokens in track(windows, f"{llm.engine.config.quantization or runner.dtype}", console=console, transient=True):
+    for tokens in track(windows, f"{llm.engine.config.round_to or runner.dtype}", console=console, transient=True):
         logits = runner.model.logits(runner.forward(batch_of(tokens, runner.block_size)))
         logprobs = logits.float().log_softmax(-1)
         total -= logprobs.gather(1, tokens[1:, None]).double().sum().item()
