@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nanovllm import LLM
+from nanovllm.features.speculation.draft_model import DraftModel
+from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.files import demo_model
 from nanovllm.files.hub import cache_folder
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
@@ -81,6 +83,15 @@ def llm(checkpoint) -> Iterator[LLM]:
     yield llm
     llm.engine.scheduler.check_integrity()
     assert len(llm.engine.block_manager.free_blocks) == 160, "a block was not given back"
+
+
+@pytest.fixture
+def eager_drafts(monkeypatch) -> None:
+    """Draft tokens are checked as if rows and drafts cost nothing: with tiny models they would never pay."""
+    monkeypatch.setattr(StepTimes, "plain", lambda self, num_rows: 1.0)
+    monkeypatch.setattr(StepTimes, "with_drafts", lambda self: lambda num_rows: 1.0)
+    monkeypatch.setattr(StepTimes, "num_rows_to_try", lambda self, num_rows: 10**6)
+    monkeypatch.setattr(DraftModel, "draft_s", property(lambda self: 0.0, lambda self, value: None), raising=False)
 
 
 @pytest.fixture(scope="session")

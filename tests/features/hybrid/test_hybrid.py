@@ -310,14 +310,8 @@ def test_adapters(checkpoint, tmp_path, variant, projections):
 
 
 @pytest.mark.compiler
-def test_a_draft_of_the_same_kind(checkpoint, monkeypatch):
+def test_a_draft_of_the_same_kind(checkpoint, eager_drafts):
     """Its own states go back to a snapshot where draft tokens have failed."""
-    from tests.features.speculation.test_draft_model import DraftModel, StepTimes
-
-    monkeypatch.setattr(StepTimes, "plain", lambda self, num_rows: 1.0)
-    monkeypatch.setattr(StepTimes, "with_drafts", lambda self: lambda num_rows: 1.0)
-    monkeypatch.setattr(StepTimes, "num_rows_to_try", lambda self, num_rows: 10**6)
-    monkeypatch.setattr(DraftModel, "draft_s", property(lambda self: 0.0, lambda self, value: None), raising=False)
     folder, prompts = checkpoint("qwen3.5"), [TOKENS[:n] for n in (5, 21, 40)]
     params = [
         GREEDY,

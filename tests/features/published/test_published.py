@@ -217,7 +217,7 @@ def test_an_adapter_on_top(checkpoint, tmp_path, kind):
     check_answers(llm, reference, tolerance=0.2, margin=0.5, lora_request=LoRARequest("one", 1, str(adapter)))
 
 
-def test_drafts(checkpoint, tmp_path):
+def test_drafts(checkpoint, tmp_path, eager_drafts):
     """As a draft model, as a model with one, and as its own, which is refused."""
     published, unpacked = publish(checkpoint("llama"), tmp_path, *FORMATS["awq"])
     for model, draft in ((unpacked, published), (published, unpacked), (published, published)):

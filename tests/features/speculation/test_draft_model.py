@@ -9,27 +9,16 @@ import torch
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.speculation.choose import Speculation
-from nanovllm.features.speculation.draft_model import DraftModel
 from nanovllm.features.speculation.speculative_config import SpeculativeConfig
-from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import edit, make_checkpoint
 from tests.faults import plant, run_to_end
 from tests.features.speculation.test_speculation import OPTIONS, Hostile, assert_same, generate, random_requests
 
 
-@pytest.fixture
-def eager(monkeypatch):
-    """Draft tokens are checked as if rows and drafts cost nothing: with tiny models they would never pay."""
-    monkeypatch.setattr(StepTimes, "plain", lambda self, num_rows: 1.0)
-    monkeypatch.setattr(StepTimes, "with_drafts", lambda self: lambda num_rows: 1.0)
-    monkeypatch.setattr(StepTimes, "num_rows_to_try", lambda self, num_rows: 10**6)
-    monkeypatch.setattr(DraftModel, "draft_s", property(lambda self: 0.0, lambda self, value: None), raising=False)
-
-
 @pytest.mark.compiler
 @pytest.mark.parametrize("options", [{}, {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 7}], ids=str)
-def test_a_draft_model_changes_nothing(checkpoint, tmp_path, eager, options):
+def test_a_draft_model_changes_nothing(checkpoint, tmp_path, eager_drafts, options):
     """A smaller model with the same vocabulary, whose draft tokens are mostly wrong, and the model itself."""
     smaller = make_checkpoint(tmp_path / "draft", "llama", num_hidden_layers=1)
     requests = random_requests(random.Random(3), 25)
@@ -47,7 +36,7 @@ def test_a_draft_model_changes_nothing(checkpoint, tmp_path, eager, options):
     assert rates[0] < 0.5 < rates[1]
 
 
-def test_a_model_agrees_with_itself_at_any_temperature(checkpoint, eager):
+def test_a_model_agrees_with_itself_at_any_temperature(checkpoint, eager_drafts):
     """The draft samples with the request's noise: equal models draw equal tokens, with penalties and bias, too."""
     params = SamplingParams(temperature=1.3, top_p=0.9, max_tokens=40, ignore_eos=True, frequency_penalty=0.5, seed=4)
     llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
@@ -60,7 +49,7 @@ def test_a_model_agrees_with_itself_at_any_temperature(checkpoint, eager):
 
 
 @pytest.mark.compiler
-def test_the_model_in_fewer_bits(checkpoint, eager):
+def test_the_model_in_fewer_bits(checkpoint, eager_drafts):
     requests = random_requests(random.Random(6), 12)
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
     llm = LLM(str(checkpoint()), speculative_config={"method": "self", "quantization": "int8"}, **OPTIONS)
@@ -69,7 +58,7 @@ def test_the_model_in_fewer_bits(checkpoint, eager):
 
 
 @pytest.mark.ci
-def test_ranks_check_what_one_process_drafts(checkpoint, processes, eager):
+def test_ranks_check_what_one_process_drafts(checkpoint, processes, eager_drafts):
     folder, requests = checkpoint(), random_requests(random.Random(8), 8)
     expected = generate(LLM(str(folder), **OPTIONS), requests)
     llm = processes.llm(folder, 2, speculative_config={"model": str(folder)}, **OPTIONS)
@@ -78,7 +67,7 @@ def test_ranks_check_what_one_process_drafts(checkpoint, processes, eager):
 
 
 @pytest.mark.compiler
-def test_an_interrupted_draft_begins_anew(checkpoint, eager, monkeypatch):
+def test_an_interrupted_draft_begins_anew(checkpoint, eager_drafts, monkeypatch):
     requests = random_requests(random.Random(9), 8)
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
     llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
@@ -91,7 +80,7 @@ def test_an_interrupted_draft_begins_anew(checkpoint, eager, monkeypatch):
 
 
 @pytest.mark.compiler
-def test_a_small_draft_pool_and_few_positions(checkpoint, eager):
+def test_a_small_draft_pool_and_few_positions(checkpoint, eager_drafts):
     """Where the draft model has no room, there are no draft tokens, and no harm."""
     requests = random_requests(random.Random(10), 12)
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
@@ -118,7 +107,7 @@ def test_other_vocabularies_are_refused(checkpoint, tmp_path, broken):
 
 
 @pytest.mark.compiler
-def test_a_vocabulary_padded_to_another_size_is_the_same(tmp_path, checkpoint, eager):
+def test_a_vocabulary_padded_to_another_size_is_the_same(tmp_path, checkpoint, eager_drafts):
     """Models of a family pad their embeddings differently; no draft token is beyond either."""
     requests = random_requests(random.Random(12), 8, with_grammars=False)
     for sizes in ((320, 384), (384, 320)):
@@ -159,7 +148,7 @@ def test_defaults():
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), ("float16", "int8")])
-def test_a_draft_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, quantization, eager):
+def test_a_draft_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, quantization, eager_drafts):
     """By the C kernels, for one stream: the same logprobs, not nearly the same ones."""
     options = dict(dtype=dtype, quantization=quantization, max_model_len=256, max_num_seqs=2)
     params = SamplingParams(temperature=0.5, seed=2, max_tokens=40, ignore_eos=True, logprobs=3)
@@ -175,7 +164,7 @@ def test_a_draft_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, quan
     assert [o.outputs for o in found] == [o.outputs for o in expected]
 
 
-def test_a_draft_without_a_token_is_empty(checkpoint, eager):
+def test_a_draft_without_a_token_is_empty(checkpoint, eager_drafts):
     llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     [expected] = llm.generate([[5, 6, 7]], params)
