@@ -32,7 +32,7 @@ from nanovllm.worker.layers import Linear
 PROJECTION = re.compile(r"model\.layers\.\d+\..*_proj\.weight")
 LOW, HIGH = -8, 7
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it: GPTQ's "percdamp"
-WINDOW = 512
+WINDOW = 256
 
 
 def main() -> None:
