@@ -13,14 +13,12 @@ folder.
 import argparse
 import random
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench_peers import run_worker
 from bench_prefix_cache import workloads as earlier_workloads
-from measuring import add_some_of, arguments, console, greedy, progress, random_checkpoint, seconds, table
+from measuring import add_some_of, arguments, console, greedy, progress, random_checkpoint, seconds, table, timed
 
 from nanovllm import LLM
 from nanovllm.files.hub import cache_folder
@@ -194,17 +192,8 @@ def show_length(model: str, args: argparse.Namespace) -> None:
 def time_kernels(llm: LLM, *names: str) -> dict[str, float]:
     """Seconds in these C functions from now on."""
     library, spent = llm.engine.model_runner.kernels.library, dict[str, float]()
-
-    def timed(name: str, function: Callable) -> Callable:
-        def run(*args: Any) -> None:
-            started = time.perf_counter()
-            function(*args)
-            spent[name] = spent.get(name, 0.0) + time.perf_counter() - started
-
-        return run
-
     for name in names:
-        setattr(library, name, timed(name, getattr(library, name)))
+        setattr(library, name, timed(spent, name, getattr(library, name)))
     return spent
 
 

@@ -55,6 +55,19 @@ def seconds(function: Callable[..., object], *args: Any, **kwargs: Any) -> float
     return time.perf_counter() - started
 
 
+def timed(spent: dict[str, float], name: str, function: Callable[..., T]) -> Callable[..., T]:
+    """The same function, whose calls add the seconds that they take to spent[name]."""
+
+    def call(*args: Any, **kwargs: Any) -> T:
+        started = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            spent[name] = spent.get(name, 0.0) + time.perf_counter() - started
+
+    return call
+
+
 def in_turn(ways: Mapping[K, Callable[[], T]], rounds: int, title: str = "") -> dict[K, list[T]]:
     """What each way has returned in each round. Ways take turns, so that a slow minute does not meet only one."""
     found: dict[K, list[T]] = {name: [] for name in ways}

@@ -14,7 +14,7 @@ from tests.course.course_text import FENCE, ROOT
 
 FOLDERS = ["chapters", "examples", "nanovllm", "tests"]
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
-SHARED = ("measuring.py", "damaged_tiers.py")  # modules of scripts
+SHARED = ("measuring.py", "damaged_tiers.py", "reporting.py")  # modules of scripts
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[\d+\]: (.*)$", re.MULTILINE)
 
 
