@@ -62,7 +62,7 @@ SMOLLM2_135M = LLAMA | shape(49_152, 576, 1536, 30, 9, 3, 64)
 TINY = shape(40_960, 32, 48, 2, 2, 1, 16)
 
 NUM_THREADS = (1, 2, 4, 8, 16)
-GRACE_S = 10  # pytest, interrupted, needs some of it to write down what it has found
+GRACE_S = 10  # before a part is ended: what pytest, interrupted, needs to write down what it has found, and a last row
 MOST_S = 480  # of all parts together
 
 
@@ -237,7 +237,7 @@ def throughput(run: Run) -> Iterator[Row | str]:
 
     def rows_of(backend: str) -> Iterator[Row]:
         now = time.time()
-        until = now + (run.until - now) / (len(backends) - backends.index(backend))
+        until = now + (run.until - GRACE_S - now) / (len(backends) - backends.index(backend))
         llm = run.engine(backend)
         work, workload = list(zip(prompts, num_outputs, strict=True)), f"{len(prompts)} requests"
         if backend == "PyTorch":
