@@ -1,6 +1,8 @@
 """A recording of a terminal as an animated SVG: the quickstart, with what it printed and when.
 
-record() runs it and writes recorded_quickstart.json; draw() makes the picture of that.
+record() runs it and writes recorded_quickstart.json; draw() makes the picture of that. rich's export_svg() draws one
+screen that does not move, in one scheme, with a font from elsewhere; asciinema's recordings need its player, a script,
+which GitHub runs in no README.
 """
 
 import json

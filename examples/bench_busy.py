@@ -15,10 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from measuring import add_some_of, arguments, console, greedy, in_turn, seconds, table
 
 LOADS = {"8 requests": 8, "one stream": 1, "32 requests": 32}
 NUM_PROMPT, NUM_OUTPUT = 32, 24  # tokens of a request
@@ -27,11 +26,10 @@ SETTLE_S = 1.0  # until the system has spread the processes over the cores
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
-    parser.add_argument("--neighbours", nargs="+", choices=list(NEIGHBOURS), default=list(NEIGHBOURS))
+    parser = arguments(__doc__)
+    add_some_of(parser, "--neighbours", NEIGHBOURS)
     parser.add_argument("--counts", nargs="*", type=int, default=[1, 4], help="how many neighbours run at a time")
-    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
+    add_some_of(parser, "--loads", LOADS)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--be", choices=list(NEIGHBOURS), help=argparse.SUPPRESS)
@@ -45,25 +43,21 @@ def main() -> None:
         return
     generate = make_engine(model, args.dtype)
     scenes = [("quiet", 0)] + [(kind, count) for count in args.counts for kind in args.neighbours] + [("quiet", 0)]
-    rates: dict[tuple[str, int], dict[str, list[float]]] = {scene: {x: [] for x in args.loads} for scene in scenes}
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(scenes) * args.runs * len(args.loads))
-        for kind, count in scenes:
-            progress.update(task, description=f"{count} x {kind}" if count else kind)
-            with neighbours(kind, count, model):
-                for _ in range(args.runs):
-                    for load in args.loads:
-                        rates[kind, count][load].append(rate(generate, LOADS[load]))
-                        progress.advance(task)
-    draw(rates, args.loads)
+    loads = {load: partial(rate, generate, LOADS[load]) for load in args.loads}
+    found = []  # (neighbours, load -> the rate of each run)
+    for kind, count in scenes:
+        beside = f"{count} x {kind}" if count else kind
+        with neighbours(kind, count, model):
+            found.append((beside, in_turn(loads, args.runs, beside)))
+    draw(found)
 
 
 def make_engine(model: str, dtype: str) -> Callable[[int], None]:
     """A function that serves this many requests."""
-    from nanovllm import LLM, SamplingParams
+    from nanovllm import LLM
 
     llm = LLM(model, dtype=dtype, max_model_len=NUM_PROMPT + NUM_OUTPUT)
-    params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True)
+    params = greedy(NUM_OUTPUT)
 
     def generate(num_requests: int) -> None:
         llm.generate([random.choices(VOCABULARY, k=NUM_PROMPT) for _ in range(num_requests)], params, use_tqdm=False)
@@ -74,9 +68,7 @@ def make_engine(model: str, dtype: str) -> Callable[[int], None]:
 
 def rate(generate: Callable[[int], None], num_requests: int) -> float:
     """Output tokens a second."""
-    started = time.perf_counter()
-    generate(num_requests)
-    return num_requests * NUM_OUTPUT / (time.perf_counter() - started)
+    return num_requests * NUM_OUTPUT / seconds(generate, num_requests)
 
 
 @contextmanager
@@ -97,19 +89,21 @@ def neighbours(kind: str, count: int, model: str) -> Iterator[None]:
             process.wait()
 
 
-def draw(rates: dict[tuple[str, int], dict[str, list[float]]], loads: list[str]) -> None:
-    table = Table(title="output tokens/s: median, worst run (both: ratio to quiet)", title_justify="left")
-    table.add_column("beside")
-    for load in loads:
-        table.add_column(load, justify="right")
-    quiet = {load: statistics.median(values) for load, values in rates["quiet", 0].items()}
-    for (kind, count), found in rates.items():
+def draw(found: list[tuple[str, dict[str, list[float]]]]) -> None:
+    """The quiet runs, before the neighbours and after them, are one row."""
+    rates: dict[str, dict[str, list[float]]] = {}
+    for beside, of in found:
+        for load, values in of.items():
+            rates.setdefault(beside, {}).setdefault(load, []).extend(values)
+    quiet = {load: statistics.median(values) for load, values in rates["quiet"].items()}
+    rows = table("output tokens/s: median, worst run (both: ratio to quiet)", "beside", *quiet)
+    for beside, of in rates.items():
         cells = []
-        for load in loads:
-            median, worst = statistics.median(found[load]), min(found[load])
+        for load, values in of.items():
+            median, worst = statistics.median(values), min(values)
             cells.append(f"{median:.0f}, {worst:.0f} ({median / quiet[load]:.2f}, {worst / quiet[load]:.2f})")
-        table.add_row(f"{count} x {kind}" if count else kind, *cells)
-    Console().print(table)
+        rows.add_row(beside, *cells)
+    console().print(rows)
 
 
 # -- neighbours: each says that it is at work, then never ends ---------------------------------------------------------

@@ -9,11 +9,9 @@ transformers has several ways to compute experts; each is tried. Prints output t
 transformers' best rate (chapter 17).
 """
 
-import argparse
 import os
 import random
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,13 +20,11 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from measuring import arguments, console, greedy, random_checkpoint, seconds, table
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from nanovllm import LLM, SamplingParams
-from nanovllm.tools.demo_model import model_or_demo
+from nanovllm import LLM
 
 NUM_PROMPT, NUM_OUTPUT, NUM_RUNS = 32, 64, 3
 EXPERTS: dict[str, Any] = dict(num_experts=64, num_experts_per_tok=8, moe_intermediate_size=384, norm_topk_prob=True)
@@ -39,21 +35,11 @@ Generate = Callable[[list[list[int]]], Any]
 IMPLEMENTATIONS = ("eager", "grouped_mm")  # "batched_mm" copies the weights for each row: minutes
 
 
-def make_checkpoint(folder: Path) -> Path:
-    """Random weights; the tokenizer is the demo model's, which nothing here uses."""
-    config = Qwen3MoeConfig(vocab_size=49152, intermediate_size=3072, tie_word_embeddings=True, **SIZES, **EXPERTS)
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    for file in Path(model_or_demo()).glob("tokenizer*"):
-        (folder / file.name).symlink_to(file)
-    return folder
-
-
 def ours(folder: Path, quantization: str | None) -> Iterator[tuple[str, Generate]]:
     llm = LLM(
         str(folder), quantization=quantization, max_model_len=NUM_PROMPT + NUM_OUTPUT, enable_prefix_caching=False
     )
-    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=NUM_OUTPUT)
+    params = greedy(NUM_OUTPUT)
     yield f"nanovllm {quantization or 'bf16'}", lambda prompts: llm.generate(prompts, params, use_tqdm=False)
 
 
@@ -70,36 +56,35 @@ def tokens_per_s(run: Generate, batch_size: int) -> float:
     rng = random.Random(0)
     prompts = [[rng.randrange(49152) for _ in range(NUM_PROMPT)] for _ in range(batch_size)]
     run([prompt[:4] for prompt in prompts])  # what the first call prepares
-    seconds = []
-    for _ in range(NUM_RUNS):
-        started = time.perf_counter()
-        run(prompts)
-        seconds.append(time.perf_counter() - started)
-    return batch_size * NUM_OUTPUT / min(seconds)
+    return batch_size * NUM_OUTPUT / min(seconds(run, prompts) for _ in range(NUM_RUNS))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a checkpoint's directory (default: random weights)")
+    parser = arguments(__doc__, model="a checkpoint's directory (default: random weights)")
     parser.add_argument("--int8", action="store_true", help="the engine's weights in 8 bits, too")
     args = parser.parse_args()
     disable_progress_bar()
     set_verbosity_error()
-    sizes, console = (1, 8), Console()
+    sizes = (1, 8)
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
-        with console.status("making a random checkpoint"):
-            folder = Path(args.model) if args.model else make_checkpoint(Path(name))
+        folder = Path(args.model or name)
+        if not args.model:
+            config = Qwen3MoeConfig(
+                vocab_size=49152, intermediate_size=3072, tie_word_embeddings=True, **SIZES, **EXPERTS
+            )
+            with console().status("making a random checkpoint"):
+                random_checkpoint(folder, config)
         engines = [ours(folder, None), *[ours(folder, "int8")] * args.int8, theirs(folder)]
         for engine in engines:
             for label, run in engine:
-                with console.status(label):
+                with console().status(label):
                     found[label] = [tokens_per_s(run, size) for size in sizes]
     best = [max(row[i] for label, row in found.items() if "transformers" in label) for i in range(len(sizes))]
-    table = Table("", *(f"{size} at a time" for size in sizes), title="output tokens per second, prompts included")
+    rows = table("output tokens per second, prompts included", "", *(f"{size} at a time" for size in sizes))
     for label, row in found.items():
-        table.add_row(label, *(f"{x:.1f} ({x / y:.1f}x)" for x, y in zip(row, best, strict=True)))
-    console.print(table)
+        rows.add_row(label, *(f"{x:.1f} ({x / y:.1f}x)" for x, y in zip(row, best, strict=True)))
+    console().print(rows)
 
 
 if __name__ == "__main__":

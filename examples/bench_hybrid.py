@@ -12,22 +12,16 @@ folder.
 
 import argparse
 import random
-import shutil
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench_peers import run_worker
 from bench_prefix_cache import workloads as earlier_workloads
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from measuring import add_some_of, arguments, console, greedy, progress, random_checkpoint, seconds, table, timed
 
-from nanovllm import LLM, SamplingParams
+from nanovllm import LLM
 from nanovllm.files.hub import cache_folder
-from nanovllm.tools.demo_model import demo_model_path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
 from chapters.ch16_fixed_memory.placing import (
@@ -71,16 +65,14 @@ ENGINES = {  # label: (its name in bench_peers.py, dtype)
     "llama.cpp, Q8_0": ("llama.cpp, Q8_0", "bfloat16"),
     "llama.cpp, Q4_0": ("llama.cpp, Q4_0", "bfloat16"),
 }
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, model="a hybrid checkpoint's directory")
     parts = {"snapshots": show_snapshots, "engines": show_engines, "length": show_length}
-    parser.add_argument("model", nargs="?", help="a hybrid checkpoint's directory")
-    parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    add_some_of(parser, "--parts", parts)
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
-    parser.add_argument("--only", nargs="+", choices=list(ENGINES), default=list(ENGINES))
+    add_some_of(parser, "--only", ENGINES)
     parser.add_argument("--prompt", type=int, default=NUM_PROMPT, help="tokens of part 2's prompt")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
@@ -94,20 +86,13 @@ def make_checkpoint() -> Path:
     folder = cache_folder() / "Qwen3.5-0.8B-shaped"
     if folder.exists():
         return folder
-    with console.status(f"making {folder}, 1.5 GB"):
-        import torch
-        from transformers import AutoModelForCausalLM
+    with console().status(f"making {folder}, 1.5 GB"):
         from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
         rope = dict(rope_type="default", rope_theta=10_000_000.0, partial_rotary_factor=0.25)
         mrope = dict(mrope_section=[11, 11, 10], mrope_interleaved=True)
         config = Qwen3_5TextConfig(**SHAPE, rope_parameters=rope | mrope)
-        torch.manual_seed(0)
-        unfinished = folder.with_name(f"{folder.name}.unfinished")
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(unfinished)
-        for file in demo_model_path().glob("*token*"):
-            shutil.copy(file, unfinished)
-        unfinished.rename(folder)
+        random_checkpoint(folder.with_name(f"{folder.name}.unfinished"), config).rename(folder)
     return folder
 
 
@@ -127,18 +112,14 @@ def show_snapshots(model: str, args: argparse.Namespace) -> None:
     slots = LLM(model, block_size=BLOCK_SIZE).engine.model_runner.states.slots
     given = workloads()
     for bound in (slots.max_snapshots, 8):
-        table = Table(
-            title=f"1. What snapshots save, at most {bound}: part of the tokens that an unbounded cache saves"
-        )
-        table.title_justify = "left"
-        for name in ("workload", "unbounded", *POLICIES):
-            table.add_column(name, justify="right" if table.columns else "left")
-        for name, requests in track(given.items(), "workloads", console=Console(stderr=True), transient=True):
+        title = f"1. What snapshots save, at most {bound}: part of the tokens that an unbounded cache saves"
+        rows = table(title, "workload", "unbounded", *POLICIES)
+        for name, requests in progress(given.items(), "workloads"):
             unbounded = sum(play(requests, every_block, UNBOUNDED))
             saved = [sum(play(requests, policy, bound)) for policy in POLICIES.values()]
             parts = [f"{n / unbounded:.0%}" if unbounded else "-" for n in saved]
-            table.add_row(name, f"{unbounded:,}", *parts)
-        console.print(table, "")
+            rows.add_row(name, f"{unbounded:,}", *parts)
+        console().print(rows, "")
 
 
 # -- 2. engines --------------------------------------------------------------------------------------------------------
@@ -146,21 +127,20 @@ def show_snapshots(model: str, args: argparse.Namespace) -> None:
 
 def show_engines(model: str, args: argparse.Namespace) -> None:
     """As bench_peers.py measures them, each in a process of its own."""
-    table = Table(title=f"2. A prompt of {args.prompt:,} tokens, and one stream", title_justify="left")
-    for name in ("engine", "TTFT", "from the cache", "one stream", "start", "peak memory"):
-        table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
+    columns = ("TTFT", "from the cache", "one stream", "start", "peak memory")
+    rows = table(f"2. A prompt of {args.prompt:,} tokens, and one stream", "engine", *columns)
     for label in args.only:
         name, dtype = ENGINES[label]
         options = dict(requests=0, prompt=args.prompt, stream=32, sampling=False, repeats=args.repeats, dtype=dtype)
-        with console.status(f"{label} ..."):
+        with console().status(f"{label} ..."):
             found = run_worker(name, model, argparse.Namespace(**options, vllm_python=args.vllm_python))
         if isinstance(found, str):
-            console.print(f"{label}: {found}")
+            console().print(f"{label}: {found}")
             continue
         cached = "-" if found["ttft_cached"] is None else f"{found['ttft_cached']:.2f} s"
         row = f"{found['ttft_cold']:.2f} s", cached, f"{found['stream']:.1f} tokens/s"
-        table.add_row(label, *row, f"{found['start']:.0f} s", f"{found['memory']:,.0f} MB")
-    console.print(table, "")
+        rows.add_row(label, *row, f"{found['start']:.0f} s", f"{found['memory']:,.0f} MB")
+    console().print(rows, "")
 
 
 # -- 3. length ---------------------------------------------------------------------------------------------------------
@@ -170,41 +150,39 @@ def show_length(model: str, args: argparse.Namespace) -> None:
     unrecorded = ("reordered_weights", "c_kernels")  # a replayed step calls no kernel by its name
     llm = LLM(model, max_model_len=MAX_LEN, max_num_batched_tokens=1024, optimizations=unrecorded)
     rng = random.Random(0)
-    params: dict[str, Any] = dict(temperature=0, ignore_eos=True)
-    llm.generate([random_ids(rng, NUM_PROMPT)], SamplingParams(**params, max_tokens=2), use_tqdm=False)  # warm up
-    seconds = time_kernels(llm, "delta_net", "paged_attention")
+
+    def generate(prompt: list[int], num_output: int) -> float:
+        return seconds(llm.generate, [prompt], greedy(num_output), use_tqdm=False)
+
+    generate(random_ids(rng, NUM_PROMPT), 2)  # warm up
+    in_kernels = time_kernels(llm, "delta_net", "paged_attention")
 
     def step_ms(prompt: list[int], num: int) -> tuple[float, dict[str, float]]:
         """Milliseconds of a step after the first token: the whole step, and the kernels' parts."""
-        llm.generate([prompt], SamplingParams(**params, max_tokens=1), use_tqdm=False)
-        seconds.clear()
-        started = time.perf_counter()
-        llm.generate([prompt], SamplingParams(**params, max_tokens=num), use_tqdm=False)
-        total = time.perf_counter() - started
-        return total / num * 1e3, {name: value / num * 1e3 for name, value in seconds.items()}
+        generate(prompt, 1)
+        in_kernels.clear()
+        total = generate(prompt, num)
+        return total / num * 1e3, {name: value / num * 1e3 for name, value in in_kernels.items()}
 
-    started = time.perf_counter()
-    llm.generate([random_ids(rng, NUM_PROMPT)], SamplingParams(**params, max_tokens=1), use_tqdm=False)
-    prefill_s, part = time.perf_counter() - started, seconds["delta_net"]
-    console.print(
+    prefill_s, part = generate(random_ids(rng, NUM_PROMPT), 1), in_kernels["delta_net"]
+    console().print(
         f"[bold]3. Length.[/] Of a prefill of {NUM_PROMPT} tokens ({prefill_s:.2f} s) convolution, recurrence and "
         f"gated norm take {part:.2f} s, {part / prefill_s:.1%}."
     )
-    table = Table(title="A step of one stream after so many tokens, median of 5 runs of 16 steps", title_justify="left")
-    for name in ("tokens before", "step", "of it attention", "of it recurrence", "the rest"):
-        table.add_column(name, justify="right")
+    columns = ("step", "of it attention", "of it recurrence", "the rest")
+    rows = table("A step of one stream after so many tokens, median of 5 runs of 16 steps", "tokens before", *columns)
     for length in LENGTHS:
         prompt = random_ids(rng, length)
         found = sorted((step_ms(prompt, 16) for _ in range(5)), key=lambda pair: pair[0])
         total, kernels = found[len(found) // 2]
         attention, recurrence = kernels["paged_attention"], kernels["delta_net"]
         row = total, attention, recurrence, total - attention - recurrence
-        table.add_row(f"{length:,}", *(f"{ms:.1f} ms" for ms in row))
-    console.print(table)
+        rows.add_row(f"{length:,}", *(f"{ms:.1f} ms" for ms in row))
+    console().print(rows)
     config, state = llm.engine.model_config, llm.engine.model_runner.states.slot_bytes
     kv = 8000 * config.kv_bytes_per_token(2)
     ours, same, smaller = kv + state, kv * config.num_hidden_layers / config.num_kv_layers, 8000 * QWEN3_06B_KV_BYTES
-    console.print(
+    console().print(
         f"Memory of a sequence of 8,000 tokens: K/V {kv / 1e6:.0f} MB and state {state / 1e6:.0f} MB, together "
         f"{ours / 1e6:.0f} MB. If every layer attended: {same / 1e6:.0f} MB, {ours / same:.2f} of it. Qwen3-0.6B, "
         f"where every layer does: {smaller / 1e6:.0f} MB, {ours / smaller:.2f} of it."
@@ -213,19 +191,10 @@ def show_length(model: str, args: argparse.Namespace) -> None:
 
 def time_kernels(llm: LLM, *names: str) -> dict[str, float]:
     """Seconds in these C functions from now on."""
-    library, seconds = llm.engine.model_runner.kernels.library, dict[str, float]()
-
-    def timed(name: str, function: Callable) -> Callable:
-        def run(*args: Any) -> None:
-            started = time.perf_counter()
-            function(*args)
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
-
-        return run
-
+    library, spent = llm.engine.model_runner.kernels.library, dict[str, float]()
     for name in names:
-        setattr(library, name, timed(name, getattr(library, name)))
-    return seconds
+        setattr(library, name, timed(spent, name, getattr(library, name)))
+    return spent
 
 
 if __name__ == "__main__":

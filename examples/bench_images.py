@@ -13,9 +13,7 @@ which nothing here writes. The shape "tiny" and --picture 64x48 are for trying t
 import argparse
 import gc
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from measuring import ChildFailed, arguments, console, in_child, result, table, vllm_env
 from PIL import Image
 
 TEXT_135M: dict[str, Any] = dict(
@@ -212,17 +211,15 @@ def run_vllm(folder: Path, shape: str, args: argparse.Namespace) -> tuple[float,
     """Seconds of the first question and of the second one, or why there are none."""
     command = [args.vllm_python, __file__, "--worker", str(folder), "--shape", shape, "--picture", args.picture]
     command += ["--repeats", str(args.repeats)]
-    env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(command, env=env, capture_output=True, text=True)
-    lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
-    if lines:
-        first, second = json.loads(lines[-1].removeprefix("RESULT "))
-        return first, second
-    if "No module named 'vllm'" in result.stderr:
-        return NOT_HERE
-    if "torchvision" in result.stderr:
-        return "not measured: its image processors need a torchvision that fits its PyTorch"
-    return f"failed: {(result.stderr.strip().splitlines() or ['no output'])[-1][:100]}"
+    try:
+        first, second = in_child(command, vllm_env())
+    except ChildFailed as failed:
+        if "No module named 'vllm'" in str(failed):
+            return NOT_HERE
+        if "torchvision" in str(failed):
+            return "not measured: its image processors need a torchvision that fits its PyTorch"
+        return f"failed: {failed.reason}"
+    return first, second
 
 
 def vllm_seconds(folder: str, shape: str, size: tuple[int, int], repeats: int) -> tuple[float, float]:
@@ -266,7 +263,7 @@ def transformers_seconds(folder: Path, ours: Measured) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, model=None)
     both = ["smolvlm-256m", "qwen3.5-0.8b"]
     parser.add_argument("--shape", choices=SHAPES, action="append", help=f"default: {' and '.join(both)}")
     parser.add_argument("--picture", default="1024x768", metavar="WIDTHxHEIGHT")
@@ -278,23 +275,20 @@ def main() -> None:
     width, _, height = args.picture.partition("x")
     size = int(width), int(height)
     if args.worker:
-        print("RESULT " + json.dumps(vllm_seconds(args.worker, args.shape[0], size, args.repeats)))
+        result(vllm_seconds(args.worker, args.shape[0], size, args.repeats))
         return
 
-    from rich.console import Console
-    from rich.table import Table
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     disable_progress_bar()
     set_verbosity_error()
-    columns = ("first question", "processor", "tower", "prefill, rest", "second question", "second / first")
-    table = Table("shape", "engine", "prompt tokens", *columns, title="seconds until the first token")
+    columns = ("prompt tokens", "first question", "processor", "tower", "prefill, rest", "second question")
+    rows = table("seconds until the first token", "shape", "engine", *columns, "second / first")
     for shape in args.shape or both:
         for row in measure(shape, size, args):
-            table.add_row(*row)
-    console = Console(width=140)
-    console.print(table)
-    console.print("llama.cpp: not measured; it reads a tower from an mmproj file, which nothing here writes")
+            rows.add_row(*row)
+    console().print(rows)
+    console().print("llama.cpp: not measured; it reads a tower from an mmproj file, which nothing here writes")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ nanovllm and vLLM. The share after each figure is that of the engine's own greed
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -26,9 +25,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from measuring import ChildFailed, add_some_of, arguments, console, in_child, result, seconds, vllm_env
+from measuring import markdown as table
 
 ENGINES = {
     "nanovllm": "",
@@ -67,10 +70,9 @@ Work = list[tuple[list[int], int]]  # (prompt token ids, number of output tokens
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="checkpoint directory (default: the demo checkpoint)")
+    parser = arguments(__doc__, model="checkpoint directory (default: the demo checkpoint)")
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
-    parser.add_argument("--only", nargs="+", choices=list(ENGINES), default=list(ENGINES))
+    add_some_of(parser, "--only", ENGINES)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--requests", type=int, default=32)
@@ -81,23 +83,20 @@ def main() -> None:
     parser.add_argument("--worker", choices=list(ENGINES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        args.max_model_len = max(2048, args.prompt + 1, args.stream + 16)
-        print("RESULT " + json.dumps((measure_sampling if args.sampling else measure)(args.worker, args)))
+        result(work_alone(args.worker, args))
         return
     if args.sampling:
         args.only = [name for name in args.only if name.startswith(("nanovllm", "vLLM"))]
 
     import torch
     from profile_step import matmul_rate
-    from rich.console import Console
 
     from nanovllm.tools.demo_model import model_or_demo
 
     model = model_or_demo(args.model)
-    console = Console()
     results: dict[str, dict[str, Any] | str] = {}
     for name in args.only:
-        with console.status(f"{name} ..."):
+        with console().status(f"{name} ..."):
             before = matmul_rate(torch.bfloat16)
             results[name] = found = run_worker(name, model, args)
             if isinstance(found, dict):
@@ -120,94 +119,94 @@ def run_llama_cpp(name: str, model: str, args: argparse.Namespace) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.gguf")
         command = [sys.executable, str(Path(__file__).with_name("make_gguf.py")), model, str(path)]
-        result = subprocess.run([*command, "--type", name.split(", ")[1]], capture_output=True, text=True)
-        if result.returncode:
-            return why_not(name, result.stderr)
+        ended = subprocess.run([*command, "--type", name.split(", ")[1]], capture_output=True, text=True)
+        if ended.returncode:
+            return why_not(name, ChildFailed(ended.stderr))
         found = run_engine(name, str(path), args)
         return found | {"weights": path.stat().st_size / 1e6} if isinstance(found, dict) else found
 
 
 def run_engine(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:
-    python = args.vllm_python if name.startswith("vLLM") else sys.executable
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    env = os.environ | {
-        "VLLM_CPU_OMP_THREADS_BIND": f"{min(cores)}-{max(cores)}",
-        "VLLM_CPU_KVCACHE_SPACE": "4",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "HF_HUB_OFFLINE": "1",
-    }
-    command = [python, __file__, model, "--worker", name, "--dtype", args.dtype]
-    for option in ("repeats", "requests", "prompt", "stream"):
+    command = [args.vllm_python if name.startswith("vLLM") else sys.executable, __file__, model, "--worker", name]
+    for option in ("dtype", "repeats", "requests", "prompt", "stream"):
         command += [f"--{option}", str(getattr(args, option))]
     if args.sampling:
         command.append("--sampling")
-    result = subprocess.run(command, env=env, capture_output=True, text=True)
-    lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
-    if not lines:
-        return why_not(name, result.stderr)
-    return json.loads(lines[-1].removeprefix("RESULT "))
+    try:
+        return in_child(command, vllm_env())
+    except ChildFailed as failed:
+        return why_not(name, failed)
 
 
-def why_not(name: str, stderr: str) -> str:
-    error = (stderr.strip().splitlines() or ["no output"])[-1]
-    return f"not here: {ENGINES[name]}" if "ModuleNotFoundError" in error else f"failed: {error[:100]}"
+def why_not(name: str, failed: ChildFailed) -> str:
+    return f"not here: {ENGINES[name]}" if "ModuleNotFoundError" in failed.reason else f"failed: {failed.reason}"
 
 
 def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespace) -> str:
     """One row per engine; after each figure, its ratio to nanovllm's (above 1: better than nanovllm)."""
     ours = results.get("nanovllm")
-    rows = [
-        "| engine | " + " | ".join(heading for heading, _, _ in MEASURES.values()) + " |",
-        "|---|" + "---|" * len(MEASURES),
-    ]
-    for name, result in results.items():
-        if isinstance(result, str):
-            rows.append(f"| {name} | {result} |" + " |" * (len(MEASURES) - 1))
+    rows = []
+    for name, found in results.items():
+        if isinstance(found, str):
+            rows.append([name, found, *[""] * (len(MEASURES) - 1)])
             continue
         cells = []
         for key, (_, form, more_is_better) in MEASURES.items():
-            if result.get(key) is None:
+            if found.get(key) is None:
                 cells.append("-")
                 continue
-            cell = form.format(result[key])
+            cell = form.format(found[key])
             if isinstance(ours, dict) and name != "nanovllm" and more_is_better is not None:
-                ratio = result[key] / ours[key] if more_is_better else ours[key] / result[key]
+                ratio = found[key] / ours[key] if more_is_better else ours[key] / found[key]
                 cell += f" ({ratio:.2f}x)"
             cells.append(cell)
-        rows.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+        rows.append([name, *cells])
+    return table(["engine", *(heading for heading, _, _ in MEASURES.values())], rows)
 
 
 def sampling_markdown(results: dict[str, dict[str, float] | str]) -> str:
     """One row per engine: output tokens/s of (a) with each of SAMPLING."""
-    headings = [*SAMPLING, MEASURES["machine"][0]]
-    rows = ["| engine | " + " | ".join(headings) + " |", "|---|" + "---|" * len(headings)]
-    for name, result in results.items():
-        if isinstance(result, str):
-            cells = [result, *[""] * len(SAMPLING)]
+    rows = []
+    for name, found in results.items():
+        if isinstance(found, str):
+            cells = [found, *[""] * len(SAMPLING)]
         else:
-            cells = [f"{result[key]:,.0f} ({result[key] / result['greedy']:.0%})" for key in SAMPLING]
-            cells.append(f"{result['machine']:,.0f}")
-        rows.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+            cells = [f"{found[key]:,.0f} ({found[key] / found['greedy']:.0%})" for key in SAMPLING]
+            cells.append(f"{found['machine']:,.0f}")
+        rows.append([name, *cells])
+    return table(["engine", *SAMPLING, MEASURES["machine"][0]], rows)
 
 
 # -- in the worker: no import of nanovllm outside its own engine, another Python may run this --------------------------
 
 
-def measure(name: str, args: argparse.Namespace) -> dict[str, float | None]:
+Engine = Callable[..., None]  # does a piece of work
+
+
+def work_alone(name: str, args: argparse.Namespace) -> dict[str, float | None]:
+    args.max_model_len = max(2048, args.prompt + 1, args.stream + 16)
     started = time.perf_counter()
     engine = make_engine(name, args)
     start_s = time.perf_counter() - started
+    if args.sampling:
+        return measure_sampling(engine, args)
+    found = measure(engine, args)
+    if name.startswith("nanovllm"):
+        found["weights"] = engine.llm.engine.model_runner.weight_bytes / 1e6
+    if name.startswith("transformers"):
+        found["ttft_cached"] = None  # it keeps nothing between calls
+    return found | {"start": start_s, "memory": peak_memory_mb()}
+
+
+def measure(engine: Engine, args: argparse.Namespace) -> dict[str, float | None]:
+    """Medians of (a), (b) and (c). args: repeats, requests, prompt and stream, as on the command line."""
     rng = random.Random(0)
 
     def prompt(length: int) -> list[int]:
         return rng.choices(VOCABULARY, k=length)
 
     def timed(work: Work) -> float:
-        before = time.perf_counter()
-        engine(work)
-        return time.perf_counter() - before
+        return seconds(engine, work)
 
     timed([(prompt(40), 8)] * 2)  # warm up
     timed([(prompt(args.prompt), 1)])
@@ -220,28 +219,19 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, float | None]:
         found["ttft_cached"].append(timed([(long_prompt, 1)]))
         found["stream"].append(args.stream / timed([(prompt(16), args.stream)]))
     medians: dict[str, float | None] = {key: statistics.median(values) for key, values in found.items()}
-    if name.startswith("nanovllm"):
-        medians["weights"] = engine.llm.engine.model_runner.weight_bytes / 1e6
-    if name.startswith("transformers"):
-        medians["ttft_cached"] = None  # it keeps nothing between calls
-    if not args.requests:
-        medians["throughput"] = None
-    return medians | {"start": start_s, "memory": peak_memory_mb()}
+    return medians if args.requests else medians | {"throughput": None}
 
 
-def measure_sampling(name: str, args: argparse.Namespace) -> dict[str, float]:
-    engine = make_engine(name, args)
+def measure_sampling(engine: Engine, args: argparse.Namespace) -> dict[str, float | None]:
     rng = random.Random(0)
     found: dict[str, list[float]] = {key: [] for key in SAMPLING}
     for repeat in range(1 + args.repeats):  # the first warms up
         lengths = [(rng.randint(32, 256), rng.randint(32, 128)) for _ in range(args.requests)]
         for key, sampling in SAMPLING.items():
             batch = [(rng.choices(VOCABULARY, k=length), num) for length, num in lengths]
-            started = time.perf_counter()
-            engine(batch, **sampling)
-            seconds = time.perf_counter() - started
+            elapsed = seconds(engine, batch, **sampling)
             if repeat > 0:
-                found[key].append(sum(num for _, num in batch) / seconds)
+                found[key].append(sum(num for _, num in batch) / elapsed)
     return {key: statistics.median(values) for key, values in found.items()}
 
 
@@ -266,32 +256,36 @@ def peak_memory_mb() -> float | None:
 
 
 def make_engine(name: str, args: argparse.Namespace) -> Any:
-    """A function that does a piece of work."""
     if name.startswith("transformers"):
         return TransformersEngine(args, padded=name.endswith("padded batch"))
     if name.startswith("llama.cpp"):
         return LlamaCppEngine(args)
-    return VllmEngine(name, args)  # nanovllm has the same interface
+    return vllm_engine(name, args)  # nanovllm has the same interface
+
+
+def vllm_engine(name: str, args: argparse.Namespace) -> "VllmEngine":
+    if name.startswith("nanovllm"):
+        from nanovllm import LLM, SamplingParams
+
+        options: dict[str, Any] = {}
+    else:
+        from vllm import LLM, SamplingParams  # type: ignore[no-redef]
+
+        options = {"gpu_memory_utilization": 0.5}  # of the machine's memory: otherwise it wants nearly all
+    if name.endswith("eager"):
+        options["enforce_eager"] = True
+    if name.endswith("no C compiler"):
+        options = {"optimizations": ("reordered_weights",)}
+    if name.endswith(("int8", "int4")):
+        options = {"quantization": name.split(", ")[1]}
+    llm = LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len, **options)
+    return VllmEngine(llm, SamplingParams)
 
 
 class VllmEngine:
-    def __init__(self, name: str, args: argparse.Namespace) -> None:
-        if name.startswith("nanovllm"):
-            from nanovllm import LLM, SamplingParams
-
-            options: dict[str, Any] = {}
-        else:
-            from vllm import LLM, SamplingParams  # type: ignore[no-redef]
-
-            options = {"gpu_memory_utilization": 0.5}  # of the machine's memory: otherwise it wants nearly all
-        self.params_class: Any = SamplingParams
-        if name.endswith("eager"):
-            options["enforce_eager"] = True
-        if name.endswith("no C compiler"):
-            options = {"optimizations": ("reordered_weights",)}
-        if name.endswith(("int8", "int4")):
-            options = {"quantization": name.split(", ")[1]}
-        self.llm: Any = LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len, **options)
+    def __init__(self, llm: Any, params_class: Any) -> None:
+        self.llm = llm
+        self.params_class = params_class
 
     def __call__(self, work: Work, **sampling: Any) -> None:
         sampling = sampling or SAMPLING["greedy"]

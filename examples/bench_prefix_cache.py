@@ -7,7 +7,6 @@ with the pool or the queue; 4. whether requests that arrive together compute the
 Prints a table for each.
 """
 
-import argparse
 import gc
 import mmap
 import random
@@ -16,9 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from measuring import arguments, console, greedy, progress, seconds, table
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
@@ -28,13 +25,11 @@ from nanovllm.files.system import peak_memory_bytes
 from nanovllm.tools.demo_model import model_or_demo
 
 BLOCK_SIZE = 16
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 Prompts = list[list[int]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+    parser = arguments(__doc__)
     parser.add_argument("--requests", type=int, default=20, help="requests per workload")
     parser.add_argument("--blocks", type=int, default=1_000_000, help="blocks of the large pool in part 3")
     args = parser.parse_args()
@@ -104,13 +99,12 @@ def workloads(num: int) -> list[tuple[str, str, str, Callable[[random.Random], P
 
 def measure_workloads(cached: LLM, uncached: LLM, num: int) -> float:
     """Draws the table; returns the seconds that prefill takes for one block, without caching."""
-    table = Table(title="1. Caching on and off, one request after another", title_justify="left")
-    for name in ("workload", "block hits", "(doc.)", "TTFT on / off", "cut by", "(doc.)", "total on / off"):
-        table.add_column(name, justify="left" if name == "workload" else "right", no_wrap=True)
-    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    columns = ("block hits", "(doc.)", "TTFT on / off", "cut by", "(doc.)", "total on / off")
+    rows = table("1. Caching on and off, one request after another", "workload", *columns)
+    params = greedy(4)
     for llm in (cached, uncached):
         llm.generate([[5] * 300], params, use_tqdm=False)  # warm up
-    for name, hit_reported, ttft_reported, make in track(workloads(num), "workloads", console=Console(stderr=True)):
+    for name, hit_reported, ttft_reported, make in progress(workloads(num), "workloads"):
         cached.reset_prefix_cache()
         before = cached.engine.block_manager.stats.snapshot()
         ttft: dict[bool, list[float]] = {True: [], False: []}
@@ -124,7 +118,7 @@ def measure_workloads(cached: LLM, uncached: LLM, num: int) -> float:
                 ttft[on].append(output.metrics.ttft_s or 0.0)
         change = cached.engine.block_manager.stats.snapshot() - before
         on_s, off_s = statistics.mean(ttft[True]), statistics.mean(ttft[False])
-        table.add_row(
+        rows.add_row(
             name,
             f"{change.hit_rate:.0%}",
             hit_reported,
@@ -133,8 +127,8 @@ def measure_workloads(cached: LLM, uncached: LLM, num: int) -> float:
             ttft_reported,
             f"{total[True]:.1f} / {total[False]:.1f} s",
         )
-    console.print(table)
-    console.print(
+    console().print(rows)
+    console().print(
         "(doc.): what the document reports for vLLM v1, a 70B model on H100s. The order is the same, and for the same "
         "reason: what is saved is the shared part of the prompt. Here the cut follows the hits more closely, because "
         "on a CPU prefill is nearly all of the TTFT; behind a server, queueing and transport stay whatever is cached. "
@@ -147,9 +141,8 @@ def measure_workloads(cached: LLM, uncached: LLM, num: int) -> float:
 
 
 def measure_cost(prefill_s_per_block: float) -> None:
-    table = Table(title="2. Cost when nothing is shared: 50,000 new tokens", title_justify="left")
-    for name in ("hash", "hash, probe, register", "share of prefill"):
-        table.add_column(name, justify="right")
+    title = "2. Cost when nothing is shared: 50,000 new tokens"
+    rows = table(title, "hash", "hash, probe, register", "share of prefill")
     num_tokens = 50_000
     num_blocks = num_tokens // BLOCK_SIZE
     for algo in ("xxh64", "sha256"):
@@ -163,25 +156,23 @@ def measure_cost(prefill_s_per_block: float) -> None:
             manager.register_prefix(seq)
             times.append(time.perf_counter() - started)
         block_s = statistics.median(times) / num_blocks
-        table.add_row(algo, f"{block_s * 1e9:,.0f} ns a block", f"{block_s / prefill_s_per_block:.3%}")
-    console.print(table, "")
+        rows.add_row(algo, f"{block_s * 1e9:,.0f} ns a block", f"{block_s / prefill_s_per_block:.3%}")
+    console().print(rows, "")
 
 
 # -- 3. growth ---------------------------------------------------------------------------------------------------------
 
 
 def measure_growth(kv_block_bytes: int, num_blocks: int) -> None:
-    table = Table(title="3. Time per operation as things grow", title_justify="left")
-    for name in ("operation", "small", "large", "ratio"):
-        table.add_column(name, justify="left" if name == "operation" else "right")
+    rows = table("3. Time per operation as things grow", "operation", "small", "large", "ratio")
     (small_s, _), (large_s, block_bytes) = (time_block_manager(n) for n in (1_000, num_blocks))
     row = f"{small_s * 1e6:.1f} us", f"{large_s * 1e6:.1f} us", f"{large_s / small_s:.2f}"
-    table.add_row(f"10 blocks in and out, pool of 1,000 / {num_blocks:,}", *row)
+    rows.add_row(f"10 blocks in and out, pool of 1,000 / {num_blocks:,}", *row)
     small_s, large_s = (time_scheduler(n) for n in (100, 100_000))
     row = f"{small_s * 1e6:.1f} us", f"{large_s * 1e6:.1f} us", f"{large_s / small_s:.2f}"
-    table.add_row("step of 64 running, 100 / 100,000 waiting", *row)
-    console.print(table)
-    console.print(
+    rows.add_row("step of 64 running, 100 / 100,000 waiting", *row)
+    console().print(rows)
+    console().print(
         f"Bookkeeping: {block_bytes:,.0f} bytes a cached block (Python objects; the document counts 248). The "
         f"model's K/V of such a block takes {kv_block_bytes:,} bytes.\n"
     )
@@ -240,13 +231,13 @@ def measure_shared_prefix(llm: LLM) -> None:
     prefix = [rng.randrange(1000, 40000) for _ in range(1024)]
     prompts = [prefix + [rng.randrange(1000, 40000) for _ in range(16)] for _ in range(64)]
     llm.reset_prefix_cache()
-    before, started = llm.stats()["num_prefill_tokens"], time.perf_counter()
-    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
-    seconds, computed = time.perf_counter() - started, llm.stats()["num_prefill_tokens"] - before
+    before = llm.stats()["num_prefill_tokens"]
+    elapsed = seconds(llm.generate, prompts, greedy(8), use_tqdm=False)
+    computed = llm.stats()["num_prefill_tokens"] - before
     optimum = 1024 + 64 * 16
-    console.print(
+    console().print(
         f"[bold]4. 64 prompts that share 1,024 tokens, submitted together[/]: {sum(map(len, prompts)):,} prompt "
-        f"tokens, {computed:,} computed; the optimum is 1,024 + 64 x 16 = {optimum:,}. {seconds:.1f} s "
+        f"tokens, {computed:,} computed; the optimum is 1,024 + 64 x 16 = {optimum:,}. {elapsed:.1f} s "
         "with 8 output tokens each."
     )
 

@@ -32,8 +32,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
+from measuring import add_some_of, arguments, console, progress, table
 from rich.table import Table
 
 from nanovllm.core.block_manager import BlockManager
@@ -51,13 +50,11 @@ POINTS = 100  # of each engine on the ring of consistent hashing
 NUM_OUTPUT_TOKENS = 16
 NEVER_S = float("inf")
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, model=None)
     parts = {"routers": compare_routers, "delay": compare_delays, "changes": compare_changes}
-    parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    add_some_of(parser, "--parts", parts)
     parser.add_argument("--num-engines", nargs="+", type=int, default=[4, 16, 64])
     parser.add_argument("--delay-ms", type=float, default=50.0, help="from the end of a step to the router")
     parser.add_argument("--size", type=float, default=1.0, help="0.5: half as many requests, in half the time")
@@ -66,7 +63,7 @@ def main() -> None:
     if min(args.num_engines) < 2 or args.size <= 0 or args.delay_ms < 0:
         parser.error("there must be two engines at least, --size must be above 0, and --delay-ms not below 0")
     for name in args.parts:
-        console.print(parts[name](args))
+        console().print(parts[name](args))
 
 
 # -- who gets a request: the arguments are those of nanovllm.serving.routing.soonest -----------------------------------
@@ -385,46 +382,34 @@ def results(fleet: Fleet, requests: list[Request]) -> list[str]:
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
 
-def make_table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
-    return table
-
-
-def progress(rows: list[Any], title: str) -> Iterable[Any]:
-    return track(rows, title, console=console, transient=True)
-
-
 def compare_routers(args: argparse.Namespace) -> Table:
-    table = make_table(
-        "1. Routers. TTFT in ms; busiest: its tokens, as a multiple of the mean", "router", "engines", *RESULTS
-    )
-    rows = [
+    title = "1. Routers. TTFT in ms; busiest: its tokens, as a multiple of the mean"
+    rows = table(title, "router", "engines", *RESULTS)
+    runs = [
         (workload, num_engines, name) for workload in WORKLOADS for num_engines in args.num_engines for name in ROUTERS
     ]
-    for workload, num_engines, name in progress(rows, "routers"):
+    for workload, num_engines, name in progress(runs, "routers"):
         if name == next(iter(ROUTERS)):
             if num_engines == args.num_engines[0]:
-                table.add_section()
-                table.add_row(f"[bold]{workload.name}")
-            table.add_section()
+                rows.add_section()
+                rows.add_row(f"[bold]{workload.name}")
+            rows.add_section()
         fleet, requests = simulate(workload, num_engines, ROUTERS[name](), args)
-        table.add_row(name, str(num_engines), *results(fleet, requests))
-    return table
+        rows.add_row(name, str(num_engines), *results(fleet, requests))
+    return rows
 
 
 def compare_delays(args: argparse.Namespace) -> Table:
     num_engines = args.num_engines[0]
     delays_s = {"at once": 0.0, "50 ms": 0.05, "500 ms": 0.5, "5 s": 5.0, "never": NEVER_S}
     title = f"2. Delay of KV events: {DOCUMENTS.name}, {num_engines} engines, TTFT in ms"
-    table = make_table(title, "the router hears of a block", *RESULTS)
-    for name, events_delay_s in progress(list(delays_s.items()), "delay"):
+    rows = table(title, "the router hears of a block", *RESULTS)
+    for name, events_delay_s in progress(delays_s.items(), "delay"):
         fleet, requests = simulate(DOCUMENTS, num_engines, soonest, args, events_delay_s=events_delay_s)
-        table.add_row(name, *results(fleet, requests))
+        rows.add_row(name, *results(fleet, requests))
     fleet, requests = simulate(DOCUMENTS, num_engines, InTurn(), args)
-    table.add_row("(in turn)", *results(fleet, requests))
-    return table
+    rows.add_row("(in turn)", *results(fleet, requests))
+    return rows
 
 
 def compare_changes(args: argparse.Namespace) -> Table:
@@ -438,14 +423,14 @@ def compare_changes(args: argparse.Namespace) -> Table:
     }
     title = f"3. An engine joins, leaves or dies: {CONVERSATIONS.name}, {num_engines} engines, TTFT in ms"
     columns = ("not answered", "asked again", "its blocks lost", "others' lost", *RESULTS[:-1])
-    table = make_table(title, "change", *columns)
-    for name, change in progress(list(changes.items()), "changes"):
+    rows = table(title, "change", *columns)
+    for name, change in progress(changes.items(), "changes"):
         fleet, requests = simulate(CONVERSATIONS, num_engines, soonest, args, change=change)
         num_open = sum(not request.jobs[-1].is_complete for request in requests)
         num_again = sum(len(request.jobs) > 1 for request in requests)
         lost = [f"{number:,}" for number in fleet.lost.values()]
-        table.add_row(name, f"{num_open:,}", f"{num_again:,}", *lost, *results(fleet, requests)[:-1])
-    return table
+        rows.add_row(name, f"{num_open:,}", f"{num_again:,}", *lost, *results(fleet, requests)[:-1])
+    return rows
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from measuring import arguments, markdown, vllm_env
 from rich.console import Console
 
 from nanovllm.serving.http.load_generator import Timing, run_load, running_server, stream
@@ -33,8 +34,7 @@ MAX_MODEL_LEN = 1024
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="checkpoint directory (default: the demo checkpoint)")
+    parser = arguments(__doc__, model="checkpoint directory (default: the demo checkpoint)")
     parser.add_argument("--vllm-python", metavar="PATH", help="the Python of a virtual environment that has vLLM")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9])
     parser.add_argument("--num-requests", type=int, default=40, help="requests at each rate")
@@ -95,7 +95,7 @@ def load(url: str, args: argparse.Namespace, rate: float, seed: int, salt: str =
 def table(found: dict[tuple[float, str], list[list[Timing]]], rates: dict[float, float]) -> str:
     """After each figure of vLLM's: how far nanovllm is ahead (above 1) or behind."""
     head = "load", "requests/s", "server", "output tokens/s", "TTFT p50, s", "p99", "time per token p50, ms", "p99"
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines = []
     for (share, name), rounds in found.items():
         figures, ours = figures_of(rounds), figures_of(found[share, "nanovllm"])
         cells = []
@@ -103,8 +103,8 @@ def table(found: dict[tuple[float, str], list[list[Timing]]], rates: dict[float,
             better = ours[column] / value if column == 0 else value / ours[column]
             shown = f"{value:,.0f}" if column in (0, 3, 4) else f"{value:.3f}"
             cells.append(shown if name == "nanovllm" else f"{shown} ({better:.2f}x)")
-        lines.append(f"| {share} | {rates[share]:.2f} | {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([str(share), f"{rates[share]:.2f}", name, *cells])
+    return markdown(head, lines)
 
 
 def figures_of(rounds: list[list[Timing]]) -> tuple[float, ...]:
@@ -159,27 +159,15 @@ async def _page(url: str) -> None:
 @contextmanager
 def vllm_server(python: str, model: str, dtype: str) -> Iterator[str]:
     port = 8765
-    options = ["--port", str(port), "--dtype", dtype, "--max-model-len", str(MAX_MODEL_LEN), "--block-size", "32"]
-    options += ["--served-model-name", NAME]
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-    env = {"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}", "VLLM_CPU_KVCACHE_SPACE": "2"}
     # What `vllm serve` runs; that command itself does not start where the package is named vllm-cpu.
-    arguments = [
-        python,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        model,
-        "--served-model-name",
-        NAME,
-        *options,
-    ]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", NAME]
+    command += ["--port", str(port), "--dtype", dtype, "--max-model-len", str(MAX_MODEL_LEN), "--block-size", "32"]
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(arguments, env=os.environ | env, stdout=quiet, stderr=quiet) as process:
+    with subprocess.Popen(command, env=os.environ | vllm_env(kv_cache_gb=2), stdout=quiet, stderr=quiet) as process:
         try:
             while not _is_up(port):
                 if process.poll() is not None:
-                    raise SystemExit(f"`{' '.join(arguments)}` has ended with exit code {process.returncode}")
+                    raise SystemExit(f"`{' '.join(command)}` has ended with exit code {process.returncode}")
                 time.sleep(1)
             yield f"http://127.0.0.1:{port}"
         finally:

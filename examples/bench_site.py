@@ -11,12 +11,13 @@ loaded Python, too. With the demo model beside the pages it prints instead how f
 without draft tokens: what chapter 13's page says itself.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+
+from measuring import arguments
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
 
@@ -53,7 +54,7 @@ ENDED = "document.querySelector('.model .said').textContent.startsWith('95 token
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="First paint of a page, a lab after the click, exercises graded.")
+    parser = arguments(__doc__, model=None)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="take the median of N (default: 3)")
     parser.add_argument("--with-model", action="store_true", help="the demo model in the browser, alone")
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="a site that was built with --offline")

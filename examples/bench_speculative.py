@@ -14,12 +14,10 @@ import json
 import random
 import statistics
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
+from measuring import arguments, console, greedy, in_turn, median_ratio, table
 from quickstart import GUIDE
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.tools.demo_model import model_or_demo
@@ -74,10 +72,7 @@ def workloads(llm: LLM) -> dict[str, tuple[list, SamplingParams]]:
         "editing code": ([asked(f"{EDIT}\n\n```python\n{CODE}```")], chat),
         "JSON records": ([f"[\n{records},\n{{\n"], replace(chat, ignore_eos=True)),
         "open chat": ([asked(question) for question in QUESTIONS], chat),
-        "32 random prompts": (
-            [rng.choices(range(100, vocab_size), k=64) for _ in range(32)],
-            replace(chat, max_tokens=48, ignore_eos=True),
-        ),
+        "32 random prompts": ([rng.choices(range(100, vocab_size), k=64) for _ in range(32)], greedy(48)),
     }
 
 
@@ -92,55 +87,45 @@ def run(llm: LLM, name: str, prompts: list, params: SamplingParams) -> tuple[flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+    parser = arguments(__doc__)
     parser.add_argument("--speculative", type=json.loads, default=NGRAM, metavar="JSON", help="a speculative_config")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "int8"], help="float32, bfloat16, int8, int4")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--show", action="store_true", help="print the texts, too")
     args = parser.parse_args()
-    console = Console()
     for dtype in args.dtypes:
-        measure(args, dtype, console)
+        measure(args, dtype)
 
 
-def measure(args: argparse.Namespace, dtype: str, console: Console) -> None:
+def measure(args: argparse.Namespace, dtype: str) -> None:
     weights = {"quantization": dtype} if dtype.startswith("int") else {"dtype": dtype}
     options = dict(max_model_len=1024, max_num_seqs=32, **weights)
     model = model_or_demo(args.model)
     plain, drafting = LLM(model, **options), LLM(model, speculative_config=args.speculative, **options)
-    loads = workloads(plain)
-    table = Table(title=f"{dtype}, {json.dumps(args.speculative)}", title_justify="left")
     names = "", "drafts\naccepted", "tokens\na step", "tokens/s\nwithout", "\nwith", "speed-\nup", "same\noutput"
-    for name in names:
-        table.add_column(name, justify="left" if not name else "right")
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"measuring {dtype}", total=len(loads) * (args.rounds + 1))
-        for name, load in loads.items():
-            run(plain, name, *load), run(drafting, name, *load)  # they warm up
-            progress.advance(task)
-            before, pairs = replace(drafting.engine.stats), list[Any]()
-            for _ in range(args.rounds):
-                pairs.append((run(plain, name, *load), run(drafting, name, *load)))
-                progress.advance(task)
-            (_, expected), (_, found) = pairs[-1]
-            num_tokens = sum(len(o.outputs[0].token_ids) for o in found)
-            same = [a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in zip(expected, found, strict=True)]
-            gained = drafting.engine.stats - before
-            rates = [statistics.median(num_tokens / pair[i][0] for pair in pairs) for i in (0, 1)]
-            speed_up = statistics.median(a / b for (a, _), (b, _) in pairs)
-            rate = gained.acceptance_rate
-            table.add_row(
-                name,
-                "-" if rate is None else f"{rate:.0%}",
-                f"{gained.tokens_per_step:.2f}",
-                *(f"{rate:.0f}" for rate in rates),
-                f"{speed_up:.2f}",
-                f"{sum(same)} of {len(same)}",
-            )
-            if args.show:
-                console.print(found[0].outputs[0].text, markup=False, highlight=False)
-    console.print(table)
+    rows = table(f"{dtype}, {json.dumps(args.speculative)}", *names)
+    for name, load in workloads(plain).items():
+        ways = {"without": partial(run, plain, name, *load), "with": partial(run, drafting, name, *load)}
+        in_turn(ways, 1, f"{dtype}: {name}, warming up")
+        before = replace(drafting.engine.stats)
+        found = in_turn(ways, args.rounds, f"{dtype}: {name}")
+        gained = drafting.engine.stats - before
+        seconds = {way: [s for s, _ in runs] for way, runs in found.items()}
+        expected, outputs = (runs[-1][1] for runs in found.values())
+        num_tokens = sum(len(o.outputs[0].token_ids) for o in outputs)
+        same = [a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in zip(expected, outputs, strict=True)]
+        accepted = gained.acceptance_rate
+        rows.add_row(
+            name,
+            "-" if accepted is None else f"{accepted:.0%}",
+            f"{gained.tokens_per_step:.2f}",
+            *(f"{statistics.median(num_tokens / each for each in of):.0f}" for of in seconds.values()),
+            f"{median_ratio(seconds['without'], seconds['with']):.2f}",
+            f"{sum(same)} of {len(same)}",
+        )
+        if args.show:
+            console().print(outputs[0].outputs[0].text, markup=False)
+    console().print(rows)
 
 
 if __name__ == "__main__":

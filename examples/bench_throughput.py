@@ -10,12 +10,11 @@ import time
 
 _started = time.perf_counter()  # start time counts the imports below
 
-import argparse  # noqa: E402
 import random  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+from typing import NamedTuple  # noqa: E402
 
-from rich.console import Console  # noqa: E402
-from rich.progress import track  # noqa: E402
-from rich.table import Table  # noqa: E402
+from measuring import arguments, console, greedy, table  # noqa: E402
 
 from nanovllm import LLM, SamplingParams  # noqa: E402
 from nanovllm.files.system import peak_memory_bytes  # noqa: E402
@@ -23,8 +22,7 @@ from nanovllm.tools.demo_model import model_or_demo  # noqa: E402
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+    parser = arguments(__doc__)
     parser.add_argument("--num-requests", type=int, default=32)
     parser.add_argument("--min-input", type=int, default=32, help="prompt tokens")
     parser.add_argument("--max-input", type=int, default=256)
@@ -42,44 +40,52 @@ def main() -> None:
 
     rng = random.Random(args.seed)
     vocab_size = llm.engine.model_config.vocab_size
+    work = []
     for _ in range(args.num_requests):
         prompt = [rng.randrange(vocab_size) for _ in range(rng.randint(args.min_input, args.max_input))]
-        num_output = rng.randint(args.min_output, args.max_output)
-        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output)
-        llm.engine.add_request(None, prompt, params, stream=False)
+        work.append((prompt, greedy(rng.randint(args.min_output, args.max_output))))
+    with console().status(f"{args.num_requests} requests"):
+        steps = list(steps_of(llm, work))
 
-    # A step that computes prompt tokens counts as prefill; the decodes in such a step are counted separately.
-    stats = llm.engine.stats
-    prefill_s = decode_s = 0.0
-    num_pure_decode_tokens = num_riding = 0
-    for _ in track(range(args.num_requests), description="requests", console=Console(stderr=True)):
-        finished = 0
-        while not finished and llm.engine.has_unfinished_requests():
-            prefilled, decoded, before = stats.num_prefill_tokens, stats.num_decode_tokens, time.perf_counter()
-            finished = len(llm.engine.step())
-            step_s = time.perf_counter() - before
-            if stats.num_prefill_tokens > prefilled:
-                prefill_s += step_s
-                num_riding += stats.num_decode_tokens - decoded
-            else:
-                decode_s += step_s
-                num_pure_decode_tokens += stats.num_decode_tokens - decoded
-
-    num_output = stats.num_output_tokens
+    prefills = [step for step in steps if step.num_prefill_tokens]
+    decodes = [step for step in steps if not step.num_prefill_tokens]
+    prefill_s, decode_s = (sum(step.seconds for step in some) for some in (prefills, decodes))
+    num_prompt = sum(step.num_prefill_tokens for step in prefills)
+    num_riding, num_decoded = (sum(step.num_decode_tokens for step in some) for some in (prefills, decodes))
+    num_output = llm.engine.stats.num_output_tokens
     seconds = prefill_s + decode_s
     peak_mb = peak_memory_bytes() / 1e6
     weights_mb = llm.engine.model_runner.weight_bytes / 1e6
-    table = Table(title=f"{args.num_requests} requests, {stats.num_prefill_tokens:,} prompt tokens", show_header=False)
-    for name, value in (
-        ("start (import to ready)", f"{start_s:.1f} s"),
-        ("prefill", f"{stats.num_prefill_tokens / prefill_s:,.0f} tokens/s  ({num_riding} decodes beside it)"),
-        ("decode", f"{num_pure_decode_tokens / max(decode_s, 1e-9):,.0f} tokens/s"),
-        ("output", f"{num_output / seconds:,.0f} tokens/s  ({num_output:,} tokens in {seconds:.1f} s)"),
-        ("mean batch", f"{num_output / stats.num_steps:.1f} sequences sampled a step"),
-        ("peak memory", f"{peak_mb:,.0f} MB resident, {weights_mb:,.0f} of them weights"),
-    ):
-        table.add_row(name, value)
-    Console().print(table)
+    found = table(f"{args.num_requests} requests, {num_prompt:,} prompt tokens", "", "", show_header=False)
+    found.columns[1].justify = "left"
+    found.add_row("start (import to ready)", f"{start_s:.1f} s")
+    found.add_row("prefill", f"{num_prompt / prefill_s:,.0f} tokens/s  ({num_riding} decodes beside it)")
+    found.add_row("decode", f"{num_decoded / max(decode_s, 1e-9):,.0f} tokens/s")
+    found.add_row("output", f"{num_output / seconds:,.0f} tokens/s  ({num_output:,} tokens in {seconds:.1f} s)")
+    found.add_row("mean batch", f"{num_output / len(steps):.1f} sequences sampled a step")
+    found.add_row("peak memory", f"{peak_mb:,.0f} MB resident, {weights_mb:,.0f} of them weights")
+    console().print(found)
+
+
+class Step(NamedTuple):
+    """A step that computes prompt tokens counts as prefill; the decodes beside them are counted apart."""
+
+    seconds: float
+    num_prefill_tokens: int
+    num_decode_tokens: int
+
+
+def steps_of(llm: LLM, work: list[tuple[list[int], SamplingParams]]) -> Iterator[Step]:
+    """Serve these requests, all of them submitted at once. Yields after each step, until the last has ended."""
+    engine, stats = llm.engine, llm.engine.stats
+    for prompt, params in work:
+        engine.add_request(None, prompt, params, stream=False)
+    while engine.has_unfinished_requests():
+        num_prefilled, num_decoded = stats.num_prefill_tokens, stats.num_decode_tokens
+        started = time.perf_counter()
+        engine.step()
+        elapsed = time.perf_counter() - started
+        yield Step(elapsed, stats.num_prefill_tokens - num_prefilled, stats.num_decode_tokens - num_decoded)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def write_compressed(directory: Path, folder: Path, group_size: int, hessians: dict[str, Tensor]) -> None:
-    """hessians: of the weights that gptq() rounds, by name; the others go to the nearest."""
+    """hessians: of the weights that gptq() rounds, by name. The others go to the nearest codes."""
     tensors: dict[str, Tensor] = {}
     ignored = ["lm_head"]
     for name, tensor in track(list(tensors_of(directory)), "rounding", transient=True):
@@ -69,7 +69,8 @@ def write_compressed(directory: Path, folder: Path, group_size: int, hessians: d
             ignored.append(module)
             tensors[name] = tensor
             continue
-        codes, scales = gptq(tensor.float(), hessians.get(name), group_size)
+        weight, hessian = tensor.float(), hessians.get(name)
+        codes, scales = nearest(weight, group_size) if hessian is None else gptq(weight, hessian, group_size)
         tensors[f"{module}.weight_packed"] = pack(codes)
         tensors[f"{module}.weight_scale"] = scales
         tensors[f"{module}.weight_shape"] = torch.tensor(tensor.shape)
@@ -99,29 +100,39 @@ def tensors_of(directory: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, tensors.get_tensor(name)
 
 
-def gptq(weight: Tensor, hessian: Tensor | None, group_size: int) -> tuple[Tensor, Tensor]:
-    """Codes [n, k] from -8 to 7, and scales [n, k / group_size] in bfloat16, of a weight [n, k].
+def nearest(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Codes [n, k] from -8 to 7, and scales [n, k / group_size] in bfloat16, of a weight [n, k]."""
+    groups = weight.unflatten(1, (-1, group_size))
+    scales = scale_of(groups)
+    return codes_of(groups, scales[..., None]).flatten(1), scales
 
-    hessian: [k, k], the inputs' products with one another, summed over the tokens of a text. None: each weight becomes
-    the nearest code.
-    """
+
+def gptq(weight: Tensor, hessian: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """The same, chosen by what comes out. hessian: [k, k], products of the inputs, summed over the tokens of a text."""
     weight, k = weight.clone(), weight.shape[1]
-    inverse = torch.eye(k)
-    if hessian is not None:
-        # Row i of this factor says how inputs behind i make up for an error at i, once those before it are settled.
-        damped = hessian.double() + DAMPING * hessian.diagonal().mean() * torch.eye(k)
-        inverse = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
-    codes, errors, scales = torch.empty_like(weight), torch.zeros(len(weight), group_size), list[Tensor]()
+    # Row i of this factor says how inputs behind i make up for an error at i, once those before it are settled.
+    damped = hessian.double() + DAMPING * hessian.diagonal().mean() * torch.eye(k)
+    inverse = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
+    codes, errors, scales = torch.empty_like(weight), torch.empty(len(weight), group_size), list[Tensor]()
     for start in range(0, k, group_size):
         end = start + group_size
-        scales.append((weight[:, start:end].abs().amax(1) / ((HIGH - LOW) / 2)).bfloat16())
-        scale = scales[-1].float().clamp_min(torch.finfo(torch.bfloat16).tiny)
+        scale = scale_of(weight[:, start:end])
         for i in range(start, end):
-            codes[:, i] = (weight[:, i] / scale).round().clamp(LOW, HIGH)
-            errors[:, i - start] = error = (weight[:, i] - codes[:, i] * scale) / inverse[i, i]
+            codes[:, i] = codes_of(weight[:, i], scale)
+            errors[:, i - start] = error = (weight[:, i] - codes[:, i] * scale.float()) / inverse[i, i]
             weight[:, i + 1 : end] -= torch.outer(error, inverse[i, i + 1 : end])
         weight[:, end:] -= errors @ inverse[start:end, end:]  # all that the group owes to those behind it, at once
+        scales.append(scale)
     return codes, torch.stack(scales, dim=1)
+
+
+def scale_of(groups: Tensor) -> Tensor:
+    """Of groups along the last dimension: bfloat16."""
+    return (groups.abs().amax(-1) / ((HIGH - LOW) / 2)).bfloat16()
+
+
+def codes_of(numbers: Tensor, scales: Tensor) -> Tensor:
+    return (numbers / scales.float().clamp_min(torch.finfo(torch.bfloat16).tiny)).round().clamp(LOW, HIGH)
 
 
 def pack(codes: Tensor) -> Tensor:

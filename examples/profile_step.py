@@ -10,23 +10,27 @@ Before that it prints how long a decode step takes, and how much of it is spent 
 with the step recorded and replayed (nanovllm/worker/cpu/recorded_step.py) and without. Part by part, nothing is
 replayed.
 --contexts: time per decoded token of one sequence against the length of its context, beside the bandwidth floor.
+On a GPU: where Python is in a decode step, and what PyTorch's profiler says of the GPU meanwhile.
 """
 
-import argparse
 import dataclasses
+import json
 import random
+import re
 import statistics
-import time
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from measuring import arguments, table, timed
+from measuring import seconds as stopwatch
 from rich.console import Console
-from rich.table import Table
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.request import Request
@@ -40,8 +44,7 @@ seconds: dict[str, float] = defaultdict(float)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+    parser = arguments(__doc__)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=1024)
@@ -59,6 +62,9 @@ def main() -> None:
         max_num_batched_tokens=max(args.prompt, 1024),
     )
     runner = llm.engine.model_runner
+    if runner.device.type != "cpu":
+        show_gpu(llm, sorted({1, args.batch}), args.context)
+        return
     # Where a processor cannot multiply bf16, float32 is faster, and the C kernels compute with that.
     gb_per_s, gflops = read_bandwidth(), max(matmul_rate(dtype) for dtype in (runner.dtype, torch.float32))
     console.print(f"This machine: {gb_per_s:.0f} GB/s read, {gflops:,.0f} GFLOP/s in matrix products\n")
@@ -88,8 +94,7 @@ def main() -> None:
 
         for _ in range(args.batch):
             request(llm, args.context)
-        while llm.engine.scheduler.waiting or any(s.num_generated_tokens == 0 for s in llm.engine.scheduler.running):
-            llm.engine.step()
+        until_all_decode(llm)
         decode_s = timed_steps(llm, NUM_STEPS)
         keys = args.batch * (args.context + NUM_STEPS // 2)
         draw(
@@ -108,69 +113,51 @@ def request(llm: LLM, num_prompt: int, num_output: int | None = None, stream: bo
     return llm.engine.add_request(None, prompt, params, stream=stream)
 
 
+def until_all_decode(llm: LLM) -> None:
+    """Step until every request that has been added has its first token."""
+    scheduler = llm.engine.scheduler
+    while scheduler.waiting or any(seq.num_generated_tokens == 0 for seq in scheduler.running):
+        llm.engine.step()
+
+
 def show_python(llm: LLM, batches: list[int], context: int) -> None:
     """Decode steps and the part of them that is spent outside C functions, of requests whose text nobody reads yet."""
     runner = llm.engine.model_runner
     library, recorder, recorded = runner.kernels.library, runner.kernels.recorder, runner.recorded_steps
     if library is None or runner.device.type != "cpu":
         return
-    in_c = [0.0]
-
-    def timed(function: Callable) -> Callable:
-        def run(*args: Any) -> None:
-            started = time.perf_counter()
-            function(*args)
-            in_c[0] += time.perf_counter() - started
-
-        return run
-
-    table = Table(title="Decode steps, median", title_justify="left")
-    for name in ("batch", "", "ms a step", "of it Python"):
-        table.add_column(name, justify="right")
+    in_c: dict[str, float] = {}
+    rows = table("Decode steps, median", "batch", "", "ms a step", "of it Python")
     timers = ExitStack()
-    timers.enter_context(mock.patch.object(recorder, "call", timed(recorder.call)))
-    timers.enter_context(mock.patch.object(library, "replay", timed(library.replay)))
+    timers.enter_context(mock.patch.object(recorder, "call", timed(in_c, "C", recorder.call)))
+    timers.enter_context(mock.patch.object(library, "replay", timed(in_c, "C", library.replay)))
     for batch in batches:
         ids = [request(llm, context, stream=False) for _ in range(batch)]
-        while llm.engine.scheduler.waiting or any(s.num_generated_tokens == 0 for s in llm.engine.scheduler.running):
-            llm.engine.step()
+        until_all_decode(llm)
         for how, replayed in (("recorded", recorded), ("call by call", None)):
             if how == "recorded" and replayed is None:
                 continue
             runner.recorded_steps = replayed
             steps = []
             for _ in range(NUM_STEPS):
-                in_c[0], started = 0.0, time.perf_counter()
-                llm.engine.step()
-                steps.append((time.perf_counter() - started, in_c[0]))
+                in_c.clear()
+                step_s = stopwatch(llm.engine.step)
+                steps.append((step_s, in_c.get("C", 0.0)))
             step_s, python_s = (statistics.median(s) for s in zip(*((s, s - c) for s, c in steps), strict=True))
-            table.add_row(str(batch), how, f"{step_s * 1e3:.2f}", f"{python_s * 1e3:.2f}")
+            rows.add_row(str(batch), how, f"{step_s * 1e3:.2f}", f"{python_s * 1e3:.2f}")
         runner.recorded_steps = recorded
         llm.engine.abort_request(ids)
     timers.close()
-    console.print(table, "")
+    console.print(rows, "")
 
 
 def timed_steps(llm: LLM, num: int) -> float:
     seconds.clear()
-    started = time.perf_counter()
-    for _ in range(num):
-        llm.engine.step()
-    return time.perf_counter() - started
+    return sum(stopwatch(llm.engine.step) for _ in range(num))
 
 
 def add_timers(llm: LLM, timers: ExitStack) -> None:
     """Put a stopwatch around each part of the step, until `timers` is closed."""
-
-    def timed(part: str, function: Callable) -> Callable:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                seconds[part] += time.perf_counter() - started
-
-        return run
 
     engine, runner = llm.engine, llm.engine.model_runner
     for owner, name, part in (
@@ -183,7 +170,7 @@ def add_timers(llm: LLM, timers: ExitStack) -> None:
         (Linear, "forward", "linear layers"),
         (OutputHead, "forward", "linear layers"),
     ):
-        timers.enter_context(mock.patch.object(owner, name, timed(part, getattr(owner, name))))
+        timers.enter_context(mock.patch.object(owner, name, timed(seconds, part, getattr(owner, name))))
     functions = (
         field.name
         for field in dataclasses.fields(runner.kernels)
@@ -192,25 +179,24 @@ def add_timers(llm: LLM, timers: ExitStack) -> None:
     parts = dict.fromkeys(functions, "small operations")
     parts["paged_attention"] = "attention"
     runner.kernels = dataclasses.replace(
-        runner.kernels, **{name: timed(part, getattr(runner.kernels, name)) for name, part in parts.items()}
+        runner.kernels, **{name: timed(seconds, part, getattr(runner.kernels, name)) for name, part in parts.items()}
     )
 
 
 def draw(title: str, total_s: float, num_steps: int, floor: dict[str, float]) -> None:
-    table = Table(title=title, title_justify="left")
-    for name in ("part", "ms a step", "share", "floor ms", "ratio", ""):
-        table.add_column(name, justify="left" if name in ("part", "") else "right")
+    found = table(title, "part", "ms a step", "share", "floor ms", "ratio", "")
+    found.columns[-1].justify = "left"
     parts = ("scheduling", "preparing tensors", "linear layers", "attention", "small operations", "sampling")
     rows = {part: seconds[part] for part in (*parts, "detokenizing, outputs")}
     rows["Python between them"] = total_s - sum(seconds.values())
     for part, part_s in rows.items():
         ms, share = part_s / num_steps * 1e3, part_s / total_s
         bound, ratio = (f"{floor[part]:.1f}", f"{ms / floor[part]:.2f}") if part in floor else ("", "")
-        table.add_row(part, f"{ms:.2f}", f"{share:.1%}", bound, ratio, "█" * round(share * 12))
-    table.add_section()
+        found.add_row(part, f"{ms:.2f}", f"{share:.1%}", bound, ratio, "█" * round(share * 12))
+    found.add_section()
     ms, bound_ms = total_s / num_steps * 1e3, sum(floor.values())
-    table.add_row("step", f"{ms:.2f}", "", f"{bound_ms:.1f}", f"{ms / bound_ms:.2f}", "")
-    console.print(table)
+    found.add_row("step", f"{ms:.2f}", "", f"{bound_ms:.1f}", f"{ms / bound_ms:.2f}", "")
+    console.print(found)
     control = seconds["scheduling"] + seconds["preparing tensors"] + seconds["detokenizing, outputs"]
     console.print(f"Scheduling, preparation and bookkeeping: {control / total_s:.1%} of the step.\n")
 
@@ -219,22 +205,20 @@ def show_contexts(llm: LLM, gb_per_s: float) -> None:
     """Time per decoded token against context length."""
     config, size = llm.engine.model_config, llm.engine.model_runner.dtype.itemsize
     weights = sum(parameter.numel() for _, parameter in shapes(llm)) * size
-    table = Table(title="One sequence: time per decoded token", title_justify="left")
-    for name in ("context", "ms a token", "more than before", "floor: bytes / bandwidth", "more than before"):
-        table.add_column(name, justify="right")
+    columns = ("ms a token", "more than before", "floor: bytes / bandwidth", "more than before")
+    rows = table("One sequence: time per decoded token", "context", *columns)
     previous = None
     for context in (16, 1000, 2000, 4000, 8000):
         request(llm, context, NUM_STEPS + 2)
-        while not llm.engine.scheduler.running or llm.engine.scheduler.running[0].num_generated_tokens == 0:
-            llm.engine.step()
+        until_all_decode(llm)
         ms = timed_steps(llm, NUM_STEPS) / NUM_STEPS * 1e3
         while llm.engine.has_unfinished_requests():
             llm.engine.step()
         floor = (weights + context * config.kv_bytes_per_token(size)) / gb_per_s / 1e6
         more = ("", "") if previous is None else (f"{ms - previous[0]:.2f}", f"{floor - previous[1]:.2f}")
-        table.add_row(f"{context:,}", f"{ms:.2f}", more[0], f"{floor:.2f}", more[1])
+        rows.add_row(f"{context:,}", f"{ms:.2f}", more[0], f"{floor:.2f}", more[1])
         previous = (ms, floor)
-    console.print(table)
+    console.print(rows)
 
 
 def shapes(llm: LLM) -> list[tuple[str, torch.Tensor]]:
@@ -257,10 +241,91 @@ def matmul_rate(dtype: torch.dtype) -> float:
     return max(2 * 1024 * 2048 * 2048 / stopwatch(lambda: F.linear(x, weight)) for _ in range(5)) / 1e9
 
 
-def stopwatch(function: Callable) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+
+def show_gpu(llm: LLM, batches: list[int], context: int) -> None:
+    found = []
+    for batch in batches:
+        ids = [request(llm, context, stream=False) for _ in range(batch)]
+        until_all_decode(llm)
+        host = host_times(llm, NUM_STEPS)
+        found.append({"batch": batch} | host | gpu_times(llm.engine.step, NUM_STEPS, host["step"]))
+        llm.engine.abort_request(ids)
+    rows = table("Decode steps: median ms in Python; then, of one step, what the GPU has done", *found[0])
+    for row in found:
+        rows.add_row(*(f"{value:.3g}" for value in row.values()))
+    console.print(rows)
+
+
+def host_times(llm: LLM, num_steps: int) -> dict[str, float]:
+    """Where Python is in the median of so many steps, in ms. step: the whole; run: what the runner does but pack."""
+    engine = llm.engine
+    places = {
+        "schedule": (engine.scheduler, "schedule"),
+        "pack": (model_runner, "pack"),
+        "run": (engine.model_runner, "run"),
+        "update": (engine.scheduler, "update"),
+        "outputs": (engine, "update"),
+    }
+    places = {name: place for name, place in places.items() if hasattr(*place)}
+    spent: dict[str, float] = {}
+    steps = []
+    with ExitStack() as patches:
+        for name, (owner, attribute) in places.items():
+            patches.enter_context(mock.patch.object(owner, attribute, timed(spent, name, getattr(owner, attribute))))
+        torch.cuda.synchronize()
+        for _ in range(num_steps):
+            spent.clear()
+            steps.append({"step": stopwatch(engine.step), **spent})
+    median = {name: 1e3 * statistics.median(step[name] for step in steps) for name in steps[0]}
+    median["run"] -= median.get("pack", 0.0)
+    return median
+
+
+def gpu_times(step: Callable[[], object], num_steps: int, wall_ms: float) -> dict[str, float]:
+    """What torch.profiler says of one step, in which Python is slower. wall_ms: of a step without the profiler."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    for num in (1, num_steps):  # the first time sets the profiler up
+        with torch.profiler.profile(activities=activities) as profiler:
+            with torch.profiler.record_function("decode steps"):
+                for _ in range(num):
+                    step()
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(trace))
+        return read_trace(json.loads(trace.read_text("utf-8"))["traceEvents"], num_steps, wall_ms)
+
+
+def read_trace(events: list[dict[str, Any]], num_steps: int, wall_ms: float) -> dict[str, float]:
+    """Events of a trace, in microseconds, as numbers of one step. Calls outside of "decode steps" do not count."""
+    events = [event for event in events if event.get("ph") == "X"]
+    [steps] = [event for event in events if event["name"] == "decode steps" and event["cat"] == "user_annotation"]
+    begin, end = steps["ts"], steps["ts"] + steps["dur"]
+    kernels = [event for event in events if event["cat"] == "kernel"]
+    copies = [event for event in events if event["cat"] == "gpu_memcpy"]
+    on_gpu = [event for event in events if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
+    calls = [e["name"] for e in events if e["cat"] in ("cuda_runtime", "cuda_driver") and begin <= e["ts"] <= end]
+    busy = reached = 0.0
+    for event in sorted(on_gpu, key=lambda event: event["ts"]):
+        finish = event["ts"] + event["dur"]
+        busy += max(finish - max(event["ts"], reached), 0)
+        reached = max(reached, finish)
+
+    def number(found: list) -> float:
+        return len(found) / num_steps
+
+    return {
+        "kernels": number(kernels),
+        "ms in kernels": sum(event["dur"] for event in kernels) / num_steps / 1e3,
+        "ms GPU idle": wall_ms - busy / num_steps / 1e3,
+        "copies to GPU": number([e for e in copies if "HtoD" in e["name"]]),
+        "from GPU": number([e for e in copies if "DtoH" in e["name"]]),
+        "waits": number([name for name in calls if "Synchronize" in name]),
+        "launches": number([name for name in calls if re.match(r"cu(da)?LaunchKernel", name)]),
+        "graphs": number([name for name in calls if re.match(r"cu(da)?GraphLaunch", name)]),
+    }
 
 
 if __name__ == "__main__":

@@ -598,6 +598,14 @@ def pretend_gpu(
         yield GPU
 
 
+def pytest_configure(config: Any) -> None:
+    """`pytest -p tests.pretend_gpu`: there is one as long as pytest runs. What asks for a real one runs on it."""
+    torch.set_num_threads(1)  # tensors of tests are tiny: threads would only wait for each other
+    stack = ExitStack()
+    stack.enter_context(pretend_gpu())
+    config.add_cleanup(stack.close)
+
+
 def pinned_copy(x: Tensor, device: Any = None) -> Tensor:
     """Tensor.pin_memory()."""
     assert not isinstance(x, PretendTensor), "cannot pin a tensor of the device"

@@ -14,6 +14,7 @@ from tests.course.course_text import FENCE, ROOT
 
 FOLDERS = ["chapters", "examples", "nanovllm", "tests"]
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
+SHARED = ("measuring.py", "damaged_tiers.py", "reporting.py")  # modules of scripts
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[\d+\]: (.*)$", re.MULTILINE)
 
 
@@ -52,11 +53,12 @@ def test_code_names_what_there_is(page):
 
 
 def test_every_example_has_its_line():
-    """And its first lines say how it is run."""
+    """And its first lines say how it is run, unless it is a module that scripts share."""
     text = (ROOT / "examples" / "README.md").read_text("utf-8")
     for script in (ROOT / "examples").glob("*.py"):
         assert f"({script.name})" in text
-        assert f"python examples/{script.name}" in (ast.get_docstring(ast.parse(script.read_text("utf-8"))) or "")
+        said = ast.get_docstring(ast.parse(script.read_text("utf-8"))) or ""
+        assert script.name in SHARED or f"python examples/{script.name}" in said
 
 
 def test_the_readme_is_one_screen_and_doors():

@@ -5,7 +5,6 @@ python -m chapters.ch11_benchmarks.peer NAME MODEL       NAME is one of ENGINES 
 
 import argparse
 import json
-import runpy
 import sys
 import time
 
@@ -14,7 +13,9 @@ from chapters.course import ROOT
 
 def main() -> None:
     name, model = sys.argv[1:]
-    make_engine = runpy.run_path(str(ROOT.parent / "examples" / "bench_peers.py"))["make_engine"]
+    sys.path.append(str(ROOT.parent / "examples"))
+    from bench_peers import make_engine
+
     engine = make_engine(name, argparse.Namespace(model=model, dtype="bfloat16", max_model_len=2048))
     print("ready", flush=True)
     for line in sys.stdin:

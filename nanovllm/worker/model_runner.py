@@ -238,10 +238,10 @@ class ModelRunner:
             block_size=self.block_size,
             dtype=self.kv_dtype,
             device=self.device,
-            states=self.make_states(free_bytes=0),
+            states=self.make_states(free_bytes=None),
         )
 
-    def make_states(self, free_bytes: int) -> "StatePool | None":
+    def make_states(self, free_bytes: int | None) -> "StatePool | None":
         """Slots for the states of a hybrid model; None for any other model."""
         if self.model_config.hybrid is None:
             return None

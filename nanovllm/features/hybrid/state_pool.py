@@ -53,25 +53,24 @@ class StatePool:
     """slots: how many there are, and their bytes."""
 
     def __init__(
-        self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, free_bytes: int
+        self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, free_bytes: int | None
     ) -> None:
-        """free_bytes: what K/V and states may take together. Raises ValueError where they leave nothing for K/V."""
+        """free_bytes: what K/V and states may take together; ValueError where they leave nothing for K/V.
+
+        None: nobody knows yet. One sequence has a slot, for the steps by which memory is measured.
+        """
         speculative: Any = config.speculative_config
         self.sizes = StateSizes.of(model, 0 if speculative is None else speculative.num_speculative_tokens)
         self.model, self.slot_bytes = model, self.sizes.num_bytes(dtype.itemsize)
-        max_running = max(1, min(config.max_num_seqs, free_bytes // SHARE // self.slot_bytes))
-        given = free_bytes // SHARE if config.state_cache_bytes is None else config.state_cache_bytes
-        max_snapshots = min(given // self.slot_bytes, MAX_SNAPSHOTS) if config.enable_prefix_caching else 0
+        max_running, max_snapshots = 1, 0
+        if free_bytes is not None:
+            max_running = max(1, min(config.max_num_seqs, free_bytes // SHARE // self.slot_bytes))
+            given = free_bytes // SHARE if config.state_cache_bytes is None else config.state_cache_bytes
+            max_snapshots = min(given // self.slot_bytes, MAX_SNAPSHOTS) if config.enable_prefix_caching else 0
         num_slots = max_running + max_snapshots
         self.slots = StateSlots(max_running, max_snapshots, num_slots * self.slot_bytes)
-        size = f"{self.slot_bytes / 1e6:.1f} MB each, {self.slots.num_bytes / 1e6:.1f} MB"
-        sizes_of_kv = config.num_gpu_blocks_override, config.kv_cache_memory_bytes
-        if sizes_of_kv == (None, None) and self.slots.num_bytes >= free_bytes:
-            wanted = f"{max_running} states of running sequences and {max_snapshots} snapshots, {size}"
-            raise ValueError(f"of {free_bytes / 1e6:.1f} MB, {wanted}, leave no K/V; lower state_cache_bytes")
-        logger.info("States: %d for running sequences, %d snapshots, %s", max_running, max_snapshots, size)
-        if max_running < config.max_num_seqs:
-            logger.info("max_num_seqs %d -> %d: there is no memory for more", config.max_num_seqs, max_running)
+        if free_bytes is not None:
+            self._check_room(config, free_bytes)
 
         def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             shape = num_slots, *shape
@@ -80,6 +79,17 @@ class StatePool:
 
         self.states, self.windows = zeros(self.sizes.state, torch.float32), zeros(self.sizes.window, dtype)
         self.log = zeros(self.sizes.log, dtype)
+
+    def _check_room(self, config: EngineConfig, free_bytes: int) -> None:
+        slots = self.slots
+        size = f"{self.slot_bytes / 1e6:.1f} MB each, {slots.num_bytes / 1e6:.1f} MB"
+        sizes_of_kv = config.num_gpu_blocks_override, config.kv_cache_memory_bytes
+        if sizes_of_kv == (None, None) and slots.num_bytes >= free_bytes:
+            wanted = f"{slots.max_running} states of running sequences and {slots.max_snapshots} snapshots, {size}"
+            raise ValueError(f"of {free_bytes / 1e6:.1f} MB, {wanted}, leave no K/V; lower state_cache_bytes")
+        logger.info("States: %d for running sequences, %d snapshots, %s", slots.max_running, slots.max_snapshots, size)
+        if slots.max_running < config.max_num_seqs:
+            logger.info("max_num_seqs %d -> %d: there is no memory for more", config.max_num_seqs, slots.max_running)
 
     @cached_property
     def layers(self) -> dict[int, tuple[Tensor, ...]]:

@@ -158,7 +158,7 @@ def test_gptq_loses_less_than_the_nearest_code():
     weight, mixed = torch.randn(8, 64, generator=generator), torch.randn(64, 64, generator=generator)
     inputs = torch.randn(256, 64, generator=generator) @ (mixed + 4 * torch.randn(64, 1, generator=generator))
     hessian = inputs.T @ inputs
-    results = [make_compressed.gptq(weight, h, group_size=32) for h in (None, hessian)]
+    results = [make_compressed.nearest(weight, 32), make_compressed.gptq(weight, hessian, 32)]
     restored = [codes * scales.float().repeat_interleave(32, 1) for codes, scales in results]
     losses = [((each - weight) @ inputs.T).norm() for each in restored]
     distances = [(each - weight).norm() for each in restored]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.bench_tiers import SPACE, chain, check_read, damages, with_data
+from examples.damaged_tiers import SPACE, chain, check_read, damages, with_data
 from nanovllm.features.tiers.directory import LOCK, NUM_SEGMENTS, CacheDirectory, prepared, segments_in
 from nanovllm.features.tiers.segment import HASH_BYTES, HEADER_BYTES, Space, space_of
 from nanovllm.files.system import lock_file

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from examples.bench_tiers import chain, data_of
+from examples.damaged_tiers import chain, data_of
 from nanovllm.features.tiers import disk_store
 from nanovllm.features.tiers.disk_store import DiskStore
 from nanovllm.features.tiers.memory_store import MemoryStore

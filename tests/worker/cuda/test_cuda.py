@@ -14,7 +14,6 @@ import torch
 from nanovllm import LLM, SamplingParams
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import reference_logits
-from tests.features.speculation.test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
 from tests.parity import SETTINGS, check_setting, greedy, make_prompts
 from tests.worker.test_model import check_logits, logits_of
 
@@ -22,11 +21,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 TRITON, PYTORCH = ("triton", "cuda_graphs"), ()
 needs_flash_attn = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="needs flash-attn")
-
-
-@pytest.fixture(autouse=True)
-def full_float32(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
 @pytest.mark.parametrize("optimizations", [TRITON, PYTORCH], ids=["triton", "pytorch"])
@@ -58,6 +52,9 @@ def test_masks_and_prompt_logprobs(checkpoint, optimizations):
 @pytest.mark.parametrize("optimizations", [TRITON, PYTORCH], ids=["triton", "pytorch"])
 def test_drafts_change_nothing(checkpoint, optimizations):
     """On a CPU: test_speculation.py."""
+    pytest.importorskip("hypothesis", reason="what test_speculation.py needs")
+    from tests.features.speculation.test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
+
     options, requests = OPTIONS | dict(optimizations=optimizations), random_requests(random.Random(4), 12)
     expected = generate(LLM(str(checkpoint()), **options), requests)
     llm = LLM(str(checkpoint()), **options)

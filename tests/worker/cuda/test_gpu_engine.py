@@ -275,6 +275,20 @@ def test_the_pool_takes_what_is_left(checkpoint, optimizations):
         assert 0.1 * gpu.total_bytes - runner.kv_cache.num_bytes / runner.num_blocks < left < 0.3 * gpu.total_bytes
 
 
+@pytest.mark.parametrize("variant", HYBRIDS)
+def test_states_and_pool_take_what_is_left(checkpoint, variant):
+    """How much that is nobody knows until a step has been measured, which needs a slot for a state itself."""
+    options = OPTIONS | dict(num_gpu_blocks_override=None)
+    expected = tokens_of(LLM(str(checkpoint(variant)), enforce_eager=True, **OPTIONS))
+    with pretend_gpu(total_bytes=4 << 20):
+        llm = LLM(str(checkpoint(variant)), optimizations=PYTORCH, **options)
+        assert tokens_of(llm) == expected == tokens_of(llm)
+        slots = llm.engine.model_runner.states.slots
+        assert slots.max_snapshots > 0 and slots.num_bytes < (4 << 20)
+        with pytest.raises(ValueError, match="leave no K/V; lower state_cache_bytes"):
+            LLM(str(checkpoint(variant)), optimizations=PYTORCH, state_cache_bytes=4 << 20, **options)
+
+
 def test_a_pool_that_does_not_fit(checkpoint):
     options = OPTIONS | dict(num_gpu_blocks_override=None)
     with pretend_gpu(total_bytes=2 << 20):

@@ -1,0 +1,184 @@
+"""What the bench scripts share: arguments, clocks, runs that take turns, tables, and processes that measure alone.
+
+Nothing but the standard library is imported before it is used: what vLLM runs under has a Python of its own.
+"""
+
+import argparse
+import functools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from nanovllm import SamplingParams
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+RESULT = "RESULT "  # begins the line in which a process says what it has measured
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def arguments(
+    doc: str | None, model: str | None = "directory or hub id (default: the demo checkpoint)"
+) -> argparse.ArgumentParser:
+    """A parser whose help is the script's docstring. model: the help of the argument MODEL; None: there is none."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if model is not None:
+        parser.add_argument("model", nargs="?", help=model)
+    return parser
+
+
+def add_some_of(parser: argparse.ArgumentParser, option: str, names: Iterable[str], **more: Any) -> None:
+    """An option that takes some of these names, and all of them if it is not given."""
+    parser.add_argument(option, nargs="+", choices=list(names), default=list(names), **more)
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def seconds(function: Callable[..., object], *args: Any, **kwargs: Any) -> float:
+    """How long a call takes."""
+    started = time.perf_counter()
+    function(*args, **kwargs)
+    return time.perf_counter() - started
+
+
+def timed(spent: dict[str, float], name: str, function: Callable[..., T]) -> Callable[..., T]:
+    """The same function, whose calls add the seconds that they take to spent[name]."""
+
+    def call(*args: Any, **kwargs: Any) -> T:
+        started = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            spent[name] = spent.get(name, 0.0) + time.perf_counter() - started
+
+    return call
+
+
+def in_turn(ways: Mapping[K, Callable[[], T]], rounds: int, title: str = "") -> dict[K, list[T]]:
+    """What each way has returned in each round. Ways take turns, so that a slow minute does not meet only one."""
+    found: dict[K, list[T]] = {name: [] for name in ways}
+    for _ in progress(range(rounds), title):
+        for name, way in ways.items():
+            found[name].append(way())
+    return found
+
+
+def median_ratio(numerators: Iterable[float], denominators: Iterable[float]) -> float:
+    """The median of the rounds' ratios."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def greedy(num_output: int, **more: Any) -> "SamplingParams":
+    """So many output tokens, whatever they are."""
+    from nanovllm import SamplingParams
+
+    return SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output, **more)
+
+
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def console() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+
+
+def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterable[T]:
+    """The same items, with a bar on stderr that is gone afterwards. total: how many, where that cannot be asked."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, title, total, console=Console(stderr=True), transient=True)
+
+
+def table(title: str, *columns: str, **more: Any) -> "Table":
+    """Labels on the left, figures on the right."""
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", **more)
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="right" if number else "left", no_wrap=number == 0)
+    return made
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The same as lines of Markdown, which read well as they are, too."""
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in [columns, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+class ChildFailed(Exception):
+    """A process has ended without a result; the message is what it wrote to stderr."""
+
+    @property
+    def reason(self) -> str:
+        """The last line, cut to what a table has room for."""
+        return (str(self).strip().splitlines() or ["no output"])[-1][:100]
+
+
+def in_child(
+    command: Sequence[str | Path], env: Mapping[str, str] | None = None, timeout_s: float | None = None
+) -> Any:
+    """What a process hands over with `result()`. ChildFailed if it ends without, subprocess.TimeoutExpired if late."""
+    ended = subprocess.run(
+        [str(part) for part in command], env=os.environ | (env or {}), capture_output=True, text=True, timeout=timeout_s
+    )
+    lines = [line for line in ended.stdout.splitlines() if line.startswith(RESULT)]
+    if not lines:
+        raise ChildFailed(ended.stderr)
+    return json.loads(lines[-1].removeprefix(RESULT))
+
+
+def result(value: object) -> None:
+    """In the process: hand this over."""
+    print(RESULT + json.dumps(value), flush=True)
+
+
+def vllm_env(kv_cache_gb: int = 4) -> dict[str, str]:
+    """What makes vLLM for CPUs use all the cores that this process may use, and nothing but local files."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": f"{min(cores)}-{max(cores)}",
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gb),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def random_checkpoint(folder: Path, config: Any) -> Path:
+    """Random weights in bf16 of a transformers configuration, with the demo model's tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from nanovllm.tools.demo_model import model_or_demo
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    for file in Path(model_or_demo()).glob("*token*"):
+        shutil.copy(file, folder)
+    return folder
