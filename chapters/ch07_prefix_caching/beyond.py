@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator
 from chapters.ch07_prefix_caching.workloads import ANSWER, QUESTIONS, SYSTEM
-from chapters.play import actions
+from chapters.player import actions
 from chapters.stage import compute
 from nanovllm.core.block_manager import Block, BlockManager
 from nanovllm.core.sequence import Sequence

@@ -80,8 +80,6 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
         write_texts(texts, course, on_pages)
         write_static(static)
         run_sphinx(course, texts, folder, "html", SETTINGS | {"html_static_path": [str(static)]})
-    for chapter in all_chapters():
-        labs.write_notebook(folder, chapter)
     write_runtime(folder / "runtime", offline)
 
 
