@@ -25,16 +25,20 @@ STYLES = (SHARED / "theme.css", SHARED / "pictures.css", ROOT / "site" / "assets
 
 
 HOW_TO_PLAY = "Press the green button: each press shows the next thing."
+HOW_TO_WAIT = (
+    "There is nothing to press: the parts of the lab have begun to run, one after another. Some measure this machine, "
+    "which should do nothing else meanwhile."
+)
 HOW_TO_CHANGE = (
-    "Every part of the lab below is a cell: its code, and what it tells. Change a number and run the cell again "
-    "(Ctrl+Enter). lab.py keeps your changes; `git checkout` brings back what was there."
+    "Each part is a cell: what it tells, and below that its code. Change a number and run the cell again (Ctrl+Enter). "
+    "lab.py keeps your changes; `git checkout` brings back what was there."
 )
 
 
 def title(number: int, *, playable: bool = True) -> Any:
     """What a notebook begins with. A terminal says so elsewhere."""
     marimo = notebook()
-    how = f"{HOW_TO_PLAY} {HOW_TO_CHANGE}" if playable else HOW_TO_CHANGE
+    how = f"{HOW_TO_PLAY if playable else HOW_TO_WAIT} {HOW_TO_CHANGE}"
     return marimo.md(f"# Lab {number}: {TITLES[number]}\n\n{how}") if marimo else None
 
 
@@ -51,28 +55,29 @@ def playground(
     scenes: Sequence[Scene] = (),
     ask: str = "",
     first: str = "",
+    preparing: str = "Getting everything ready",
 ) -> tuple["Playing | Nothing", Callable[[], object]]:
     """The world to play with, and what tells marimo that it has changed. A terminal has nothing to play with.
 
     ask: the hint of a text field, whose text the world's typed() gets. first: where there are no scenes, the key of the
-    action to begin with.
+    action to begin with. preparing: what is said while the world is made.
     """
     acts = sorted(actions, key=lambda action: action.key != first)
     page = SimpleNamespace(new_world=new_world, panels=panels, ACTIONS=acts, SCENES=list(scenes), ASK=ask)
-    return _playground(page, lambda shown: "".join(panel(title, what) for title, what in shown))
+    return _playground(page, lambda shown: "".join(panel(title, what) for title, what in shown), preparing)
 
 
 def playground_of(page: Any) -> tuple["Playing | Nothing", Callable[[], object]]:
     """The same for a lab's page.py: its world, and its panels as the web page draws them."""
-    return _playground(page, panels_of_page)
+    return _playground(page, panels_of_page, "Getting everything ready")
 
 
-def _playground(page: Any, draw: Draw) -> tuple["Playing | Nothing", Callable[[], object]]:
+def _playground(page: Any, draw: Draw, preparing: str) -> tuple["Playing | Nothing", Callable[[], object]]:
     marimo = notebook()
     if marimo is None:
         return Nothing(), lambda: None
     turn, set_turn = marimo.state(0, allow_self_loops=True)  # the cell that has the buttons shows what they do
-    with marimo.status.spinner(title="Everything is made ready", remove_on_exit=True):
+    with marimo.status.spinner(title=preparing, remove_on_exit=True):
         return Playing(marimo, page, set_turn, draw), turn
 
 
