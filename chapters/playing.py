@@ -1,8 +1,8 @@
 """What one plays with in a lab's notebook: a button for the next step of a scene, buttons for the rest, and panels.
 
 Two cells show it. The first has `player, turn = playground(...)`, or playground_of(page) for a lab that runs on a web
-page as well. The second calls turn(), by which marimo runs it
-again after each action, binds controls = player.controls() and ends with player.show(controls).
+page as well. The second calls turn(), by which marimo runs it again after each action, binds controls =
+player.controls() and ends with player.show(controls).
 """
 
 from collections.abc import Callable, Iterable, Sequence

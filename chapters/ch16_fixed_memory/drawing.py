@@ -13,8 +13,6 @@ from chapters.ch16_fixed_memory.shelf import Shelf
 from chapters.draw import make_table
 
 WIDTH = 60  # cells of a prompt's bar
-MARKS = "▼▲"
-NUM_SHOWN = 16
 
 
 def draw_state(state: State) -> Text:

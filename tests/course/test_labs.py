@@ -282,3 +282,15 @@ def test_notebooks_are_as_marimo_writes_them():
         without_breaks = [re.sub(r"[\s(),]+", "", each) for each in (text, written)]
         assert without_breaks[0] == without_breaks[1], chapter.folder.name
         assert run_check((str(chapter.folder / "lab.py"),)).issues_count == 0
+
+
+@for_each_chapter
+def test_a_notebook_shows_what_it_tells_before_its_code(chapter):
+    """And all of it: as wide as the tables are, and without scrolling inside a cell that one plays with."""
+    manager = pytest.importorskip("marimo._config.manager")
+    notebook = chapter.folder / "lab.py"
+    config = manager.get_default_config_manager(current_path=str(notebook)).get_config()
+    assert config["display"]["cell_output"] == "above"
+    text = notebook.read_text("utf-8")
+    assert 'marimo.App(width="medium"' in text
+    assert "def show_it" not in text or "@app.cell(hide_code=True, expand_output=True)\ndef show_it" in text
