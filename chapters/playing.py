@@ -1,38 +1,44 @@
 """What one plays with in a lab's notebook: a button for the next step of a scene, buttons for the rest, and panels.
 
-Two cells show it. The first has `player, turn = playground(...)`. The second calls turn(), by which marimo runs it
-again after each action, binds controls = player.controls() and ends with player.show(controls).
+Two cells show it. The first has `player, turn = playground(...)`, or playground_of(page) for a lab that runs on a web
+page as well. The second calls turn(), by which marimo runs it again after each action, binds controls =
+player.controls() and ends with player.show(controls).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from html import escape
-from inspect import getdoc
 from types import SimpleNamespace
 from typing import Any
 
 from rich.console import RenderableType
 
-from chapters.course import TITLES
-from chapters.play import Action
-from chapters.site.player import Move, Player, Scene
+from chapters.course import ROOT, TITLES
+from chapters.player import Action, Move, Player, Scene, meaning
 from chapters.story import PRINTED, as_html, notebook
 
+Draw = Callable[[Iterable[tuple[str, Any]]], str]
 FREELY, GO = "on your own", "\u25b6"
 Panels = Callable[[Any], Iterable[tuple[str, RenderableType]]]
+SHARED = ROOT.parent / "nanovllm" / "serving" / "http" / "page"
+STYLES = (SHARED / "theme.css", SHARED / "pictures.css", ROOT / "site" / "assets" / "lab.css")  # of a page's lab
 
 
 HOW_TO_PLAY = "Press the green button: each press shows the next thing."
+HOW_TO_WAIT = (
+    "There is nothing to press: the parts of the lab have begun to run, one after another. Some measure this machine, "
+    "which should do nothing else meanwhile."
+)
 HOW_TO_CHANGE = (
-    "Every part of the lab below is a cell: its code, and what it tells. Change a number and run the cell again "
-    "(Ctrl+Enter). lab.py keeps your changes; `git checkout` brings back what was there."
+    "Each part is a cell: what it tells, and below that its code. Change a number and run the cell again (Ctrl+Enter). "
+    "lab.py keeps your changes; `git checkout` brings back what was there."
 )
 
 
 def title(number: int, *, playable: bool = True) -> Any:
     """What a notebook begins with. A terminal says so elsewhere."""
     marimo = notebook()
-    how = f"{HOW_TO_PLAY} {HOW_TO_CHANGE}" if playable else HOW_TO_CHANGE
+    how = f"{HOW_TO_PLAY if playable else HOW_TO_WAIT} {HOW_TO_CHANGE}"
     return marimo.md(f"# Lab {number}: {TITLES[number]}\n\n{how}") if marimo else None
 
 
@@ -49,20 +55,30 @@ def playground(
     scenes: Sequence[Scene] = (),
     ask: str = "",
     first: str = "",
+    preparing: str = "Getting everything ready",
 ) -> tuple["Playing | Nothing", Callable[[], object]]:
     """The world to play with, and what tells marimo that it has changed. A terminal has nothing to play with.
 
     ask: the hint of a text field, whose text the world's typed() gets. first: where there are no scenes, the key of the
-    action to begin with.
+    action to begin with. preparing: what is said while the world is made.
     """
+    acts = sorted(actions, key=lambda action: action.key != first)
+    page = SimpleNamespace(new_world=new_world, panels=panels, ACTIONS=acts, SCENES=list(scenes), ASK=ask)
+    return _playground(page, lambda shown: "".join(panel(title, what) for title, what in shown), preparing)
+
+
+def playground_of(page: Any) -> tuple["Playing | Nothing", Callable[[], object]]:
+    """The same for a lab's page.py: its world, and its panels as the web page draws them."""
+    return _playground(page, panels_of_page, "Getting everything ready")
+
+
+def _playground(page: Any, draw: Draw, preparing: str) -> tuple["Playing | Nothing", Callable[[], object]]:
     marimo = notebook()
     if marimo is None:
         return Nothing(), lambda: None
     turn, set_turn = marimo.state(0, allow_self_loops=True)  # the cell that has the buttons shows what they do
-    acts = sorted(actions, key=lambda action: action.key != first)
-    page = SimpleNamespace(new_world=new_world, panels=panels, ACTIONS=acts, SCENES=list(scenes), ASK=ask)
-    with marimo.status.spinner(title="Everything is made ready", remove_on_exit=True):
-        return Playing(marimo, page, set_turn), turn
+    with marimo.status.spinner(title=preparing, remove_on_exit=True):
+        return Playing(marimo, page, set_turn, draw), turn
 
 
 class Nothing:
@@ -76,8 +92,8 @@ class Nothing:
 class Playing:
     """The state of the game between two runs of the cell that shows it."""
 
-    def __init__(self, marimo: Any, page: Any, set_turn: Callable[[Any], object]) -> None:
-        self._mo, self._page, self._set_turn = marimo, page, set_turn
+    def __init__(self, marimo: Any, page: Any, set_turn: Callable[[Any], object], draw: Draw) -> None:
+        self._mo, self._page, self._set_turn, self._draw = marimo, page, set_turn, draw
         self._player = Player(page)
         self._scene = 0 if page.SCENES else -1  # -1: none
         if page.SCENES:
@@ -169,7 +185,7 @@ class Playing:
             rows.append(controls["ask"])
         if player.said:
             rows.append(mo.callout(mo.Html(f"<span>{escape(player.said)}</span>"), kind="info"))
-        rows += [mo.Html(panel(title, what)) for title, what in self._page.panels(player.world)]
+        rows.append(mo.Html(self._draw(self._page.panels(player.world))))
         return mo.vstack(rows)
 
     def _button(self, label: str, act: Callable[[], None], **look: Any) -> Any:
@@ -181,11 +197,15 @@ class Playing:
         return next(action.label for action in self._page.ACTIONS if action.key == move.key)
 
 
-def meaning(world: Any, action: Action) -> str:
-    """The first paragraph of what its method says of itself."""
-    return " ".join((getdoc(getattr(world, action.method)) or "").split("\n\n")[0].split())
-
-
 def panel(title: str, what: RenderableType) -> str:
     drawn = as_html(what, markup=False)  # somebody may have typed it
     return f"<div><b>{escape(title)}</b><pre{PRINTED}>{drawn}</pre></div>"
+
+
+def panels_of_page(panels: Iterable[tuple[str, str]]) -> str:
+    """HTML of a page's panels, with the styles that they have there; the notebook's own stay as they are."""
+    styles = "\n".join(path.read_text("utf-8") for path in STYLES).replace("color-scheme: light dark;", "")
+    drawn = "".join(f'<section class="panel"><h3>{escape(title)}</h3>{what}</section>' for title, what in panels)
+    return f"<style>.of-page {{ {styles.replace(':root', '&')} }}</style>" + (
+        f'<div class="of-page"><div class="panels">{drawn}</div></div>'
+    )

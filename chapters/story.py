@@ -39,6 +39,7 @@ COLORS = [
 THEME = TerminalTheme(
     (255, 255, 255), (0, 0, 0), COLORS, [(min(r + 40, 255), min(g + 40, 255), min(b + 40, 255)) for r, g, b in COLORS]
 )
+HEADING = ' style="font-size: 1.4rem; font-weight: 600; margin: 0.5rem 0"'
 PRINTED = ' style="overflow-x: auto; line-height: 1.25; font-size: 0.8rem; white-space: pre"'
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Story:
         num_parts = sum(kind == "part" for kind, _ in self.told)
         with silent():
             if marimo := notebook():
-                marimo.output.append(marimo.Html(f"<h2>{html.escape(plain(title))}</h2>"))
+                marimo.output.append(marimo.Html(f"<h2{HEADING}>{html.escape(plain(title))}</h2>"))
             else:
                 self._console.rule(f"[bold]{num_parts + 1}. {title}", align="left")
         if _lines:

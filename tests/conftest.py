@@ -8,7 +8,7 @@ import pytest
 SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "processes", "empty_cache"}
 # What makes a test one for CI, beside the marker on a test of its own: files and fixtures of programs that
 # `pip install -e ".[test]"` does not bring.
-CI_FILES = """test_ray test_ray_serve test_wheel test_notebook test_page_model test_site test_slides test_instructor
+CI_FILES = """test_ray test_ray_serve test_wheel test_notebook test_page_model test_site test_slides
 test_lm_eval test_node_clients test_clients_of_openai_2 test_packers""".split()
 CI_FIXTURES = {"browser", "cdn"}
 

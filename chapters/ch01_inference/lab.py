@@ -1,7 +1,7 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 1: What is LLM inference?")
+app = marimo.App(width="medium", app_title="Lab 1: What is LLM inference?")
 
 with app.setup(hide_code=True):
     import math

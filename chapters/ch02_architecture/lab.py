@@ -1,7 +1,7 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 2: Architecture")
+app = marimo.App(width="medium", app_title="Lab 2: Architecture")
 
 with app.setup(hide_code=True):
     import signal

@@ -1,7 +1,7 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 3: The KV cache")
+app = marimo.App(width="medium", app_title="Lab 3: The KV cache")
 
 with app.setup(hide_code=True):
     import torch
@@ -37,7 +37,7 @@ def play_it():
     return player, turn
 
 
-@app.cell(hide_code=True)
+@app.cell(hide_code=True, expand_output=True)
 def show_it(player, turn):
     turn()
     controls = player.controls()

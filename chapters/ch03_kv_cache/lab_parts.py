@@ -19,7 +19,7 @@ from rich.text import Text
 from torch import Tensor
 
 from chapters.draw import color_of, draw_sequences
-from chapters.play import actions
+from chapters.player import actions
 from chapters.recording import Recording
 from chapters.slots import in_slots
 from chapters.story import one_core

@@ -1,26 +1,12 @@
 """Pictures of the two memories of lab 4. What is done to them is in memories.py."""
 
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from chapters.ch04_paged_attention.memories import BLOCK_SIZE, COLUMNS, TwoMemories, slots_of
-from chapters.draw import color_of, draw_free_queue, draw_sequences
+from chapters.draw import color_of
 
 GROUPS_PER_ROW = 8
-
-# -- pictures of the two memories -------------------------------------------------------------------------------------
-
-
-def panels(world: TwoMemories) -> list[tuple[str, RenderableType]]:
-    paged = Group(draw_paged(world), draw_free_queue(world.manager, limit=12))
-    caching = f", prefix caching {'on' if world.caching else 'off'}"
-    return [
-        (f"contiguous: reserves {world.reservation}", draw_contiguous(world)),
-        (f"paged: the engine's BlockManager, blocks of {BLOCK_SIZE}{caching}", paged),
-        ("both", draw_counters(world)),
-        ("sequences in the paged memory", draw_sequences(world.seqs.values(), world.names)),
-    ]
 
 
 def draw_contiguous(world: TwoMemories) -> Text:

@@ -1,16 +1,16 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 4: PagedAttention")
+app = marimo.App(width="medium", app_title="Lab 4: PagedAttention")
 
 with app.setup(hide_code=True):
     import torch
     from rich.table import Table
 
+    from chapters.ch04_paged_attention import page
     from chapters.ch04_paged_attention.attending import attend
-    from chapters.ch04_paged_attention.drawing import draw_contiguous, draw_counters, draw_paged, panels
+    from chapters.ch04_paged_attention.drawing import draw_contiguous, draw_counters, draw_paged
     from chapters.ch04_paged_attention.memories import (
-        ACTIONS,
         BLOCK_SIZE,
         LONGEST,
         MAX_MODEL_LEN,
@@ -25,10 +25,9 @@ with app.setup(hide_code=True):
         run_paged,
         slots_of,
     )
-    from chapters.ch04_paged_attention.page import SCENES
     from chapters.draw import draw_pool, draw_sequences
     from chapters.lab_notebook import the_story
-    from chapters.playing import playground, title
+    from chapters.playing import playground_of, title
     from chapters.stage import Stage
     from nanovllm.core.block_manager import BlockManager
     from nanovllm.core.sequence import Sequence
@@ -43,11 +42,11 @@ def _():
 
 @app.cell(hide_code=True)
 def play_it():
-    player, turn = playground(TwoMemories, panels, ACTIONS, SCENES)
+    player, turn = playground_of(page)
     return player, turn
 
 
-@app.cell(hide_code=True)
+@app.cell(hide_code=True, expand_output=True)
 def show_it(player, turn):
     turn()
     controls = player.controls()

@@ -3,8 +3,8 @@
 from html import escape
 
 from chapters.ch04_paged_attention.memories import ACTIONS, BLOCK_SIZE, COLUMNS, TwoMemories, slots_of
+from chapters.player import Scene
 from chapters.site.pictures import draw_events, draw_queue, draw_table
-from chapters.site.player import Scene
 from nanovllm.serving.http.html_pictures import color, label, marks
 
 __all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]

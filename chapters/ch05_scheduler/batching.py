@@ -6,7 +6,7 @@ pictures are in drawing.py.
 
 from typing import Any
 
-from chapters.play import actions
+from chapters.player import actions
 from chapters.stage import Stage, Step
 from nanovllm.core.block_manager import BlockEvent
 from nanovllm.core.sequence import Sequence, SequenceStatus

@@ -11,26 +11,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chapters.ch05_scheduler.batching import Comparison, letter, summary
+from chapters.ch05_scheduler.batching import letter
 from chapters.draw import color_of, draw_free_queue, pool_cells
 from chapters.stage import Stage, Step
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence
-
-# -- pictures of a stage ----------------------------------------------------------------------------------------------
-
-
-def panels(world: Comparison) -> list[tuple[str, RenderableType]]:
-    ours, static = world.ours, world.static
-    used = ours.steps[-1].num_tokens if ours.steps else 0
-    budget, seats = ours.scheduler.max_num_batched_tokens, ours.scheduler.max_num_seqs
-    return [
-        (f"Step {len(ours.steps)}: {used} of {budget} tokens; * samples", draw_step(ours)),
-        (f"Running, {seats} seats; tokens are prompt+generated", draw_sequences(ours)),
-        (f"Pool, blocks of {ours.manager.block_size} tokens", draw_memory(ours)),
-        (summary("Continuous", ours), draw_timeline(ours)),
-        (summary("Static batches", static), draw_timeline(static)),
-    ]
 
 
 def draw_sequences(stage: Stage) -> RenderableType:
@@ -44,17 +29,6 @@ def draw_sequences(stage: Stage) -> RenderableType:
     for seq in stage.scheduler.waiting:
         waiting.append(_label(stage, seq)).append(f" {len(seq.tokens)} tokens  ")
     return Group(table, waiting if stage.scheduler.waiting else Text("nobody waits", "dim"))
-
-
-def draw_step(stage: Stage) -> Text:
-    if not stage.steps:
-        return Text("no step yet: press s", "dim")
-    step = stage.steps[-1]
-    text = _chunks(stage, step) if step.chunks else Text("nothing to compute")
-    for what, seqs in (("preempted", step.preempted), ("ended", step.finished)):
-        if seqs:
-            text.append(f"  | {what}: ").append(_labels(stage, seqs))
-    return text
 
 
 def draw_memory(stage: Stage) -> RenderableType:

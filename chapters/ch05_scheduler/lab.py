@@ -1,25 +1,17 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 5: The scheduler")
+app = marimo.App(width="medium", app_title="Lab 5: The scheduler")
 
 with app.setup(hide_code=True):
     from rich.console import Group
     from rich.table import Table
 
-    from chapters.ch05_scheduler.batching import (
-        ACTIONS,
-        REQUESTS,
-        Comparison,
-        StaticStage,
-        idle_share,
-        mean_num_steps,
-        num_computed_tokens,
-    )
-    from chapters.ch05_scheduler.drawing import draw_memory, draw_sequences, draw_timeline, draw_trace, panels
-    from chapters.ch05_scheduler.page import SCENES
+    from chapters.ch05_scheduler import page
+    from chapters.ch05_scheduler.batching import REQUESTS, StaticStage, idle_share, mean_num_steps, num_computed_tokens
+    from chapters.ch05_scheduler.drawing import draw_memory, draw_sequences, draw_timeline, draw_trace
     from chapters.lab_notebook import the_story
-    from chapters.playing import playground, title
+    from chapters.playing import playground_of, title
     from chapters.stage import EOS, Stage
 
 
@@ -31,11 +23,11 @@ def _():
 
 @app.cell(hide_code=True)
 def play_it():
-    player, turn = playground(Comparison, panels, ACTIONS, SCENES)
+    player, turn = playground_of(page)
     return player, turn
 
 
-@app.cell(hide_code=True)
+@app.cell(hide_code=True, expand_output=True)
 def show_it(player, turn):
     turn()
     controls = player.controls()

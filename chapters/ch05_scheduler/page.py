@@ -1,8 +1,8 @@
 """Chapter 5's two schedulers as a web page shows them: the same object as in the terminal, drawn as HTML."""
 
 from chapters.ch05_scheduler.batching import ACTIONS, Comparison, letter, summary
+from chapters.player import Scene
 from chapters.site.pictures import draw_events, draw_pool, draw_queue
-from chapters.site.player import Scene
 from chapters.stage import Stage
 from nanovllm.serving.http.html_pictures import color, draw_card, holders, label
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator
 from chapters.ch07_prefix_caching.workloads import ANSWER, QUESTIONS, SYSTEM
-from chapters.play import actions
+from chapters.player import actions
 from chapters.stage import compute
 from nanovllm.core.block_manager import Block, BlockManager
 from nanovllm.core.sequence import Sequence
@@ -25,7 +25,6 @@ PEOPLE, NUM_TURNS = ("Ada", "Ben", "Cleo", "Dan"), 6
 SIZES = {"pool": (20, 40, 80), "memory": (0, 20, 40, 80), "disk": (0, 20, 40, 80)}  # blocks that a slider may stand at
 START = {"pool": 20, "memory": 20, "disk": 80}
 PLACES = "pool", "memory", "disk", "computed"
-KEYS = {"pool": "p", "memory": "h", "disk": "d"}  # of the sliders
 SIGNS = {"pool": "=", "memory": "m", "disk": "d", "computed": "+", "own": "·"}  # of blocks
 ORDERS = {
     "the four in turn": [(person, turn) for turn in range(NUM_TURNS) for person in PEOPLE],

@@ -3,7 +3,7 @@
 from html import escape
 
 from chapters.ch07_prefix_caching.beyond import SIGNS, SIZES, Conversations
-from chapters.site.player import Scene
+from chapters.player import Scene
 from nanovllm.serving.http.html_pictures import draw_counters
 
 CLASSES = {"pool": "hit", "memory": "cached", "disk": "own", "computed": "miss", "own": ""}

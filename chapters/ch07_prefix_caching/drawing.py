@@ -1,14 +1,12 @@
 """The simulator of chapter 7 as a terminal shows it."""
 
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from chapters.ch07_prefix_caching import beyond_drawing
 from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator, in_words
-from chapters.ch07_prefix_caching.world import World
 from chapters.draw import draw_free_queue, pool_cells
 
 LINE = 74  # characters of a request's picture in a row: a terminal of 80, less frame and scroll bar
@@ -18,24 +16,6 @@ KINDS = {
     "own": ("·", "black on yellow"),
     "wrong": ("!", "white on red"),
 }
-
-
-def panels(world: World) -> list[tuple[str, RenderableType]]:
-    return panels_of_pool(world.pool) if world.shows == "pool" else beyond_drawing.panels(world.tiers)
-
-
-def panels_of_pool(world: Simulator) -> list[tuple[str, RenderableType]]:
-    num_blocks, salt = len(world.manager.blocks), f", salt {world.salt}" if world.salt else ""
-    fault = f", FAULT: {world.fault}" if world.fault else ""
-    return [
-        (f"requests: {world.workload}{salt}{fault}", draw_requests(world, 3)),
-        (
-            f"{num_blocks} blocks of {BLOCK_SIZE}; D+3: D and 3 more hold it; the free queue, head first",
-            draw_memory(world),
-        ),
-        (f"the hash map: {len(world.manager.hash_to_block)} hashes", draw_map(world, 6)),
-        ("counters; prompt tokens computed (█) and saved (░)", Group(draw_counters(world), draw_chart(world))),
-    ]
 
 
 def draw_requests(world: Simulator, last: int) -> Text:

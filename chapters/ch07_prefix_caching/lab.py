@@ -1,7 +1,7 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 7: Prefix caching")
+app = marimo.App(width="medium", app_title="Lab 7: Prefix caching")
 
 with app.setup(hide_code=True):
     import statistics
@@ -14,7 +14,7 @@ with app.setup(hide_code=True):
     from rich.table import Table
     from rich.text import Text
 
-    from chapters.ch07_prefix_caching import faults
+    from chapters.ch07_prefix_caching import faults, page
     from chapters.ch07_prefix_caching.beyond import ORDERS, PLACES, played
     from chapters.ch07_prefix_caching.beyond_drawing import draw_visits
     from chapters.ch07_prefix_caching.beyond_story import (
@@ -34,18 +34,15 @@ with app.setup(hide_code=True):
         draw_memory,
         draw_requests,
         draw_tree,
-        panels,
     )
     from chapters.ch07_prefix_caching.lab_parts import ask
-    from chapters.ch07_prefix_caching.page import ASK, SCENES
     from chapters.ch07_prefix_caching.policies import POLICIES, POOL_TOKENS, bursts, num_hits, play_conversations
     from chapters.ch07_prefix_caching.scenes import SEA
     from chapters.ch07_prefix_caching.simulator import Simulator
     from chapters.ch07_prefix_caching.traps import BLOCK_SIZE, FAMILY, Prompts, play, tell_trap
     from chapters.ch07_prefix_caching.workloads import SYSTEM, WORKLOADS
-    from chapters.ch07_prefix_caching.world import ACTIONS, World
     from chapters.lab_notebook import the_story
-    from chapters.playing import playground, start_button, title
+    from chapters.playing import playground_of, start_button, title
     from chapters.stage import compute
     from chapters.story import one_core
     from nanovllm.core.block_manager import BlockManager
@@ -61,11 +58,11 @@ def _():
 
 @app.cell(hide_code=True)
 def play_it():
-    player, turn = playground(World, panels, ACTIONS, SCENES, ASK)
+    player, turn = playground_of(page)
     return player, turn
 
 
-@app.cell(hide_code=True)
+@app.cell(hide_code=True, expand_output=True)
 def show_it(player, turn):
     turn()
     controls = player.controls()

@@ -1,6 +1,6 @@
 """Things to see in the simulator of chapter 7, step by step: the worked example, the six traps, and others."""
 
-from chapters.site.player import Scene
+from chapters.player import Scene
 
 JAPAN, READER, BOTH = "I come from Japan", "I like to read", "my family lives in that country too"
 SEA = "look at this picture of the sea"

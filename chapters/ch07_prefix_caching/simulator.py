@@ -16,7 +16,7 @@ import xxhash
 from chapters.ch07_prefix_caching import faults
 from chapters.ch07_prefix_caching.faults import Fault
 from chapters.ch07_prefix_caching.workloads import ANSWER, WORKLOADS, prompts
-from chapters.play import actions
+from chapters.player import actions
 from chapters.stage import compute
 from nanovllm.core.block_hash import MMSpan
 from nanovllm.core.block_manager import BlockEvent, BlockManager

@@ -12,7 +12,7 @@ from torch import Tensor
 from chapters.ch08_sampling.company import generate_in_order, preemptions_watched
 from chapters.ch08_sampling.masking import CAPITAL
 from chapters.ch08_sampling.sliders import DOOR, World
-from chapters.play import actions
+from chapters.player import actions
 from chapters.recording import Recording
 from nanovllm import LLM, SamplingParams
 from nanovllm.worker import sampler

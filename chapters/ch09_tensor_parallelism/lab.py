@@ -1,7 +1,7 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 9: Tensor parallelism")
+app = marimo.App(width="medium", app_title="Lab 9: Tensor parallelism")
 
 with app.setup(hide_code=True):
     import os

@@ -1,7 +1,7 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 10: The optimization stack")
+app = marimo.App(width="medium", app_title="Lab 10: The optimization stack")
 
 with app.setup(hide_code=True):
     import math

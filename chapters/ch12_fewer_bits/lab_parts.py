@@ -13,7 +13,7 @@ from chapters.ch12_fewer_bits.drawing import histogram, levels
 from chapters.ch12_fewer_bits.rounding import Change, Model, error, rounded
 from chapters.ch12_fewer_bits.world import World, size_name
 from chapters.draw import make_table
-from chapters.play import actions
+from chapters.player import actions
 from chapters.story import one_core
 from nanovllm import LLM
 

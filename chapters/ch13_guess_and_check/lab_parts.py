@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from chapters.ch13_guess_and_check.drawing import draw_counts, draw_steps, draw_text
 from chapters.ch13_guess_and_check.world import LONGEST, OPTIONS, SHORTEST, TEXTS, World
-from chapters.play import actions
+from chapters.player import actions
 from chapters.recording import Recording
 from chapters.story import Story
 from nanovllm import SamplingParams

@@ -172,7 +172,7 @@ class World:
                 if self.seq.finish_reason is None:
                     self.llm.engine.step()
         self.steps += steps
-        return f"{sum(len(step.taken) for step in steps)} tokens in {len(steps)} steps."
+        return f"{sum(len(step.taken) for step in steps)} tokens in {len(steps)} step{'s' * (len(steps) != 1)}."
 
     def many_steps(self) -> str:
         return self.step(20)

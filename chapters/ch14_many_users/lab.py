@@ -1,7 +1,7 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 14: Many users")
+app = marimo.App(width="medium", app_title="Lab 14: Many users")
 
 with app.setup(hide_code=True):
     import asyncio
@@ -53,7 +53,7 @@ def play_it():
     return player, turn
 
 
-@app.cell(hide_code=True)
+@app.cell(hide_code=True, expand_output=True)
 def show_it(player, turn):
     turn()
     controls = player.controls()

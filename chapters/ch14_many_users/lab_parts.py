@@ -4,7 +4,7 @@ from rich.console import RenderableType
 
 from chapters.ch14_many_users.drawing import draw_last, draw_replicas, draw_results
 from chapters.ch14_many_users.world import World
-from chapters.play import actions
+from chapters.player import actions
 
 
 def panels(world: World) -> list[tuple[str, RenderableType]]:

@@ -1,7 +1,7 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 15: Which weights does a request meet?")
+app = marimo.App(width="medium", app_title="Lab 15: Which weights does a request meet?")
 
 with app.setup(hide_code=True):
     import math
@@ -50,12 +50,17 @@ def _():
 @app.cell(hide_code=True)
 def play_it():
     player, turn = playground(
-        lambda: World(*load_adapters(the_story().model)), panels, ACTIONS, ask="a prompt", first="s"
+        lambda: World(*load_adapters(the_story().model)),
+        panels,
+        ACTIONS,
+        ask="a prompt",
+        first="s",
+        preparing="Training three small adapters: up to a minute",
     )
     return player, turn
 
 
-@app.cell(hide_code=True)
+@app.cell(hide_code=True, expand_output=True)
 def show_it(player, turn):
     turn()
     controls = player.controls()

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 
 from chapters.ch15_which_weights import drawing
 from chapters.ch15_which_weights.world import World
-from chapters.play import actions
+from chapters.player import actions
 
 NUM_SHOWN = 8  # requests
 

@@ -7,36 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chapters.ch16_fixed_memory.notebook import RULES, SIZE, Answer, Notebook, State
+from chapters.ch16_fixed_memory.notebook import Answer, State
 from chapters.ch16_fixed_memory.placing import BLOCK_SIZE
 from chapters.ch16_fixed_memory.shelf import Shelf
-from chapters.ch16_fixed_memory.world import World
 from chapters.draw import make_table
 
 WIDTH = 60  # cells of a prompt's bar
-MARKS = "▼▲"
-NUM_SHOWN = 16
-
-
-def panels(world: World) -> list[tuple[str, RenderableType]]:
-    if world.shows == "notebook":
-        book = world.notebook
-        written = f"{book.rule.name}, decay {book.decay:g}"
-        return [
-            (
-                f"the notebook, {SIZE} x {SIZE} numbers; {len(book.lines)} lines written, {written}",
-                draw_state(book.state),
-            ),
-            ("asked for everybody: what was read, and how much of the right room", draw_answers(book.answers)),
-            ("right answers after each line, by each rule", draw_right(book)),
-        ]
-    shelf = world.shelf
-    held = f"{len(shelf.snapshots_kept)} snapshots, at most {shelf.bound}"
-    return [
-        (f"the next prompt: {shelf.workload}; you have {held}", draw_next(shelf)),
-        ("sent so far: the token after which each began", draw_sent(shelf)),
-        ("prompt tokens that were computed", draw_computed(shelf)),
-    ]
 
 
 def draw_state(state: State) -> Text:
@@ -63,17 +39,6 @@ def draw_answers(answers: list[Answer], columns: int = 2) -> RenderableType:
         cells.append(Text(f"{told:<23}{answer.strength:5.2f}", "green" if answer.is_right else "red"))
     for start in range(0, len(cells), columns):
         table.add_row(*cells[start : start + columns])
-    return table
-
-
-def draw_right(book: Notebook) -> Table:
-    """A cell for each line; the last ones where there are many."""
-    table = Table.grid(padding=(0, 1))
-    first = max(0, len(book.lines) - NUM_SHOWN)
-    table.add_row("lines", *(Text(f"{n:>2}", "dim") for n in range(first + 1, len(book.lines) + 1)))
-    for rule in RULES:
-        found = book.right_so_far(rule)[first:]
-        table.add_row(Text(rule.name, "bold" if rule is book.rule else ""), *(f"{n:>2}" for n in found))
     return table
 
 

@@ -1,26 +1,26 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 16: Memory that does not grow")
+app = marimo.App(width="medium", app_title="Lab 16: Memory that does not grow")
 
 with app.setup(hide_code=True):
     from typing import Any
 
     from chapters.ch13_guess_and_check.lab_parts import Fixed
     from chapters.ch13_guess_and_check.world import drafting
-    from chapters.ch16_fixed_memory.drawing import draw_answers, draw_computed, draw_next, draw_sent, draw_state, panels
+    from chapters.ch16_fixed_memory import page
+    from chapters.ch16_fixed_memory.drawing import draw_answers, draw_computed, draw_next, draw_sent, draw_state
     from chapters.ch16_fixed_memory.lab_parts import PROMPT, answer, draw_curves, load_tiny
     from chapters.ch16_fixed_memory.layer import memory_08b, time_layer
     from chapters.ch16_fixed_memory.notebook import ADD_UP, RULES, Notebook
-    from chapters.ch16_fixed_memory.page import SCENES
     from chapters.ch16_fixed_memory.placing import POLICIES, UNBOUNDED, every_block, hard_workloads, play
     from chapters.ch16_fixed_memory.recall import TRIALS, new_day, once_each, rewritten
     from chapters.ch16_fixed_memory.shelf import Shelf
-    from chapters.ch16_fixed_memory.world import ACTIONS, ASK, World
+    from chapters.ch16_fixed_memory.world import World
     from chapters.draw import make_table
     from chapters.lab_notebook import the_story
     from chapters.patching import replaced
-    from chapters.playing import playground, start_button, title
+    from chapters.playing import playground_of, start_button, title
     from chapters.story import one_core
     from nanovllm.core.snapshots.segments import DISCARDED, step_segments
     from nanovllm.features.hybrid import batch_states
@@ -34,11 +34,11 @@ def _():
 
 @app.cell(hide_code=True)
 def play_it():
-    player, turn = playground(World, panels, ACTIONS, SCENES, ASK)
+    player, turn = playground_of(page)
     return player, turn
 
 
-@app.cell(hide_code=True)
+@app.cell(hide_code=True, expand_output=True)
 def show_it(player, turn):
     turn()
     controls = player.controls()

@@ -7,7 +7,7 @@ from chapters.ch16_fixed_memory.notebook import RULES, SIZE, Answer, Notebook, S
 from chapters.ch16_fixed_memory.placing import BLOCK_SIZE
 from chapters.ch16_fixed_memory.shelf import Shelf
 from chapters.ch16_fixed_memory.world import ACTIONS, ASK, World
-from chapters.site.player import Scene
+from chapters.player import Scene
 
 __all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
 

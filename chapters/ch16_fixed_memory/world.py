@@ -8,7 +8,7 @@ from typing import Any
 
 from chapters.ch16_fixed_memory.notebook import DECAYS, RULES, Notebook
 from chapters.ch16_fixed_memory.shelf import BOUNDS, Shelf, workloads
-from chapters.play import actions
+from chapters.player import actions
 
 ACTIONS = actions(
     "w|write|write, c|move|move, d|rule|next_rule, f|fade|next_decay, n|send|send, p|end|mark_end, b|fork|mark_fork, "

@@ -1,7 +1,7 @@
 import marimo
 
 __generated_with = "0.25.2"
-app = marimo.App(app_title="Lab 17: Which experts does a token meet?")
+app = marimo.App(width="medium", app_title="Lab 17: Which experts does a token meet?")
 
 with app.setup(hide_code=True):
     import torch
@@ -38,11 +38,17 @@ def _():
 
 @app.cell(hide_code=True)
 def play_it():
-    player, turn = playground(lambda: World(load_sparse()), panels, ACTIONS, ask="a text")
+    player, turn = playground(
+        lambda: World(load_sparse()),
+        panels,
+        ACTIONS,
+        ask="a text",
+        preparing="Training a small model with eight experts",
+    )
     return player, turn
 
 
-@app.cell(hide_code=True)
+@app.cell(hide_code=True, expand_output=True)
 def show_it(player, turn):
     turn()
     controls = player.controls()

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 
 from chapters.ch17_experts import drawing
 from chapters.ch17_experts.world import World
-from chapters.play import actions
+from chapters.player import actions
 
 
 def panels(world: World) -> list[tuple[str, RenderableType]]:

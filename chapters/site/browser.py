@@ -7,7 +7,7 @@ from typing import Any
 
 from chapters.course import find_chapter
 from chapters.grading import BenchWithoutModel, Result, Task, grade
-from chapters.site.player import Player
+from chapters.player import Player
 from chapters.submission import NotLoaded, find_function
 
 

@@ -69,9 +69,7 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
     Raises ValueError with all that Sphinx warns of: a link to nothing, a page that no other leads to.
     """
     check_installed()
-    from sphinx.util.docutils import docutils_namespace, patch_docutils
-
-    from chapters.site.pages import Course, Pages
+    from chapters.site.pages import Course
 
     on_pages = None
     if with_model:
@@ -81,25 +79,32 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
         course = Course({}, {}, Sources())
         write_texts(texts, course, on_pages)
         write_static(static)
-        said = io.StringIO()
-        with patch_docutils(), docutils_namespace():  # what it registers is gone afterwards
-            app = Pages(
-                course,
-                srcdir=texts,
-                confdir=None,
-                outdir=folder,
-                doctreedir=Path(temporary, "read"),
-                buildername="html",
-                confoverrides=SETTINGS | {"html_static_path": [str(static)]},
-                status=None,
-                warning=said,
-            )
-            app.build(force_all=True)
-        if said.getvalue():
-            raise ValueError(said.getvalue().replace(f"{texts}/", ""))
-    for chapter in all_chapters():
-        labs.write_notebook(folder, chapter)
+        run_sphinx(course, texts, folder, "html", SETTINGS | {"html_static_path": [str(static)]})
     write_runtime(folder / "runtime", offline)
+
+
+def run_sphinx(course: "Course", texts: Path, folder: Path, builder: str, settings: dict[str, Any]) -> None:
+    """Sphinx makes pages of a folder of texts, or slides. Raises ValueError with all that it warns of."""
+    from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+    from chapters.site.pages import Pages
+
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as read, patch_docutils(), docutils_namespace():  # nothing stays registered
+        app = Pages(
+            course,
+            srcdir=texts,
+            confdir=None,
+            outdir=folder,
+            doctreedir=read,
+            buildername=builder,
+            confoverrides=settings,
+            status=None,
+            warning=said,
+        )
+        app.build(force_all=True)
+    if said.getvalue():
+        raise ValueError(said.getvalue().replace(f"{texts}/", ""))
 
 
 def write_static(folder: Path) -> None:

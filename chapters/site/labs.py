@@ -2,18 +2,13 @@
 
 import json
 from html import escape
-from inspect import getdoc
-from pathlib import Path
 
 from chapters.course import Chapter
-from chapters.playing import panel
-from chapters.recording import Recording
-from chapters.site.player import Player, Scene
+from chapters.player import meaning
 from chapters.site.runtime import CHAPTERS, FILES, GRADED
 from chapters.site.scenes import Scenes
-from chapters.site.stories import draw_told
 from chapters.site.tasks import asked, introduction_of, tasks_of
-from chapters.words import ENGLISH, Captions, Words
+from chapters.words import ENGLISH, Words
 
 SCRIPTS = ("lab.js", "exercises.js")
 STYLES = ("pictures.css", "lab.css")
@@ -44,12 +39,12 @@ def lab_section(chapter: Chapter, to_text: Scenes) -> str:
     world = page.new_world()
     buttons, meanings = [], []
     for action in page.ACTIONS:
-        meaning = " ".join((getdoc(getattr(world, action.method)) or "").split("\n\n")[0].split())
+        does = escape(meaning(world, action))
         buttons.append(
-            f'<button type="button" data-key-name="{action.key}" title="{escape(meaning)}">'
+            f'<button type="button" data-key-name="{action.key}" title="{does}">'
             f"<kbd>{action.key}</kbd> {escape(action.label)}</button>"
         )
-        meanings.append(f"<dt><kbd>{action.key}</kbd> {escape(action.label)}</dt><dd>{escape(meaning)}</dd>")
+        meanings.append(f"<dt><kbd>{action.key}</kbd> {escape(action.label)}</dt><dd>{does}</dd>")
     form = ""
     if page.ASK:
         form = (
@@ -91,57 +86,6 @@ when you start it.</p>
 state.</p></details>
 </div>
 </section>"""
-
-
-NOTEBOOK = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="stylesheet" href="../../_static/theme.css"><link rel="stylesheet" href="../../_static/course.css">
-<style>
-:root {{ color-scheme: light; }}
-body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 56rem; margin: 0 auto; padding: 1rem; }}
-p, h1, h2 {{ overflow-wrap: anywhere; }}
-pre, .scroll {{ overflow-x: auto; }}
-pre {{ font-size: .85rem; line-height: 1.3; }}
-table {{ border-collapse: collapse; font-size: .9rem; }}
-th, td {{ border-bottom: 1px solid #ccc; padding: .2rem .6rem; text-align: left; }}
-.n {{ text-align: right; }}
-.measured {{ color: #555; font-style: italic; }}
-</style></head><body><main>
-<h1>{title}</h1>
-<p>This is the notebook as it ran. To play with it and to change it, open it on your own machine:</p>
-<pre tabindex="0">pip install -e ".[demo,labs]"
-python -m chapters lab {number}</pre>
-{body}
-</main></body></html>
-"""
-
-
-def write_notebook(site: Path, chapter: Chapter) -> Path:
-    """Write labs/<chapter>/index.html: the scenes of the lab, each at its end, and what its parts told when it was
-    recorded. The page needs no script and no network, which a page of marimo's export does. Returns its path.
-    """
-    body = "".join(scene_at_its_end(chapter, scene) for scene in scenes_of(chapter))
-    captions = Captions(chapter.folder, "en")
-    for kind, what in Recording(chapter.folder).told:
-        body += f"<h2>{escape(what)}</h2>\n" if kind == "part" else draw_told(kind, what, captions, ENGLISH)
-    path = site / "labs" / chapter.folder.name / "index.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    title = escape(f"Lab {chapter.number}: {chapter.title}")
-    path.write_text(NOTEBOOK.format(title=title, number=chapter.number, body=body), "utf-8")
-    return path
-
-
-def scenes_of(chapter: Chapter) -> list[Scene]:
-    return chapter.module("page").SCENES if chapter.folder.name in CHAPTERS else []
-
-
-def scene_at_its_end(chapter: Chapter, scene: Scene) -> str:
-    player = Player(chapter.module("page"), scene.link)
-    while player.ahead:
-        player.forward()
-    panels = "".join(panel(title, what) for title, what in chapter.module("drawing").panels(player.world))
-    return f"<h2>{escape(scene.title)}</h2>\n<p>{escape(scene.text)}</p>\n<p>{escape(player.said)}</p>\n{panels}"
 
 
 def exercises_section(chapter: Chapter) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from markdown_it.rules_core import StateCore
+from markdown_it.token import Token
 from myst_parser.mdit_to_docutils.sphinx_ import SphinxRenderer
 from myst_parser.parsers.mdit import create_md_parser
 from myst_parser.parsers.sphinx_ import MystParser
@@ -34,12 +35,13 @@ class Course:
     """What Sphinx makes pages of.
 
     places: of the texts, by their names in the site. made: pages of other things, written as Markdown once the texts
-    before them have been read. sources: the files that texts link to.
+    before them have been read. sources: the files that texts link to. draw: what the tokens of a text become.
     """
 
     places: dict[str, Place]
     made: dict[str, Callable[[], str]]
     sources: Sources
+    draw: Callable[[list[Token], Place], list[Token]] = extend
 
 
 class Pages(Sphinx):
@@ -51,7 +53,7 @@ class Pages(Sphinx):
 
 
 class CourseParser(MystParser):
-    """MyST, with the rule of text.py for the texts of the repository."""
+    """MyST, with a rule for the texts of the repository: for pages, that of text.py."""
 
     course: Course
 
@@ -62,7 +64,7 @@ class CourseParser(MystParser):
         if place := self.course.places.get(env.docname):
 
             def rule(state: StateCore) -> None:
-                state.tokens = extend(state.tokens, place)
+                state.tokens = self.course.draw(state.tokens, place)
 
             parser.core.ruler.push("course", rule)
         parser.render(inputstring)

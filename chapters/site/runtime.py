@@ -114,7 +114,7 @@ def _fetch(package: str, cache: Path) -> None:
 
 def bundled_files() -> dict[str, Path]:
     """What the browser's Python imports: path there -> file here. All are unchanged."""
-    paths = [REPOSITORY / "chapters" / "site" / f"{name}.py" for name in ("__init__", "browser", "pictures", "player")]
+    paths = [REPOSITORY / "chapters" / "site" / f"{name}.py" for name in ("__init__", "browser", "pictures")]
     paths += (REPOSITORY / "chapters" / name for name in OF_MODEL)
     paths += (path for name in ("", "site/model", *GRADED) for path in (REPOSITORY / "chapters" / name).glob("*.py"))
     paths += (REPOSITORY / "chapters" / "strings").glob("*.json")

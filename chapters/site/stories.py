@@ -25,8 +25,7 @@ class Text:
 def note(chapter: Chapter, words: Words) -> str:
     command = f"<code>python -m chapters lab {chapter.number} --plain</code>"
     marked = f'<span class="measured">{words("lab.like_this")}</span>'
-    page = f' <a href="../labs/{chapter.folder.name}/index.html">The notebook on one page</a>' * (words is ENGLISH)
-    return f'<p class="note">{words("lab.story_note", command=command, marked=marked)}{page}</p>'
+    return f'<p class="note">{words("lab.story_note", command=command, marked=marked)}</p>'
 
 
 def story_of(chapter: Chapter, scenes: Scenes, words: Words = ENGLISH) -> Text:

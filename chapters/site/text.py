@@ -7,6 +7,7 @@ to files of the repository lead into the site.
 import posixpath
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from docutils.nodes import make_id
 from markdown_it.token import Token
@@ -49,22 +50,35 @@ class Place:
 def extend(tokens: list[Token], place: Place) -> list[Token]:
     """Raises FileNotFoundError and LookupError for links and scenes that are not there, ValueError for a question that
     nothing answers."""
-    folder = (ROOT / place.source).parent
+    tokens = [token for token in tokens if token.type != "html_block" or not token.content.startswith("<!--")]
+    tokens = draw_pictures(tokens, (ROOT / place.source).parent)
     for at, token in enumerate(tokens):
         if token.type == "heading_open" and token.tag == "h2":
             token.meta["id"] = make_id(plain(tokens[at + 1]))  # as docutils names the section
-        elif token.type == "inline" and (drawn := picture_of(token, folder)):
-            nothing = Token("html_block", "", 0)
-            tokens[at - 1 : at + 2] = [Token("html_block", "", 0, content=drawn), nothing, nothing]
         elif token.type == "inline":
             link_files(token, place)
             place.scenes.link(token)
-    tokens = cover([token for token in tokens if token.type != "html_block" or token.content], inline_html, place.words)
+    tokens = cover(tokens, inline_html, place.words)
     draw_fences(tokens, place)
     lines = [0, 1]
     for token in tokens:  # MyST says where in the text something stands
         token.map = lines = token.map or lines
     return tokens
+
+
+def draw_pictures(tokens: list[Token], folder: Path) -> list[Token]:
+    """folder: of the text."""
+    drawn: list[Token] = []
+    at = 0
+    while at < len(tokens):
+        inline = tokens[at + 1] if tokens[at].type == "paragraph_open" else None
+        if inline is not None and (picture := picture_of(inline, folder)):
+            drawn.append(Token("html_block", "", 0, content=picture, map=tokens[at].map))
+            at += 3
+        else:
+            drawn.append(tokens[at])
+            at += 1
+    return drawn
 
 
 def draw_fences(tokens: list[Token], place: Place) -> None:

@@ -1,70 +1,120 @@
-"""Deck: a chapter's slides, made of its text by rules.
+"""A chapter's slides: what its text marks for them, as Markdown that sphinx-revealjs makes a deck of.
 
-The text's own words are all that a slide holds: of a section its first sentence and those that introduce a word in bold
-type; what the section shows (pictures, what a lab printed, code), each below the sentence that leads to it; a question
-to the reader, and what answers it on the next slide. The paragraphs in full are the speaker's notes. What cannot be
-read from the back row is left out.
+`<!-- slide: Title -->` on a line of its own puts the block below it (a paragraph, list, table, picture, formula, or
+code with its heading) on a slide with this title; `<!-- slide -->` adds one more block to the same slide. Of its
+section, the paragraph above it and the paragraphs and lists up to the next mark are the speaker's notes.
 """
 
-import html
-import posixpath
+import re
+from dataclasses import dataclass, field
 
-from chapters import quiz
-from chapters.teaching.lesson import MISTAKES, NOW_YOU, SUMMARY, Lesson, shown
-from chapters.teaching.sections import LETTERS, SectionSlides, Slide, bullets, halves
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from mdit_py_plugins.dollarmath import dollarmath_plugin
 
-VOTES = 3  # quiz questions
+from chapters.course import Chapter
+from chapters.site.expectations import NAMES_CODE, asks, end_of_answer, end_of_block
+from chapters.site.markdown import highlight
+from chapters.site.sources import ROOT
+from chapters.site.text import Place, draw_fences, draw_pictures
 
-
-def slides_of(lesson: Lesson, site: str) -> list[Slide]:
-    """site: where the course's pages are, to which scenes of a lab lead."""
-    pages = posixpath.join(site, lesson.chapter.folder.name)
-    slides = [first(lesson)]
-    for section in lesson.explained:
-        slides += SectionSlides(lesson, section, pages).slides
-    slides += [Slide("What is wrong here?", bullets(lesson.mistakes), explanations(lesson), "mistakes")]
-    slides += votes(lesson)
-    for number, part in enumerate(parts := halves(lesson.summary), 1):
-        slides.append(Slide(SUMMARY + f" ({number} of {len(parts)})" * (len(parts) > 1), bullets(part)))
-    return [*slides, last(lesson)]
+MARK = re.compile(r"<!-- slide(?:: (?P<title>.+?))? -->", re.DOTALL)
+NOTES = ("paragraph_open", "bullet_list_open", "ordered_list_open")
+MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin)
 
 
-def first(lesson: Lesson) -> Slide:
-    body = f'<p class="number">Chapter {lesson.chapter.number}</p><h1>{html.escape(lesson.chapter.title)}</h1>'
-    return Slide("", f"{body}<p>{shown(lesson.aim)}</p>", [shown(lesson.needs)], "first")
+@dataclass
+class Slide:
+    """title, blocks and notes: Markdown. answers: it shows what a question of the text asks for."""
+
+    title: str
+    answers: bool = False
+    blocks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
-def last(lesson: Lesson) -> Slide:
-    number = lesson.chapter.number
-    rows = "".join(
-        f"<tr><td><code>{name}</code></td><td>{shown(said)}</td></tr>" for name, said in lesson.exercises().items()
-    )
-    commands = "\n".join(f"python -m chapters {what} {number}" for what in ("lab", "quiz", "check"))
-    body = f'<table>{rows}</table><pre class="printed">{commands}</pre>'
-    return Slide(NOW_YOU, body, kind="table tasks")
+def slides_of(text: str) -> list[Slide]:
+    """What a chapter's text marks, in its order. Raises ValueError for a mark that no block follows."""
+    slides: list[Slide] = []
+    above = mark = ""
+    is_open = False  # the last slide still takes notes
+    end_of_last_answer = 0
+    tokens, lines = MARKDOWN.parse(text), text.splitlines(keepends=True)
+    at = 0
+    while at < len(tokens):
+        token, begin = tokens[at], at
+        at = end_of_block(tokens, at)
+        block = source_of(token, lines)
+        if asks(tokens, begin):
+            end_of_last_answer = end_of_answer(tokens, at)
+        found = MARK.fullmatch(block) if token.type == "html_block" else None
+        if mark and (found or token.type == "heading_open"):
+            raise ValueError(f"no block of the text follows {mark}")
+        if found:
+            mark = block
+            if found["title"]:
+                title = " ".join(found["title"].split())
+                slides.append(Slide(title, answers=begin < end_of_last_answer, notes=[above] if above else []))
+            elif not slides:
+                raise ValueError(f"{mark} comes before the first slide with a title")
+        elif mark:
+            slides[-1].blocks.append(block)
+            if not names_code(block):  # the code comes, too
+                mark = ""
+            above, is_open = "", True
+        elif token.type == "heading_open":
+            above, is_open = "", False
+        elif token.type in NOTES and not names_code(block) and not block.startswith("!["):
+            if is_open:
+                slides[-1].notes.append(block)
+            above = block
+    if mark:
+        raise ValueError(f"no block of the text follows {mark}")
+    return slides
 
 
-def votes(lesson: Lesson) -> list[Slide]:
-    """Quiz questions to vote on. A number is chosen among itself and the known mistakes, in their order."""
-    slides = []
-    for number, question in enumerate(quiz.load(lesson.chapter), start=1):
-        if "answer" in question:
-            values = sorted({float(value) for value in (question["answer"], *question["wrong"])})
-            choices = [f"{value:,.12g}" for value in values]
-            right = "abcdefgh"[values.index(float(question["answer"]))]
-        else:
-            choices = [option["text"] for option in quiz.shuffled(question, number)]
-            right = next(letter for letter, (good, _) in quiz.verdicts(question, number).items() if good)
-        if (
-            len(choices) > 2
-            and len(question["ask"]) + sum(map(len, choices)) < LETTERS
-            and "```" not in question["ask"]
-        ):
-            unit = f" ({html.escape(question['unit'])})" if "unit" in question else ""
-            body = f"<p>{shown(question['ask'])}{unit}</p>{bullets(choices, 'ol')}"
-            slides.append(Slide("Vote", body, [f"<b>{right}</b>: {shown(question['why'])}"], "vote"))
-    return slides[:VOTES]
+def names_code(block: str) -> bool:
+    """The heading of a quote of the engine's code."""
+    return NAMES_CODE.fullmatch(block) is not None
 
 
-def explanations(lesson: Lesson) -> list[str]:
-    return [shown(block.text) for block in lesson.section(MISTAKES).of("paragraph")]
+def source_of(block: Token, lines: list[str]) -> str:
+    assert block.map is not None
+    start, end = block.map
+    return "".join(lines[start:end]).strip()
+
+
+def deck_text(chapter: Chapter, for_teacher: bool) -> str:
+    """The deck of a chapter: its title and aim, and its slides. Students get neither notes nor answers to questions."""
+    text = (chapter.folder / "README.md").read_text("utf-8")
+    aim = text.split("\n\n")[1]
+    parts = [f"# Chapter {chapter.number}: {chapter.title}", aim]
+    for slide in slides_of(text):
+        if slide.answers and not for_teacher:
+            continue
+        parts += [f"## {slide.title}", *slide.blocks]
+        if for_teacher and slide.notes:
+            parts += ['<aside class="notes">', *slide.notes, "</aside>"]
+    return "\n\n".join(parts) + "\n"
+
+
+def draw_slides(tokens: list[Token], place: Place) -> list[Token]:
+    """As the pages draw a text (chapters/site/text.py), without links, which lead to other files of the repository."""
+    tokens = draw_pictures(tokens, (ROOT / place.source).parent)
+    for token in tokens:
+        if token.type == "inline":
+            token.children = [child for child in token.children or [] if not child.type.startswith("link_")]
+    sizes = {at: sized(token.content) for at, token in enumerate(tokens) if token.type == "fence"}
+    draw_fences(tokens, place)
+    for at, size in sizes.items():
+        token = tokens[at]
+        drawn = highlight(token.content, token.info.strip(), None) if token.type == "fence" else token.content
+        drawn = f'<div class="sized" style="{size}">{drawn}</div>'
+        tokens[at] = Token("html_block", "", 0, content=drawn, map=token.map)
+    return tokens
+
+
+def sized(code: str) -> str:
+    """What slides.css makes the letters as large as."""
+    lines = code.splitlines()
+    return f"--columns: {max(map(len, lines), default=1)}; --rows: {len(lines)}"

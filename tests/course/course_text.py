@@ -26,7 +26,9 @@ for_each_chapter = for_each(CHAPTERS)
 
 
 def text_of(chapter) -> str:
-    return (chapter.folder / "README.md").read_text("utf-8")
+    """As a reader sees it: without the marks of slides."""
+    text = (chapter.folder / "README.md").read_text("utf-8")
+    return re.sub(r"<!-- slide.*?-->\n\n", "", text)
 
 
 def blocks(chapter) -> list[re.Match]:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from chapters.grading import BenchWithoutModel, grade
+from chapters.player import Move, Player, write_moves
 from chapters.site import runtime
 from chapters.site.browser import Browser
-from chapters.site.player import Move, Player, write_moves
 from chapters.site.server import Quiet, served
 from tests.course.course_text import CHAPTERS, ROOT
 from tests.site_browser import assert_accessible

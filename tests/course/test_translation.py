@@ -12,7 +12,7 @@ from chapters.__main__ import main
 from chapters.recording import Recording
 from chapters.sheet import Histogram
 from chapters.words import ENGLISH, STRINGS, Captions, Words, languages, languages_of, pattern_of, words_of
-from tests.course.course_text import CHAPTERS, FENCE
+from tests.course.course_text import CHAPTERS, FENCE, text_of
 
 OTHERS = languages()[1:]
 EDITIONS = [(chapter, language) for chapter in CHAPTERS for language in languages_of(chapter)[1:]]
@@ -85,9 +85,8 @@ def pieces(text: str) -> dict[str, list]:
 
 @for_each_edition
 def test_a_text_has_followed(chapter, language):
-    english, other = (
-        pieces((chapter.folder / name).read_text("utf-8")) for name in ("README.md", f"README.{language}.md")
-    )
+    english = pieces(text_of(chapter))
+    other = pieces((chapter.folder / f"README.{language}.md").read_text("utf-8"))
     for kind, expected in english.items():
         found = other[kind]
         missing = [each for each in expected if each not in found or found.count(each) < expected.count(each)]

@@ -1,21 +1,23 @@
-// What is cut off on a deck's slides or a handout's pages, each with its number. deck.js has made letters smaller where it
-// could; it stops before they are too small for the back row.
-() => [...document.querySelectorAll(".slide, .sheet")].flatMap((slide, at) => {
+// What is cut off on a deck's slides, each with its number: every setting of a picture that can be moved.
+() => Reveal.getSlides().flatMap((slide, number) => {
+  const { h, v } = Reveal.getIndices(slide);
+  Reveal.slide(h, v);
+  const whole = Reveal.getViewportElement().getBoundingClientRect();
   const frames = [...slide.querySelectorAll(".frame")];
   const first = frames.findIndex((frame) => !frame.hidden);
   const found = [];
-  for (const frame of frames.length ? frames : [null]) { // every setting of a picture that can be moved
+  for (const frame of frames.length ? frames : [null]) {
     frames.forEach((other) => { other.hidden = other !== frame; });
-    const whole = slide.getBoundingClientRect();
-    for (const part of slide.querySelectorAll(".body, .body *:not(svg *), svg:not(.halves svg) text")) {
+    for (const part of slide.querySelectorAll(":not(aside, aside *)")) {
       const box = part.getBoundingClientRect();
       const outside = Math.max(box.right - whole.right, whole.left - box.left, box.bottom - whole.bottom, whole.top - box.top);
-      const hidden = Math.max(part.scrollWidth - part.clientWidth, part.scrollHeight - part.clientHeight);
-      if ((box.width && outside > 1) || (part.matches(".body, pre, .scroll") && hidden > 1)) {
-        found.push(`${at + 1}: ${part.tagName} holds too much: ${part.textContent.trim().slice(0, 60)}`);
+      const hidden = part.matches("pre, .scroll, .formula") && part.scrollWidth - part.clientWidth;
+      if ((box.width && outside > 1) || hidden > 1) {
+        found.push(`slide ${number + 1}: ${part.tagName} holds too much: ${part.textContent.trim().slice(0, 60)}`);
+        break;
       }
     }
   }
-  frames.forEach((frame, number) => { frame.hidden = number !== first; });
+  frames.forEach((frame, at) => { frame.hidden = at !== first; });
   return found;
 })

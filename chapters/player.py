@@ -1,20 +1,49 @@
-"""Player: a lab as a page plays it. The same code runs in the browser (Pyodide) and in ordinary Python.
+"""Player: what one plays with in a lab. The same code runs in a notebook and in the browser of a page (Pyodide).
 
-A world is deterministic: the same actions lead to the same state. So a list of actions *is* a state. Going back is
-playing all of them but the last, and a link holds the list: `x7` is step 7 of the worked example, `n3gt(how far)` is
-three requests, a word for each, and a typed request. What follows a slash is still to come: `x2/x5`.
+A world is an object of the lab that holds the engine's objects and has the actions as methods. It is deterministic: the
+same actions lead to the same state. So a list of actions *is* a state. Going back is playing all of them but the last,
+and a link holds the list: `x7` is step 7 of the worked example, `n3gt(how far)` is three requests, a word for each, and
+a typed request. What follows a slash is still to come: `x2/x5`.
 """
 
 import re
+from inspect import getdoc
 from itertools import groupby
 from types import ModuleType
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus, unquote_plus
 
-from chapters.play import Action, act
-
 MAX_MOVES = 500
 MOVES = re.compile(r"(?P<key>[A-Za-z])(?:\((?P<text>[^()]*)\)|(?P<times>[1-9]\d{0,2}))?")
+
+
+class Action(NamedTuple):
+    """A key, what its button says, and the method of the world that it calls (a str that it returns is shown).
+
+    Without a label it has a key only, on the page.
+    """
+
+    key: str
+    label: str
+    method: str
+
+
+def actions(text: str) -> list[Action]:
+    """From "key|label|method, key|label|method"."""
+    return [Action(*each.split("|")) for each in text.split(", ")]
+
+
+def act(world: Any, method: str, *args: str) -> str:
+    """Do it. Returns what the world says of it, or why it cannot be done."""
+    try:
+        return getattr(world, method)(*args) or ""
+    except ValueError as error:
+        return str(error)
+
+
+def meaning(world: Any, action: Action) -> str:
+    """The first paragraph of what its method says of itself."""
+    return " ".join((getdoc(getattr(world, action.method)) or "").split("\n\n")[0].split())
 
 
 class Move(NamedTuple):
