@@ -56,7 +56,8 @@ def test_on_a_cpu(folder, demo_checkpoint):
 def test_on_a_t4(folder, checkpoint):
     cells = [cell for cell in nbformat.read(folder / "colab.ipynb", 4).cells if cell.cell_type == "code"]
     wanted = {cell.id: cell for cell in cells if cell.id in ("fetch", "install-cell", "llm", "cache", "forget")}
-    wanted["llm"].source = wanted["llm"].source.replace('"demo"', repr(str(checkpoint())))
+    small = f"{str(checkpoint())!r}, max_num_batched_tokens=64, num_gpu_blocks_override=32, max_model_len=256"
+    wanted["llm"].source = wanted["llm"].source.replace('"demo", max_model_len=2048', small)
     wanted["cache"].source = wanted["cache"].source.replace("[:1200]", "[:100]")
     pretend = nbformat.v4.new_code_cell(ON_A_T4)
     first, second, *others = wanted.values()
