@@ -221,7 +221,7 @@ class LLMEngine:
         request_id: None lets the engine choose one. options: lora_request, priority. stream: step() returns an output
         for the request after every step that gave it a token, in the form that params.output_kind asks for.
         """
-        options = known_names(options, ("lora_request", "priority"), "generate")
+        options = known_names(options, ("lora_request", "priority"), "add_request")
         request = self.make_request(prompt, params, request_id=request_id, stream=stream, **options)
         if request.params.output_kind is RequestOutputKind.FINAL_ONLY:
             request.stream = False
@@ -325,7 +325,7 @@ class LLMEngine:
     def schedule(self, drafts: dict[int, list[int]], started: float) -> SchedulerOutput:
         """Choose the step's work. started: the step's time, for the metrics of requests that are first worked on."""
         scheduled = self.scheduler.schedule(drafts)
-        assert scheduled.chunks or self.scheduler.none_may_start(), "no chunk, although a waiting sequence may start"
+        assert scheduled.chunks or self.scheduler.next_waiting() is None, "no chunk, and a sequence may start"
         for wing in self.wings.values():
             wing.after_schedule(scheduled)
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
@@ -364,10 +364,9 @@ class LLMEngine:
         aborted = self._apply_aborts()
         shown = [request for request in progressed + aborted if request.finished or request.stream]
         unique = {request.request_id: request for request in shown}  # an aborted request may have got a token, too
-        outputs = [(request, request.output()) for request in unique.values()]
+        outputs = [request.filtered(request.output()) for request in unique.values()]
         self.stats.count_step(scheduled, len(finished), time.perf_counter() - started)
-        filtered = [request.filtered(output) for request, output in outputs]
-        return [output for output in filtered if output is not None]
+        return [output for output in outputs if output is not None]
 
     # -- a change that an exception interrupts --------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ class LLM:
         Raises one ValueError, before any work is done, that lists the bad prompts by index (at most twenty). Ctrl-C
         takes effect between two steps: the call's requests are dropped, and the LLM stays usable.
         """
-        requests = self._requests(prompts, sampling_params, lora_request, priority, **vllm_options)
+        requests = self._requests("generate", prompts, sampling_params, lora_request, priority, vllm_options)
         return self._calls.complete(requests, use_tqdm)
 
     def chat(
@@ -257,7 +257,7 @@ class LLM:
         **vllm_options: Any,
     ) -> list[str]:
         """Queue prompts and compute nothing yet. The arguments are those of generate(). Returns the requests' ids."""
-        requests = self._requests(prompts, sampling_params, lora_request, priority, **vllm_options)
+        requests = self._requests("enqueue", prompts, sampling_params, lora_request, priority, vllm_options)
         return self._calls.enqueue(requests)
 
     def wait_for_completion(self, output_type: Any = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
@@ -327,16 +327,17 @@ class LLM:
 
     def _requests(
         self,
+        method: str,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         lora_request: "LoRARequest | Sequence[LoRARequest | None] | None",
         priority: int | Sequence[int] | None,
-        **vllm_options: Any,
+        vllm_options: dict[str, Any],
     ) -> list[Request]:
         prompt_list = split_prompts(prompts)
         # Raises ValueError for an unknown name, and for an option of vLLM's whose value would change something. The
         # names are for the error's suggestion; use_tqdm may come from enqueue(), where vLLM has it.
-        known_names(vllm_options, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
+        known_names(vllm_options, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), method)
         params_list = self._params_list(sampling_params, len(prompt_list))
         adapters = one_per_prompt("lora_request", lora_request, len(prompt_list))
         priorities = one_per_prompt("priority", priority, len(prompt_list))

@@ -15,6 +15,7 @@ import pytest
 import nanovllm
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.logprobs.scores import TokenLogprobs
+from nanovllm.request import Request
 from nanovllm.sampling_params import RequestOutputKind
 from nanovllm.worker.model_runner import ModelRunnerOutput
 from tests.faults import Instants
@@ -319,8 +320,12 @@ def test_a_failed_step_loses_nothing_of_a_delta(llm):
         assert found == [clean], f"after an exception at {line}"
 
 
-def test_a_failed_step_is_not_counted(llm, monkeypatch):
-    engine, run = llm.engine, llm.engine.model_runner.run
+@pytest.mark.parametrize("where", ["run", "filtered"])
+def test_a_failed_step_is_not_counted(llm, monkeypatch, where):
+    """One that fails in the middle, and one that fails in the last thing that it does."""
+    engine = llm.engine
+    owner = {"run": engine.model_runner, "filtered": Request}[where]
+    do = getattr(owner, where)
 
     def counts() -> tuple[int, int, int, int]:
         engine.reset_prefix_cache()
@@ -332,10 +337,10 @@ def test_a_failed_step_is_not_counted(llm, monkeypatch):
 
     clean, failures = counts(), iter([True, False, False])
 
-    def fails(output):
+    def fails(*args):
         if next(failures, False):
             interrupt()
-        return run(output)
+        return do(*args)
 
-    monkeypatch.setattr(engine.model_runner, "run", fails)
+    monkeypatch.setattr(owner, where, fails)
     assert counts() == clean

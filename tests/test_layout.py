@@ -35,6 +35,7 @@ from nanovllm import LLM, SamplingParams
 LLM(sys.argv[1]).generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
 packages = {name.rpartition(".")[0] for name in sys.modules}
 print(*(name.removeprefix("nanovllm.") for name in sys.modules.keys() - packages if name.startswith("nanovllm.")))
+assert "rich" not in sys.modules, "for a bar that is not drawn"
 """
 
 

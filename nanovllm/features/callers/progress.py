@@ -16,11 +16,14 @@ def progress_bar(
 
     stats, cache: the engine's counters, which go on counting; the bar shows what they gain while it is drawn.
     """
+    if not show or total == 0:
+        yield lambda num_done: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    if not show or not (console.is_terminal or console.is_jupyter) or total == 0:
+    if not (console.is_terminal or console.is_jupyter):
         yield lambda num_done: None
         return
     Bar, width = Progress, 40
