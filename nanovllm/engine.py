@@ -339,11 +339,10 @@ class LLMEngine:
         self.scheduler.update(scheduled, result.sampled_token_ids)
         now = time.perf_counter()
         progressed = {}
-        results = zip(scheduled.chunks, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
-        for chunk, logprobs, pooled, prompt_logprobs in results:
-            request = self.requests[chunk.seq.request_id]
+        results = zip(self._in_flight, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
+        for (chunk, request), logprobs, pooled, prompt_logprobs in results:
             for position, token_logprobs in prompt_logprobs:
-                request.set_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, token_logprobs)
+                request.add_prompt_logprobs(position, token_logprobs)
             if chunk.reaches_end:
                 request.pooled = pooled
                 request.add_tokens(chunk, logprobs, now)

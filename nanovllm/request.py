@@ -142,7 +142,7 @@ class Request:
             sample.detokenizer.append(shown_token_ids)
         for token_logprobs in logprobs[: len(new_token_ids)]:  # rows after a rejected draft token are dropped
             if token_logprobs is not None:
-                self.set_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), token_logprobs)
+                self._set_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), token_logprobs)
         if sample.error:
             logger.warning("request %s ends with an error: %s", self.request_id, sample.error.splitlines()[0])
         if seq.sample_index == 0 and new_token_ids:
@@ -150,7 +150,13 @@ class Request:
             self.metrics.last_token_time = now
             self.metrics.count(len(chunk.draft_token_ids), len(new_token_ids))
 
-    def set_logprobs(self, entries: list, token_ids: list[int], position: int, token_logprobs: "TokenLogprobs") -> None:
+    def add_prompt_logprobs(self, position: int, token_logprobs: "TokenLogprobs") -> None:
+        """Take in the logprobs of the prompt's token at this position. Those of earlier ones are known."""
+        self._set_logprobs(self.prompt_logprobs, self.prompt_token_ids, position, token_logprobs)
+
+    def _set_logprobs(
+        self, entries: list, token_ids: list[int], position: int, token_logprobs: "TokenLogprobs"
+    ) -> None:
         """Set entries[position] to the logprobs of token_ids[position], and drop any later entries.
 
         entries: the logprobs of a sample or of the prompt.

@@ -188,7 +188,9 @@ def move_together(tree: Any, device: torch.device) -> Any:
 def fetch_together(tree: Any) -> Any:
     """Bring all tensors in such a tree into the CPU's memory, by one copy that waits for the device."""
     tensors = [x for x in _tensors_in(tree) if not x.is_cpu]
-    if len(tensors) < 2:  # there is nothing to pack
+    if not tensors:
+        return tree
+    if len(tensors) == 1:  # there is nothing to pack
         return _replaced(tree, {id(x): x.cpu() for x in tensors})
     return _replaced(tree, _moved(tensors, Tensor.cpu))
 

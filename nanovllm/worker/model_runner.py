@@ -254,7 +254,8 @@ class ModelRunner:
         """Compute one step. A step without chunks computes nothing."""
         if not output.chunks:
             return ModelRunnerOutput()
-        return self.run_packed(*pack(output, self.block_size, self.model_config.eos_token_ids))
+        batch, sampling = pack(output, self.block_size, self.model_config.eos_token_ids)
+        return self.run_packed(batch, sampling)
 
     @torch.inference_mode()  # in_own_modes, around this, has switched off whatever the caller had on
     def run_packed(self, batch: Batch, sampling: SamplingBatch) -> ModelRunnerOutput:
