@@ -120,9 +120,10 @@ class Batch:
             max_query_len=max(query_lens),
             max_key_len=max(seqlens_k),
         )
-        # Parts of one name belong to one wing, and any of them adds what all of them need.
-        for part in {name: part for chunk in output.chunks for name, part in chunk.seq.parts.items()}.values():
-            batch = part.add_to_batch(batch, output)
+        # Parts of one name belong to one wing, whose class adds what all of them need.
+        wings = {name: type(part) for chunk in output.chunks for name, part in chunk.seq.parts.items()}
+        for part_class in wings.values():
+            batch = part_class.add_to_batch(batch, output)
         vars(batch).update(query_lens=query_lens, key_lens=seqlens_k)  # cached properties that are known here
         return batch
 
