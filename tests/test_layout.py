@@ -27,7 +27,7 @@ worker.cpu.reorder worker.cpu.threads worker.kernels worker.kv_cache worker.laye
 worker.model_runner worker.modes worker.platform worker.pointers worker.sampler
 """
 WINGS = """
-compat.finder features.callers.ctrl_c features.callers.fair_lock features.callers.progress features.callers.shared_calls
+compat.finder features.callers.fair_lock features.callers.shared_turns
 """
 LOADED = """
 import sys

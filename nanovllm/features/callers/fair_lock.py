@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import get_ident
 from typing import TypeVar
@@ -68,7 +69,7 @@ class FairLock:
         check_process()  # the turn may be a thread's that only the parent has
         mine = next((turn for turn in self.queue.copy() if turn.thread == get_ident() and turn.is_valid()), None)
         if mine is None:
-            return Turn(self.queue).run(lambda: self._work(work))
+            return Turn(self.queue).run(partial(self._work, work))
         if within and mine is self.queue[0]:
             return work()
         raise RuntimeError(WITHIN_A_STEP)  # or a signal handler interrupts the waiting: it would wait for itself

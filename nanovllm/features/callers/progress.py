@@ -9,16 +9,11 @@ from nanovllm.stats import EngineStats
 
 
 @contextmanager
-def progress_bar(
-    stats: EngineStats, cache: PrefixCacheStats, total: int, show: bool
-) -> Iterator[Callable[[int], None]]:
+def progress_bar(stats: EngineStats, cache: PrefixCacheStats, total: int) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with the number of finished requests. It draws a bar on a terminal or in a notebook.
 
     stats, cache: the engine's counters, which go on counting; the bar shows what they gain while it is drawn.
     """
-    if not show or total == 0:
-        yield lambda num_done: None
-        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
