@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from nanovllm import wings
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks import forks
-from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within, notify
-from nanovllm.checks.interruptions import interruptible_imports
+from nanovllm.checks.callers import WITHIN_A_STEP, check_process, interruptible_imports, is_within, notify, watch_forks
 from nanovllm.checks.names import known_names
 from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
@@ -78,7 +76,7 @@ class LLMEngine:
 
         Only once the weights are in a GPU's memory is it known what else fits there.
         """
-        forks.check_process()
+        check_process()
         self.config = config
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         self.directory = directory
@@ -90,7 +88,7 @@ class LLMEngine:
         self.wings: dict[str, wings.Wing] = {}
         self.model_runner = wings.make_runner(config, self.model_config)
         prepared = wings.prepare(self)
-        forks.watch()
+        watch_forks()
         self.model_runner.load(directory)
         self.kv_pool = self.model_runner.prepare(wings.largest_image(self))
         self.block_manager = wings.make_block_manager(
@@ -375,7 +373,7 @@ class LLMEngine:
         If rebuilding fails as well, the next change begins by rebuilding. Raises RuntimeError if a callback begins a
         change in the middle of another.
         """
-        forks.check_process()
+        check_process()
         # The stack is asked, not a flag: an exception out of any line may leave a flag set.
         if is_within(LLMEngine._change, self, sys._getframe(1)):
             raise RuntimeError(WITHIN_A_STEP)

@@ -22,7 +22,7 @@ from tests.faults import Instants
 
 FOLDER = nanovllm.__path__[0]
 # From a call's first line to its last: enqueuing, taking turns, steps, giving turns back, what is left of the call.
-OF_CALLS = ("llm.py", "engine.py", "features/callers/", "checks/callbacks.py", "checks/forks.py")
+OF_CALLS = ("llm.py", "engine.py", "features/callers/", "checks/callers.py")
 WHOLE_CALLS = {
     event: Instants(*(f"{FOLDER}/{name}" for name in OF_CALLS), event=event) for event in ("call", "line", "opcode")
 }

@@ -15,8 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import get_ident
 from typing import TypeVar
 
-from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within
-from nanovllm.checks.forks import check_process
+from nanovllm.checks.callers import WITHIN_A_STEP, check_process, is_within
 
 Result = TypeVar("Result")
 POLL_S = 0.05  # how long a turn that was lost may hold up the next

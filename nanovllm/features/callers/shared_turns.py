@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, TypeVar
 
-from nanovllm.checks.callbacks import is_within
+from nanovllm.checks.callers import is_within
 from nanovllm.checks.exits import finish_at_exit
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.fair_lock import FairLock
