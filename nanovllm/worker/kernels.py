@@ -23,8 +23,8 @@ cpu/c_kernels.py has the same in C, tested against them.
     choose_tokens(logits, batch) -> token ids [R]
         A token for each row of logits, float32 [R, vocab_size]: see worker/sampler.py.
     library, dtype, recorder
-        The compiled C library, the dtype of its numbers, and the Recorder through which it is called (cpu/recorder.py).
-        None if PyTorch does the work.
+        The compiled C library, the dtype of its numbers, and the Recorder through which it is called (c_calls.py). None
+        if PyTorch does the work.
     load_wing(source, signatures) -> library or None
         A wing's C file, compiled for the same dtype. signatures: {function: its struct of arguments}. None, after a
         warning, if that fails; then the wing computes in PyTorch.
