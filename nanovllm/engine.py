@@ -16,7 +16,6 @@ from nanovllm import wings
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.callers import WITHIN_A_STEP, check_process, interruptible_imports, is_within, notify, watch_forks
 from nanovllm.checks.names import known_names
-from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
@@ -24,7 +23,7 @@ from nanovllm.detokenizer import Detokenizer
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.files.tokenizer import load_tokenizer, with_eos
 from nanovllm.outputs import RequestMetrics, RequestOutput
-from nanovllm.prompts import Prompt
+from nanovllm.prompts import Prompt, check_request
 from nanovllm.request import Request, Sample, prefix_order
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams
 from nanovllm.stats import EngineStats
@@ -80,7 +79,9 @@ class LLMEngine:
         self.config = config
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         self.directory = directory
-        model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config, config)
+        model_config = ModelConfig.from_directory(
+            directory, overrides=config.hf_overrides, generation_config=config.generation_config, engine_config=config
+        )
         tokenizer_place = resolve_tokenizer(config.tokenizer) if config.tokenizer else directory
         self.tokenizer = load_tokenizer(tokenizer_place)
         wings.use_processors_template(self.tokenizer, tokenizer_place, model_config)
@@ -136,7 +137,7 @@ class LLMEngine:
 
         compile_grammar=False: the caller will call compile_grammars() itself. Compiling may take seconds.
         """
-        asked = check_request(self, prompt, params, lora_request, priority, request_id)
+        asked = check_request(self, prompt, params, lora_request=lora_request, priority=priority, request_id=request_id)
         samples = []
         for sample_index in range(asked.params.n):
             seq = Sequence(
@@ -181,7 +182,7 @@ class LLMEngine:
         pool.
         """
         self.recover()  # before ids are looked up: a restart changes `requests`
-        self._assign_ids(requests)
+        self._assign_ids(requests)  # not within the change: a ValueError of a caller's would empty the cache
         self._queue(sorted(requests, key=prefix_order))
         return [request.request_id for request in requests]
 
@@ -352,7 +353,10 @@ class LLMEngine:
     def make_outputs(
         self, scheduled: SchedulerOutput, progressed: list[Request], started: float
     ) -> list[RequestOutput]:
-        """Returns outputs of requests that have ended, and of streamed ones that got a token."""
+        """Tell on_step, let go of requests that have ended or are to be aborted, and count the step, last of all.
+
+        Returns outputs of requests that have ended, and of streamed ones that got a token.
+        """
         if self.on_step is not None and scheduled.chunks:
             notify(self.on_step, scheduled, progressed)
         finished = [request for request in progressed if request.finished]

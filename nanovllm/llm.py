@@ -261,7 +261,13 @@ class LLM:
         """
         chat = wings.load("features.chat_template.chat")
         return chat.chat_prompt(
-            self.engine, messages, add_generation_prompt, cache_salt, mm_processor_kwargs, is_trusted, **options
+            self.engine,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            cache_salt=cache_salt,
+            mm_processor_kwargs=mm_processor_kwargs,
+            is_trusted=is_trusted,
+            **options,
         )
 
     def stream(

@@ -26,7 +26,11 @@ logger = logging.getLogger("nanovllm")
 
 @dataclass
 class Sample:
-    """One of the n continuations of a prompt. logprobs: one dict per token, if the request asked for them."""
+    """One of the n continuations of a prompt. logprobs: one dict per token, if the request asked for them.
+
+    The detokenizer gets each token as soon as it is accepted if there are stop strings to look for (from the scheduler,
+    as seq.stop_checker); after each step if the text is read while it grows (add_tokens); otherwise all at the end.
+    """
 
     seq: Sequence
     detokenizer: Detokenizer
@@ -136,7 +140,6 @@ class Request:
         seq = chunk.seq
         sample = self.samples[seq.sample_index]
         new_token_ids = seq.tokens[chunk.known_end :]
-        # With stop strings, the scheduler has given the tokens to this detokenizer: it is the seq.stop_checker.
         if self.text_grows and seq.stop_checker is None:
             shown_token_ids = new_token_ids[:-1] if seq.ended_by_token else new_token_ids
             sample.detokenizer.append(shown_token_ids)
@@ -181,8 +184,7 @@ class Request:
         del sample.logprobs[seq.num_generated_tokens :]
         if self.output_filter is not None:
             self.output_filter.roll_back(seq.sample_index, seq.num_generated_tokens)
-        if self.text_grows or seq.stop_checker is not None:
-            sample.detokenizer.restart(seq.generated_token_ids)
+        sample.detokenizer.restart(seq.generated_token_ids)
 
     def filtered(self, output: RequestOutput) -> RequestOutput | None:
         """An output of this request in the form that its output_kind asks for. None if there is nothing to show."""

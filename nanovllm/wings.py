@@ -26,10 +26,10 @@ from nanovllm.core.block_manager import BlockManager, broadcast
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 
 if TYPE_CHECKING:
-    from nanovllm.checks.requests import Asked
     from nanovllm.engine import LLMEngine
     from nanovllm.features.images.prompt_images import PromptImages
     from nanovllm.llm import Turns
+    from nanovllm.prompts import Asked
 
 
 class Wing:

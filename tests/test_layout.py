@@ -16,7 +16,7 @@ ROW = re.compile(r"^\| .+ \| \[([\w/]+\.(?:py|c))\]\(([\w/]+\.(?:py|c))\) · `([
 # What greedy generation from a plain Llama loads, on a CPU with a C compiler: a module that is added here, or in a wing
 # below, is a decision.
 HEART = """
-checkpoint checks.callers checks.exits checks.names checks.requests checks.values
+checkpoint checks.callers checks.exits checks.names checks.values
 config
 core.block_hash core.block_manager core.cache_stats core.integrity core.scheduler core.sequence detokenizer engine
 files.config_json files.end_tokens files.hub files.model_fields files.prompt_length files.system files.tensor_files

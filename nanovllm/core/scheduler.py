@@ -112,12 +112,15 @@ class SchedulerOutput:
     num_tokens: int
 
     def per_chunk(self, rows: list[Row]) -> list[list[Row]]:
-        """Split a flat list, which has an entry for each row with logits, into one list for each chunk."""
+        """Split a flat list, which has an entry for each row with logits, into one list for each chunk: for update().
+
+        A model runner does that with what it was sent (SamplingBatch.per_chunk). This is for who plays its part.
+        """
         return split_rows(rows, [chunk.num_logits for chunk in self.chunks])
 
 
 def split_rows(rows: list[Row], counts: list[int]) -> list[list[Row]]:
-    """Split a flat list into lists of so many entries; nothing, into lists of none."""
+    """Split a flat list into lists of so many entries. An empty one gives empty lists: a rank without logits has it."""
     ends = accumulate(counts)
     return [rows[end - count : end] for count, end in zip(counts, ends, strict=True)]
 

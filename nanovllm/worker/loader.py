@@ -38,9 +38,10 @@ def load_model(
     """Build the decoder and read the weights into it; dummy: random ones instead.
 
     group: this rank among those that share the model (features/parallel/group.py), which reads its share only.
-    quantization, kernels: see features/quantization/convert.py. kv_cache_dtype: what the weights will give keys for; a
-    warning may follow. finish_linear: called when a layer's weight is there, unless it is one of few bits. Raises
-    ValueError or FileNotFoundError for files that are not this model's, before a weight is read.
+    quantization, kernels: see features/quantization/convert.py. kv_cache_dtype: changes nothing here, but a warning may
+    follow: the keys of some weights lose much in int8. finish_linear: called when a layer's weight is there, unless it
+    is one of few bits. Raises ValueError or FileNotFoundError for files that are not this model's, before a weight is
+    read.
     """
     if config.published is not None and device.type != "cpu":
         config = replace(config, published=replace(config.published, unpacks=True))

@@ -171,7 +171,7 @@ def load_cpu_kernels(
         defines = (dtype_defines, dtype_defines + head_defines)
         with ThreadPoolExecutor() as compilers:  # side by side: a first start takes 3 s instead of 4
             library, heads = compilers.map(load_library, sources, defines)
-        for name in HEADS:
+        for name in HEADS:  # from here on, the functions of both libraries are found in one
             setattr(library, name, getattr(heads, name))
         declare(library, SIGNATURES)
     except FAILURES as error:
