@@ -47,7 +47,7 @@ def load_model(
         config = replace(config, published=replace(config.published, unpacks=True))
     config = config if dummy else as_stored(directory, config)
     make_decoder = Decoder if group is None else group.make_decoder
-    # The whole model without memory: the names and shapes of which this rank reads a share.
+    # The whole model without memory: the names and shapes that the files have to hold; a rank reads its share of them.
     whole = dict(_uninitialised(Decoder, config, dtype, torch.device("meta")).checkpoint_tensors())
     files = WeightFiles(directory, config, whole, dummy)
     files.check_memory(dtype, quantization, device, 1 if group is None else group.size)

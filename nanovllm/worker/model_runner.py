@@ -126,7 +126,19 @@ def on_device(batch: Batch, sampling: SamplingBatch, device: torch.device) -> tu
 class ModelRunner:
     """All of the model, or one rank's share (features/parallel). load(), prepare(), then a run() for each step.
 
+    from the beginning
     parts             {name: ModelPart}: "adapters", and "tower" of a model that sees images, once one comes
+    kv_config         the model's sizes as the KV cache sees them (Platform.kv_format), with kv_dtype
+
+    from load() on
+    model, rotary     the weights, and the angles of positions; weight_bytes: of all of them
+    step_context      makes what each step runs in
+
+    from the beginning on a CPU, from prepare() on elsewhere (allocate_kv_cache)
+    kv_cache, states  K/V of num_blocks blocks, and a hybrid model's states; None for any other
+    max_model_len     is lowered to what the pool holds
+
+    from prepare() on
     recorded_steps    forward passes to replay; None: every step runs the model's code
     batch_invariant   says where a row's logits do not depend on the rest of the step (see Platform.batch_invariant)
     """

@@ -25,7 +25,7 @@ from nanovllm.worker.c_calls import FLOAT, INT, PTR, Recorder, address, address_
 from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
 from nanovllm.worker.cpu.memory import memory_for_weight
 from nanovllm.worker.cpu.threads import load_pool, num_pool_threads
-from nanovllm.worker.kernels import Kernels, Tensors
+from nanovllm.worker.kernels import Kernels, Pair
 from nanovllm.worker.sampler import SamplingBatch, log_of
 
 logger = logging.getLogger("nanovllm")
@@ -255,9 +255,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, dtype: torch.dtype, kv_dtype: t
             raise TypeError("a function in C reads keys and values whose blocks are equally far apart")
         return {"k_cache": address(k_cache, kv_dtype, shape, 1), "v_cache": address(v_cache, kv_dtype, shape, 1)}
 
-    def add_rms_norm(
-        hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
-    ) -> Tensors:
+    def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> Pair:
         shape, size = hidden.shape, hidden.shape[-1]
         normed = hidden.new_empty(shape)
         if residual is None:
@@ -283,9 +281,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, dtype: torch.dtype, kv_dtype: t
         recorder.call(lib.silu_and_mul, args)
         return out
 
-    def rotary_and_write(
-        q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch
-    ) -> None:
+    def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Pair | None, kv_layer: Pair, batch: Batch) -> None:
         rows = len(q)
         k_cache, v_cache = kv_layer
         kv_shape = (rows, num_kv_heads, head_dim)
