@@ -1,9 +1,9 @@
 """The KV cache as a chapter shows it, slot by slot, whatever layout the machine's kernels have inside a block."""
 
-from nanovllm.worker.kernels import Kernels, Tensors
+from nanovllm.worker.kernels import Kernels, Pair
 
 
-def in_slots(kv_layer: Tensors, kernels: Kernels) -> Tensors:
+def in_slots(kv_layer: Pair, kernels: Kernels) -> Pair:
     """K and V of a layer, each [num_blocks, block_size, num_kv_heads, head_dim]. cpu/attention.h has the C layout."""
     if kernels.library is None:
         return kv_layer

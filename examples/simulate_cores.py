@@ -43,8 +43,8 @@ from rich.table import Table
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.tools.demo_model import model_or_demo
+from nanovllm.worker.c_calls import INT, PTR
 from nanovllm.worker.cpu import c_kernels, threads
-from nanovllm.worker.cpu.c_kernels import INT, PTR
 
 NUM_STEPS = 5  # of the times that each takes, the shortest counts: other programs may be running
 SHAPES: dict[str, dict[str, Any]] = {

@@ -61,7 +61,7 @@ _MODULES = {  # a module -> what `from nanovllm import ...` takes from it
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
-            from nanovllm.checks.interruptions import interruptible_imports
+            from nanovllm.checks.callers import interruptible_imports
 
             with interruptible_imports():
                 return getattr(import_module(module), name)

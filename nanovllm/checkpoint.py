@@ -4,6 +4,7 @@ A GGUF file is a whole checkpoint, too: files/gguf_file.py reads its metadata.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ class ModelConfig:
     end_tokens: dict[int, tuple[str, ...]] = field(default_factory=dict)  # {token that ends an answer: who says so}
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json as options of SamplingParams
 
-    @property
+    @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         return frozenset(self.end_tokens)
 

@@ -53,7 +53,7 @@ SIZES = ("max_model_len", "max_num_batched_tokens", *CACHES)  # may be given as 
 OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "flash_attn", "cuda_graphs")
 
 
-@names_checked
+@names_checked("LLM")
 @dataclass(frozen=True)
 class EngineConfig:
     """Options of an LLM, with vLLM's names. None stands for an option's default."""

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from nanovllm import wings
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks import forks
-from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within, notify
-from nanovllm.checks.interruptions import interruptible_imports
+from nanovllm.checks.callers import WITHIN_A_STEP, check_process, interruptible_imports, is_within, notify, watch_forks
 from nanovllm.checks.names import known_names
-from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
@@ -26,7 +23,7 @@ from nanovllm.detokenizer import Detokenizer
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.files.tokenizer import load_tokenizer, with_eos
 from nanovllm.outputs import RequestMetrics, RequestOutput
-from nanovllm.prompts import Prompt
+from nanovllm.prompts import Prompt, check_request
 from nanovllm.request import Request, Sample, prefix_order
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams
 from nanovllm.stats import EngineStats
@@ -78,11 +75,13 @@ class LLMEngine:
 
         Only once the weights are in a GPU's memory is it known what else fits there.
         """
-        forks.check_process()
+        check_process()
         self.config = config
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         self.directory = directory
-        model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config, config)
+        model_config = ModelConfig.from_directory(
+            directory, overrides=config.hf_overrides, generation_config=config.generation_config, engine_config=config
+        )
         tokenizer_place = resolve_tokenizer(config.tokenizer) if config.tokenizer else directory
         self.tokenizer = load_tokenizer(tokenizer_place)
         wings.use_processors_template(self.tokenizer, tokenizer_place, model_config)
@@ -91,7 +90,7 @@ class LLMEngine:
         self.wings: dict[str, wings.Wing] = {}
         self.model_runner = wings.make_runner(config, self.model_config)
         prepared = wings.prepare(self)
-        forks.watch()
+        watch_forks()
         self.model_runner.load(directory)
         self.kv_pool = self.model_runner.prepare(wings.largest_image(self))
         self.block_manager = wings.make_block_manager(
@@ -139,7 +138,7 @@ class LLMEngine:
 
         compile_grammar=False: the caller will call compile_grammars() itself. Compiling may take seconds.
         """
-        asked = check_request(self, prompt, params, lora_request, priority, request_id)
+        asked = check_request(self, prompt, params, lora_request=lora_request, priority=priority, request_id=request_id)
         samples = []
         for sample_index in range(asked.params.n):
             seq = Sequence(
@@ -184,7 +183,7 @@ class LLMEngine:
         pool.
         """
         self.recover()  # before ids are looked up: a restart changes `requests`
-        self._assign_ids(requests)
+        self._assign_ids(requests)  # not within the change: a ValueError of a caller's would empty the cache
         self._queue(sorted(requests, key=prefix_order))
         return [request.request_id for request in requests]
 
@@ -222,7 +221,7 @@ class LLMEngine:
         request_id: None lets the engine choose one. options: lora_request, priority. stream: step() returns an output
         for the request after every step that gave it a token, in the form that params.output_kind asks for.
         """
-        options = known_names(options, ("lora_request", "priority"), "generate")
+        options = known_names(options, ("lora_request", "priority"), "add_request")
         request = self.make_request(prompt, params, request_id=request_id, stream=stream, **options)
         if request.params.output_kind is RequestOutputKind.FINAL_ONLY:
             request.stream = False
@@ -326,7 +325,7 @@ class LLMEngine:
     def schedule(self, drafts: dict[int, list[int]], started: float) -> SchedulerOutput:
         """Choose the step's work. started: the step's time, for the metrics of requests that are first worked on."""
         scheduled = self.scheduler.schedule(drafts)
-        assert scheduled.chunks or self.scheduler.none_may_start(), "no chunk, although a waiting sequence may start"
+        assert scheduled.chunks or self.scheduler.next_waiting() is None, "no chunk, and a sequence may start"
         for wing in self.wings.values():
             wing.after_schedule(scheduled)
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
@@ -340,11 +339,10 @@ class LLMEngine:
         self.scheduler.update(scheduled, result.sampled_token_ids)
         now = time.perf_counter()
         progressed = {}
-        results = zip(scheduled.chunks, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
-        for chunk, logprobs, pooled, prompt_logprobs in results:
-            request = self.requests[chunk.seq.request_id]
+        results = zip(self._in_flight, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
+        for (chunk, request), logprobs, pooled, prompt_logprobs in results:
             for position, token_logprobs in prompt_logprobs:
-                request.set_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, token_logprobs)
+                request.add_prompt_logprobs(position, token_logprobs)
             if chunk.reaches_end:
                 request.pooled = pooled
                 request.add_tokens(chunk, logprobs, now)
@@ -356,7 +354,10 @@ class LLMEngine:
     def make_outputs(
         self, scheduled: SchedulerOutput, progressed: list[Request], started: float
     ) -> list[RequestOutput]:
-        """Returns outputs of requests that have ended, and of streamed ones that got a token."""
+        """Tell on_step, let go of requests that have ended or are to be aborted, and count the step, last of all.
+
+        Returns outputs of requests that have ended, and of streamed ones that got a token.
+        """
         if self.on_step is not None and scheduled.chunks:
             notify(self.on_step, scheduled, progressed)
         finished = [request for request in progressed if request.finished]
@@ -365,10 +366,9 @@ class LLMEngine:
         aborted = self._apply_aborts()
         shown = [request for request in progressed + aborted if request.finished or request.stream]
         unique = {request.request_id: request for request in shown}  # an aborted request may have got a token, too
-        outputs = [(request, request.output()) for request in unique.values()]
+        outputs = [request.filtered(request.output()) for request in unique.values()]
         self.stats.count_step(scheduled, len(finished), time.perf_counter() - started)
-        filtered = [request.filtered(output) for request, output in outputs]
-        return [output for output in filtered if output is not None]
+        return [output for output in outputs if output is not None]
 
     # -- a change that an exception interrupts --------------------------------------------------------------------
 
@@ -378,7 +378,7 @@ class LLMEngine:
         If rebuilding fails as well, the next change begins by rebuilding. Raises RuntimeError if a callback begins a
         change in the middle of another.
         """
-        forks.check_process()
+        check_process()
         # The stack is asked, not a flag: an exception out of any line may leave a flag set.
         if is_within(LLMEngine._change, self, sys._getframe(1)):
             raise RuntimeError(WITHIN_A_STEP)

@@ -6,6 +6,7 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,64 +38,138 @@ Message = dict[str, Any]
 Result = TypeVar("Result")
 
 
+class Turns:
+    """When calls of an LLM may use its engine. This is what one thread needs: at once.
+
+    If features/callers/ is there, an LLM has its SharedTurns: several threads may call at the same time, Ctrl-C comes
+    between two steps, and a progress bar is drawn.
+    """
+
+    def call(self, work: Callable[[], Result]) -> Result:
+        """work(), a whole call, which takes turns."""
+        return work()
+
+    def run(self, work: Callable[[], Result], *, within: bool = False) -> Result:
+        """work(), which changes the engine or reads from it, in one turn.
+
+        within: code that a step calls may ask for it in the middle of that step.
+        """
+        return work()
+
+    def progress(self, total: int, show: bool) -> AbstractContextManager[Callable[[int], None]]:
+        """Gives a function to call with the number of finished requests, of `total`."""
+        return nullcontext(lambda num_done: None)
+
+
 class Calls:
     """What an LLM does with its engine, call after call.
 
-    This is all that a script with one thread needs. If features/callers/ is there, an LLM takes its SharedCalls, which
-    has the same methods: several threads may call at once, Ctrl-C comes between two steps, and a progress bar is drawn.
+    The engine is used in turns. Whoever steps does it for all: between two turns of one call, another thread's step may
+    have brought what this one waits for.
+
+    enqueued    {request id: Request} of those that nobody waits for yet
     """
 
-    def __init__(self, engine: LLMEngine) -> None:
+    def __init__(self, engine: LLMEngine, turns: Turns) -> None:
         self.engine = engine
-        self._enqueued: list[Request] = []
-
-    def run(self, work: Callable[[], Result]) -> Result:
-        """work(), which changes the engine or reads from it."""
-        return work()
-
-    def ask(self, work: Callable[[], Result]) -> Result:
-        """work(), which code that a step calls may ask for in the middle of it, too."""
-        return work()
-
-    def around(self, call: Callable[[], Result]) -> Result:
-        """call(), which makes calls of this LLM."""
-        return call()
+        self.turns = turns
+        self.enqueued: dict[str, Request] = {}
 
     def complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        """Queue requests, unless they are queued already, and make steps until all have ended. No bar is drawn here."""
+        """Queue requests, unless they are queued already, and make steps until all have ended."""
+
+        def complete() -> list[RequestOutput]:
+            unfinished = set(self.turns.run(partial(self._enqueue, requests)))
+            with self.turns.progress(len(requests), use_tqdm) as advance:
+                while unfinished:
+                    unfinished = self.turns.run(partial(self._step, unfinished))
+                    advance(len(requests) - len(unfinished))
+            return [request.output() for request in requests]
+
         try:
-            # An LLM's requests get their ids when they are queued.
-            self.engine.enqueue([request for request in requests if not request.request_id])
-            while not all(request.finished for request in requests):
-                self.engine.step()
+            return self.turns.call(complete)
         except BaseException:
-            self.engine.abort_requests(requests)
+            self._drop(requests)
             raise
-        return [request.output() for request in requests]
 
     def stream(self, request: Request) -> Generator[RequestOutput, None, None]:
         """Queue a request. Yields its output after each step that has given it a token, and once it has ended."""
+        num_tokens, finished = 0, False
         try:
-            self.engine.enqueue([request])
-            while not request.finished:
-                num_tokens = request.num_generated_tokens
-                self.engine.step()
-                if request.finished or request.num_generated_tokens > num_tokens:
-                    yield request.output()
+            self._in_one_turn(partial(self._enqueue, [request]))
+            while not finished:
+                output = self._in_one_turn(partial(self._step_of_stream, request, num_tokens))
+                if output is not None:
+                    num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
+                    finished = output.finished
+                    yield output
         except BaseException:  # also when the iterator is closed
-            self.engine.abort_requests([request])
+            self.engine.to_abort[request.request_id] = request  # first of all: Ctrl-C may interrupt any call
+            self._drop([request])
             raise
 
     def enqueue(self, requests: list[Request]) -> list[str]:
         """Queue requests for wait()."""
-        request_ids = self.engine.enqueue(requests)
-        self._enqueued += requests
-        return request_ids
+        try:
+            return self._in_one_turn(partial(self._enqueue_for_later, requests))
+        except BaseException:
+            self._drop(requests)
+            raise
 
     def wait(self, use_tqdm: bool) -> list[RequestOutput]:
         """Compute what was enqueued."""
-        requests, self._enqueued = self._enqueued, []
-        return self.complete(requests, use_tqdm)
+        requests = list(self.enqueued.values())
+        outputs = self.complete(requests, use_tqdm)
+        self._in_one_turn(partial(self._end, requests))
+        return outputs
+
+    def _drop(self, requests: list[Request]) -> None:
+        """End requests that nobody waits for any more: now or, in the middle of a step, with its end."""
+        self.engine.to_abort.update({request.request_id: request for request in requests})
+        with suppress(RuntimeError):  # of a thread that waits for its turn already: the next step ends them
+            self._in_one_turn(partial(self._end, requests), within=True)
+
+    def _in_one_turn(self, work: Callable[[], Result], *, within: bool = False) -> Result:
+        """work(), a call that needs no more than one turn."""
+        return self.turns.call(partial(self.turns.run, work, within=within))
+
+    # In a turn.
+
+    def _enqueue(self, requests: list[Request]) -> list[str]:
+        """Queue those that are not queued yet: an LLM's requests get their ids then. Returns all their ids."""
+        self.engine.enqueue([request for request in requests if not request.request_id])
+        return [request.request_id for request in requests]
+
+    def _enqueue_for_later(self, requests: list[Request]) -> list[str]:
+        request_ids = self._enqueue(requests)
+        self.enqueued.update(zip(request_ids, requests, strict=True))
+        return request_ids
+
+    def _end(self, requests: list[Request]) -> None:
+        """Nobody waits for these any more."""
+        self.engine.abort_requests(requests)
+        ended = {request.request_id for request in requests}
+        self.enqueued = {name: request for name, request in self.enqueued.items() if name not in ended}
+
+    def _step(self, request_ids: set[str]) -> set[str]:
+        """Make a step unless all of these requests have ended. Returns the ids of those that have not."""
+        engine = self.engine
+        if request_ids.isdisjoint(engine.requests):
+            engine.recover()  # unless the step that ended them is taken back here
+        elif not engine.step():
+            return request_ids  # none has ended in this step, and looking for those that others have ended takes time
+        return request_ids & engine.requests.keys()
+
+    def _step_of_stream(self, request: Request, num_tokens: int) -> RequestOutput | None:
+        """Make a step unless the request has ended, or has more tokens than these. None if it has no more yet."""
+
+        def has_news() -> bool:
+            return request.finished or request.num_generated_tokens > num_tokens
+
+        self.engine.recover()
+        if not has_news():
+            self.engine.step()
+        return request.output() if has_news() else None
 
 
 class LLM:
@@ -106,7 +181,8 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
-        self._calls = wings.make_calls(self.engine)  # SharedCalls; Calls, if features/callers/ has been deleted
+        self._turns = wings.make_turns(self.engine)  # SharedTurns; Turns, if features/callers/ has been deleted
+        self._calls = Calls(self.engine, self._turns)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
@@ -138,7 +214,7 @@ class LLM:
         Raises one ValueError, before any work is done, that lists the bad prompts by index (at most twenty). Ctrl-C
         takes effect between two steps: the call's requests are dropped, and the LLM stays usable.
         """
-        requests = self._requests(prompts, sampling_params, lora_request, priority, **vllm_options)
+        requests = self._requests("generate", prompts, sampling_params, lora_request, priority, vllm_options)
         return self._calls.complete(requests, use_tqdm)
 
     def chat(
@@ -185,7 +261,13 @@ class LLM:
         """
         chat = wings.load("features.chat_template.chat")
         return chat.chat_prompt(
-            self.engine, messages, add_generation_prompt, cache_salt, mm_processor_kwargs, is_trusted, **options
+            self.engine,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            cache_salt=cache_salt,
+            mm_processor_kwargs=mm_processor_kwargs,
+            is_trusted=is_trusted,
+            **options,
         )
 
     def stream(
@@ -215,7 +297,7 @@ class LLM:
         Raises ValueError.
         """
         beam_search = wings.load("features.beam_search.search").beam_search
-        return self._calls.around(partial(beam_search, self, prompts, params, **options))
+        return self._turns.call(partial(beam_search, self, prompts, params, **options))
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields a last output (finish_reason "abort"). Unknown ids are ignored.
@@ -223,7 +305,7 @@ class LLM:
         A callback that a step runs (a logits processor, on_step, on_kv_events) may call abort() and stats(). Then the
         request ends when the step ends. Any other method raises RuntimeError in the middle of a step.
         """
-        self._calls.ask(partial(self.engine.abort_request, request_id))
+        self._turns.run(partial(self.engine.abort_request, request_id), within=True)
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
@@ -238,11 +320,12 @@ class LLM:
         ends an answer to the names of the checkpoint's files that say so. images is there once an image has come:
         tower_runs, one for each image that was looked at, and tower_bytes, of its weights on all ranks.
         """
-        return self._calls.ask(partial(wings.load("features.callers.snapshot").snapshot, self.engine))
+        snapshot = wings.load("features.callers.snapshot").snapshot
+        return self._turns.run(partial(snapshot, self.engine), within=True)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes, as LLMEngine.reset_prefix_cache describes it."""
-        return self._calls.run(partial(self.engine.reset_prefix_cache, reset_running_requests, reset_connector))
+        return self._turns.run(partial(self.engine.reset_prefix_cache, reset_running_requests, reset_connector))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams, with vLLM's defaults for what it leaves out."""
@@ -257,7 +340,7 @@ class LLM:
         **vllm_options: Any,
     ) -> list[str]:
         """Queue prompts and compute nothing yet. The arguments are those of generate(). Returns the requests' ids."""
-        requests = self._requests(prompts, sampling_params, lora_request, priority, **vllm_options)
+        requests = self._requests("enqueue", prompts, sampling_params, lora_request, priority, vllm_options)
         return self._calls.enqueue(requests)
 
     def wait_for_completion(self, output_type: Any = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
@@ -273,7 +356,7 @@ class LLM:
 
     def get_metrics(self) -> "list[Metric]":
         """Counters since the engine was built, under vLLM's names; stats() has more, under ours."""
-        return self._calls.ask(self.engine.get_metrics)
+        return self._turns.run(self.engine.get_metrics, within=True)
 
     @property
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
@@ -327,16 +410,17 @@ class LLM:
 
     def _requests(
         self,
+        method: str,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         lora_request: "LoRARequest | Sequence[LoRARequest | None] | None",
         priority: int | Sequence[int] | None,
-        **vllm_options: Any,
+        vllm_options: dict[str, Any],
     ) -> list[Request]:
         prompt_list = split_prompts(prompts)
         # Raises ValueError for an unknown name, and for an option of vLLM's whose value would change something. The
         # names are for the error's suggestion; use_tqdm may come from enqueue(), where vLLM has it.
-        known_names(vllm_options, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
+        known_names(vllm_options, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), method)
         params_list = self._params_list(sampling_params, len(prompt_list))
         adapters = one_per_prompt("lora_request", lora_request, len(prompt_list))
         priorities = one_per_prompt("priority", priority, len(prompt_list))

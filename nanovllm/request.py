@@ -26,7 +26,11 @@ logger = logging.getLogger("nanovllm")
 
 @dataclass
 class Sample:
-    """One of the n continuations of a prompt. logprobs: one dict per token, if the request asked for them."""
+    """One of the n continuations of a prompt. logprobs: one dict per token, if the request asked for them.
+
+    The detokenizer gets each token as soon as it is accepted if there are stop strings to look for (from the scheduler,
+    as seq.stop_checker); after each step if the text is read while it grows (add_tokens); otherwise all at the end.
+    """
 
     seq: Sequence
     detokenizer: Detokenizer
@@ -136,13 +140,12 @@ class Request:
         seq = chunk.seq
         sample = self.samples[seq.sample_index]
         new_token_ids = seq.tokens[chunk.known_end :]
-        # With stop strings, the scheduler has given the tokens to this detokenizer: it is the seq.stop_checker.
         if self.text_grows and seq.stop_checker is None:
             shown_token_ids = new_token_ids[:-1] if seq.ended_by_token else new_token_ids
             sample.detokenizer.append(shown_token_ids)
         for token_logprobs in logprobs[: len(new_token_ids)]:  # rows after a rejected draft token are dropped
             if token_logprobs is not None:
-                self.set_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), token_logprobs)
+                self._set_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), token_logprobs)
         if sample.error:
             logger.warning("request %s ends with an error: %s", self.request_id, sample.error.splitlines()[0])
         if seq.sample_index == 0 and new_token_ids:
@@ -150,7 +153,13 @@ class Request:
             self.metrics.last_token_time = now
             self.metrics.count(len(chunk.draft_token_ids), len(new_token_ids))
 
-    def set_logprobs(self, entries: list, token_ids: list[int], position: int, token_logprobs: "TokenLogprobs") -> None:
+    def add_prompt_logprobs(self, position: int, token_logprobs: "TokenLogprobs") -> None:
+        """Take in the logprobs of the prompt's token at this position. Those of earlier ones are known."""
+        self._set_logprobs(self.prompt_logprobs, self.prompt_token_ids, position, token_logprobs)
+
+    def _set_logprobs(
+        self, entries: list, token_ids: list[int], position: int, token_logprobs: "TokenLogprobs"
+    ) -> None:
         """Set entries[position] to the logprobs of token_ids[position], and drop any later entries.
 
         entries: the logprobs of a sample or of the prompt.
@@ -175,8 +184,7 @@ class Request:
         del sample.logprobs[seq.num_generated_tokens :]
         if self.output_filter is not None:
             self.output_filter.roll_back(seq.sample_index, seq.num_generated_tokens)
-        if self.text_grows or seq.stop_checker is not None:
-            sample.detokenizer.restart(seq.generated_token_ids)
+        sample.detokenizer.restart(seq.generated_token_ids)
 
     def filtered(self, output: RequestOutput) -> RequestOutput | None:
         """An output of this request in the form that its output_kind asks for. None if there is nothing to show."""

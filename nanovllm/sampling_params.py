@@ -35,7 +35,7 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
-@names_checked
+@names_checked("SamplingParams")
 @dataclass
 class SamplingParams:
     """Parameters of one request, copied when it is made.

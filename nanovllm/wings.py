@@ -26,10 +26,10 @@ from nanovllm.core.block_manager import BlockManager, broadcast
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 
 if TYPE_CHECKING:
-    from nanovllm.checks.requests import Asked
     from nanovllm.engine import LLMEngine
     from nanovllm.features.images.prompt_images import PromptImages
-    from nanovllm.llm import Calls
+    from nanovllm.llm import Turns
+    from nanovllm.prompts import Asked
 
 
 class Wing:
@@ -127,13 +127,13 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
     return ModelRunner(config, model_config)
 
 
-def make_calls(engine: "LLMEngine") -> "Calls":
-    """What stands between an LLM and its engine."""
+def make_turns(engine: "LLMEngine") -> "Turns":
+    """When calls of an LLM may use its engine."""
     if not (PACKAGE / "features/callers").exists():
-        from nanovllm.llm import Calls
+        from nanovllm.llm import Turns
 
-        return Calls(engine)
-    return load("features.callers.shared_calls").SharedCalls(engine)
+        return Turns()
+    return load("features.callers.shared_turns").SharedTurns(engine)
 
 
 def make_block_manager(pool: Any, **options: Any) -> BlockManager:

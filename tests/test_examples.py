@@ -296,13 +296,10 @@ def test_trace_request(run, checkpoint):
     stages = re.findall(r"(\d)\. (\w+):", printed)
     assert stages == [(str(n), name) for n, name in enumerate("poll draft schedule run update outputs".split(), 1)]
     walk = printed.split("2. draft")[1].split("4. run")[0]
-    assert (
-        "Scheduler.schedule x4" in walk
-        and "BlockManager.allocate_with_prefix" in walk
-        and "worker/" not in walk.replace("worker/modes.py", "")
-    )
+    assert "Scheduler.schedule x4" in walk and "BlockManager.allocate_with_prefix" in walk
+    assert "worker/" not in walk.replace("worker/model_runner.py  own_modes x4", "")  # which is around run()
     files = printed.split("files:\n")[1].split()
-    assert files[0] == "llm.py" and len(files) == int(re.search(r"passed (\d+) files", printed)[1]) <= 36
+    assert files[0] == "llm.py" and len(files) == int(re.search(r"passed (\d+) files", printed)[1]) <= 30
 
 
 def test_bench_prefix_cache(run, tmp_path):

@@ -15,13 +15,14 @@ import pytest
 import nanovllm
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.logprobs.scores import TokenLogprobs
+from nanovllm.request import Request
 from nanovllm.sampling_params import RequestOutputKind
 from nanovllm.worker.model_runner import ModelRunnerOutput
 from tests.faults import Instants
 
 FOLDER = nanovllm.__path__[0]
 # From a call's first line to its last: enqueuing, taking turns, steps, giving turns back, what is left of the call.
-OF_CALLS = ("llm.py", "engine.py", "features/callers/", "checks/callbacks.py", "checks/forks.py")
+OF_CALLS = ("llm.py", "engine.py", "features/callers/", "checks/callers.py")
 WHOLE_CALLS = {
     event: Instants(*(f"{FOLDER}/{name}" for name in OF_CALLS), event=event) for event in ("call", "line", "opcode")
 }
@@ -214,7 +215,7 @@ def assert_usable(llm, call, expected):
     """The call answers as before, and nothing is left of one that was interrupted."""
     assert [output.outputs for output in llm.wait_for_completion(use_tqdm=False)] in ([], expected)
     assert call(llm) == expected
-    assert not llm.engine.requests and not llm._calls.turns.queue and not llm._calls.enqueued
+    assert not llm.engine.requests and not llm._turns.lock.queue and not llm._calls.enqueued
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     llm.engine.scheduler.check_integrity()
     assert len(llm.engine.block_manager.free_blocks) == NUM_BLOCKS, "a block was lost"
@@ -319,8 +320,12 @@ def test_a_failed_step_loses_nothing_of_a_delta(llm):
         assert found == [clean], f"after an exception at {line}"
 
 
-def test_a_failed_step_is_not_counted(llm, monkeypatch):
-    engine, run = llm.engine, llm.engine.model_runner.run
+@pytest.mark.parametrize("where", ["run", "filtered"])
+def test_a_failed_step_is_not_counted(llm, monkeypatch, where):
+    """One that fails in the middle, and one that fails in the last thing that it does."""
+    engine = llm.engine
+    owner = {"run": engine.model_runner, "filtered": Request}[where]
+    do = getattr(owner, where)
 
     def counts() -> tuple[int, int, int, int]:
         engine.reset_prefix_cache()
@@ -332,10 +337,10 @@ def test_a_failed_step_is_not_counted(llm, monkeypatch):
 
     clean, failures = counts(), iter([True, False, False])
 
-    def fails(output):
+    def fails(*args):
         if next(failures, False):
             interrupt()
-        return run(output)
+        return do(*args)
 
-    monkeypatch.setattr(engine.model_runner, "run", fails)
+    monkeypatch.setattr(owner, where, fails)
     assert counts() == clean

@@ -16,18 +16,18 @@ ROW = re.compile(r"^\| .+ \| \[([\w/]+\.(?:py|c))\]\(([\w/]+\.(?:py|c))\) · `([
 # What greedy generation from a plain Llama loads, on a CPU with a C compiler: a module that is added here, or in a wing
 # below, is a decision.
 HEART = """
-checkpoint checks.callbacks checks.exits checks.forks checks.interruptions checks.names checks.requests checks.values
+checkpoint checks.callers checks.exits checks.names checks.values
 config
 core.block_hash core.block_manager core.cache_stats core.integrity core.scheduler core.sequence detokenizer engine
 files.config_json files.end_tokens files.hub files.model_fields files.prompt_length files.system files.tensor_files
 files.token_bytes files.tokenizer llm outputs prompts request sampling_params stats wings
-worker.attention worker.batch worker.cpu.c_kernels worker.cpu.compiler worker.cpu.memory
-worker.cpu.platform worker.cpu.recorded_step worker.cpu.recorder
+worker.attention worker.batch worker.c_calls worker.cpu.c_kernels worker.cpu.compiler worker.cpu.memory
+worker.cpu.platform worker.cpu.recorded_step
 worker.cpu.reorder worker.cpu.threads worker.kernels worker.kv_cache worker.layers worker.loader worker.model
-worker.model_runner worker.modes worker.platform worker.pointers worker.sampler
+worker.model_runner worker.platform worker.sampler
 """
 WINGS = """
-compat.finder features.callers.ctrl_c features.callers.fair_lock features.callers.progress features.callers.shared_calls
+compat.finder features.callers.fair_lock features.callers.shared_turns
 """
 LOADED = """
 import sys
@@ -35,6 +35,7 @@ from nanovllm import LLM, SamplingParams
 LLM(sys.argv[1]).generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
 packages = {name.rpartition(".")[0] for name in sys.modules}
 print(*(name.removeprefix("nanovllm.") for name in sys.modules.keys() - packages if name.startswith("nanovllm.")))
+assert "rich" not in sys.modules, "for a bar that is not drawn"
 """
 
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import PreTrainedTokenizerFast
 
 from nanovllm.files.prompt_length import length_check
-from nanovllm.files.tokenizer import tokenize
+from nanovllm.prompts import tokenize
 from tests.checkpoints import make_tokenizer
 from tests.errors import expect
 from tests.faults import PanicException, plant

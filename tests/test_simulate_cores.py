@@ -6,8 +6,8 @@ import pytest
 
 from examples.simulate_cores import PTR, WORK, Engine, Job, Observer, chunks_of, deal
 from nanovllm import SamplingParams
+from nanovllm.worker.c_calls import INT
 from nanovllm.worker.cpu import threads
-from nanovllm.worker.cpu.c_kernels import INT
 
 
 class RealPool(Observer):

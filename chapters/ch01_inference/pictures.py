@@ -63,7 +63,7 @@ def grouped_heads() -> str:
 def rotation() -> str:
     """The hands of three pairs of the demo model's keys, by the engine's own table."""
     rotary = RotaryEmbedding(demo_config(), POSITIONS, torch.float32, torch.device("cpu"))
-    cosines, sines = rotary.lookup(torch.arange(POSITIONS))
+    cosines, sines = rotary.cos_sin(torch.arange(POSITIONS))
     parts, radius, left, step = [words(2, 12, "position", "name")], 17, 88, 42
     for position in range(POSITIONS):
         parts.append(words(left + step * position, 12, str(position), "name", "middle"))

@@ -1,1 +1,1 @@
-"""What a person may pass: values, options, their names, requests. Checked once, at the boundary."""
+"""The checks that several places share: values and names that a person passes, when callers may call, a sandbox."""

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Protocol
 from weakref import WeakSet
 
-from nanovllm.checks import forks
+from nanovllm.checks.callers import is_forked_child
 
 LIMIT_S = 30.0  # for all of them; one that hangs must not keep the program
 
@@ -40,7 +40,7 @@ def finish_at_exit(working: Working) -> None:
 
 
 def _finish() -> None:
-    if forks.is_child():  # those threads are the parent's
+    if is_forked_child():  # those threads are the parent's
         return
     deadline = time.monotonic() + LIMIT_S
     for working in [*_working]:

@@ -1,6 +1,6 @@
 """Options, which are fields of dataclasses: what they mean, what they may be, and what happens to unknown names."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, field, fields
 from functools import wraps
 from numbers import Integral, Real
@@ -73,15 +73,22 @@ def neutral_options(what: str) -> dict[str, list[Any]]:
     return NEUTRAL[what]
 
 
-def names_checked(cls: Class) -> Class:
-    """A dataclass whose constructor takes what known_names() takes, and raises the same error for anything else."""
-    what = "LLM" if cls.__name__ == "EngineConfig" else cls.__name__  # LLM(...) hands its arguments on
-    known = cls.__dataclass_fields__  # type: ignore[attr-defined]
-    with_known_names = cls.__init__  # type: ignore[misc]
+def names_checked(what: str) -> Callable[[Class], Class]:
+    """A dataclass whose constructor takes what known_names() takes of `what`, and raises its error for anything else.
 
-    @wraps(with_known_names)
-    def __init__(self: Any, *args: Any, **given: Any) -> None:
-        with_known_names(self, *args, **known_names(given, known, what))
+    The constructor that dataclass() makes is called by one that looks at the names: Python's own error for an unknown
+    one is a TypeError, and names no other.
+    """
 
-    cls.__init__ = __init__  # type: ignore[misc]
-    return cls
+    def check_names_of(cls: Class) -> Class:
+        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        with_known_names = cls.__init__  # type: ignore[misc]
+
+        @wraps(with_known_names)
+        def __init__(self: Any, *args: Any, **given: Any) -> None:
+            with_known_names(self, *args, **known_names(given, known, what))
+
+        cls.__init__ = __init__  # type: ignore[misc]
+        return cls
+
+    return check_names_of

@@ -34,7 +34,7 @@ def get_tokenizer(tokenizer_name: str, **options: Any) -> Any:
     from nanovllm.files.hub import resolve_tokenizer
     from nanovllm.files.tokenizer import load_tokenizer
 
-    known_names(options, (), "LLM")
+    known_names(options, (), "get_tokenizer")
     return load_tokenizer(resolve_tokenizer(tokenizer_name))
 
 

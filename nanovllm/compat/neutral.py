@@ -157,6 +157,9 @@ any: user; None: normalize softmax activation; []: messages; {}: multi_modal_dat
 }
 ALSO = {  # what takes all names of another, too
     "chat": "generate",
+    "enqueue": "generate",
+    "add_request": "generate",
+    "get_tokenizer": "LLM",
     "nanovllm serve": "LLM",
     "body": "SamplingParams",
     "AsyncLLM.generate": "generate",

@@ -112,12 +112,15 @@ class SchedulerOutput:
     num_tokens: int
 
     def per_chunk(self, rows: list[Row]) -> list[list[Row]]:
-        """Split a flat list, which has an entry for each row with logits, into one list for each chunk."""
+        """Split a flat list, which has an entry for each row with logits, into one list for each chunk: for update().
+
+        A model runner does that with what it was sent (SamplingBatch.per_chunk). This is for who plays its part.
+        """
         return split_rows(rows, [chunk.num_logits for chunk in self.chunks])
 
 
 def split_rows(rows: list[Row], counts: list[int]) -> list[list[Row]]:
-    """Split a flat list into lists of so many entries; nothing, into lists of none."""
+    """Split a flat list into lists of so many entries. An empty one gives empty lists: a rank without logits has it."""
     ends = accumulate(counts)
     return [rows[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
@@ -211,9 +214,9 @@ class Scheduler:
         """False for a waiting sequence that lets others pass: its blocks are on their way, or others are isolated."""
         return not seq.awaits_blocks and (self.only is None or seq.seq_id in self.only)
 
-    def none_may_start(self) -> bool:
-        """Does every waiting sequence let others pass? True as well if none is waiting."""
-        return not any(map(self.may_start, self.waiting))
+    def next_waiting(self) -> Sequence | None:
+        """The first waiting sequence that may start; None if there is none, or all of them let others pass."""
+        return next(filter(self.may_start, self.waiting), None)
 
     def can_admit(self) -> bool:
         """Could the first sequence that may start be admitted now, if the token budget allowed it?
@@ -222,7 +225,7 @@ class Scheduler:
         """
         if len(self.running) == self.max_num_seqs:
             return False
-        seq = next(filter(self.may_start, self.waiting), None)
+        seq = self.next_waiting()
         return seq is not None and self.may_run(seq, self.running) and self.block_manager.can_allocate(seq)
 
     def has_unfinished(self) -> bool:
@@ -251,16 +254,12 @@ class Scheduler:
             budget -= num_tokens
 
         # After a preemption nobody is admitted: the preempted sequence comes next, and what is free is for it.
-        candidates = [] if preempted else list(self.waiting)
-        for seq in candidates:
-            if budget == 0 or len(self.running) == self.max_num_seqs:
+        while not preempted and budget > 0 and len(self.running) < self.max_num_seqs:
+            first = self.next_waiting()
+            if first is None or not self.admit(first):  # nobody passes a sequence that lacks blocks or an adapter
                 break
-            if not self.may_start(seq):
-                continue
-            if not self.admit(seq):  # nobody passes a sequence that lacks blocks or an adapter
-                break
-            num_tokens = self.num_new_tokens(seq, budget)
-            chunks.append(self.make_chunk(seq, num_tokens))
+            num_tokens = self.num_new_tokens(first, budget)
+            chunks.append(self.make_chunk(first, num_tokens))
             budget -= num_tokens
 
         if drafts:

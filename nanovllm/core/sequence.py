@@ -58,8 +58,9 @@ class SequencePart:
     def advance(self, end: int) -> None:
         """The next step computes the sequence's tokens up to `end`."""
 
-    def add_to_batch(self, batch: "Batch", output: "SchedulerOutput") -> "Batch":
-        """The batch of a step, with what it needs for all sequences that have such a part. One of them is asked."""
+    @staticmethod
+    def add_to_batch(batch: "Batch", output: "SchedulerOutput") -> "Batch":
+        """The batch of a step, with what it needs for all sequences that have such a part. Called once for all."""
         return batch
 
 

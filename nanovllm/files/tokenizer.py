@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.values import shorten
 from nanovllm.files.config_json import read_json
 from nanovllm.files.end_tokens import described, with_tokenizer
 from nanovllm.files.prompt_length import check_growth
@@ -106,15 +105,3 @@ def _from_gguf(path: Path) -> Any:
 def is_panic(error: BaseException) -> bool:
     """The tokenizers' Rust code has given up. Python sees no Exception then, and has no name for the class."""
     return type(error).__name__ == "PanicException"
-
-
-def tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    """Raises ValueError for text that is not valid Unicode, or that the tokenizer fails at."""
-    try:
-        return tokenizer(text, **options).input_ids
-    except BaseException as error:  # but not what a signal handler raises meanwhile
-        if isinstance(error, TypeError | LookupError | UnicodeError) or type(error) is Exception or is_panic(error):
-            is_text = text.encode("utf-8", "replace") == text.encode("utf-8", "surrogatepass")
-            what = "the tokenizer fails at the prompt" if is_text else "the prompt is not valid Unicode text"
-            raise ValueError(f"{what} ({type(error).__name__}: {error}): {shorten(text)}") from error
-        raise

@@ -13,9 +13,8 @@ from contextlib import suppress
 from threading import TIMEOUT_MAX, Condition
 from typing import Any
 
-from nanovllm.checks.callbacks import notify
+from nanovllm.checks.callers import check_process, notify
 from nanovllm.checks.exits import Worker, finish_at_exit
-from nanovllm.checks.forks import check_process
 from nanovllm.engine import LLMEngine
 from nanovllm.outputs import RequestOutput
 from nanovllm.request import Request

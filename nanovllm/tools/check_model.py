@@ -28,7 +28,8 @@ from nanovllm.features.reasoning.think import Reasoning
 from nanovllm.features.tool_calls.parse import format_of
 from nanovllm.files.end_tokens import described
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
-from nanovllm.files.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenize, with_eos
+from nanovllm.files.tokenizer import TOKENIZER_FILES, load_tokenizer, with_eos
+from nanovllm.prompts import tokenize
 from nanovllm.tools.screen import Screen
 from nanovllm.wings import use_processors_template
 

@@ -120,9 +120,10 @@ class Batch:
             max_query_len=max(query_lens),
             max_key_len=max(seqlens_k),
         )
-        # Parts of one name belong to one wing, and any of them adds what all of them need.
-        for part in {name: part for chunk in output.chunks for name, part in chunk.seq.parts.items()}.values():
-            batch = part.add_to_batch(batch, output)
+        # Parts of one name belong to one wing, whose class adds what all of them need.
+        wings = {name: type(part) for chunk in output.chunks for name, part in chunk.seq.parts.items()}
+        for part_class in wings.values():
+            batch = part_class.add_to_batch(batch, output)
         vars(batch).update(query_lens=query_lens, key_lens=seqlens_k)  # cached properties that are known here
         return batch
 
@@ -188,7 +189,9 @@ def move_together(tree: Any, device: torch.device) -> Any:
 def fetch_together(tree: Any) -> Any:
     """Bring all tensors in such a tree into the CPU's memory, by one copy that waits for the device."""
     tensors = [x for x in _tensors_in(tree) if not x.is_cpu]
-    if len(tensors) < 2:  # there is nothing to pack
+    if not tensors:
+        return tree
+    if len(tensors) == 1:  # there is nothing to pack
         return _replaced(tree, {id(x): x.cpu() for x in tensors})
     return _replaced(tree, _moved(tensors, Tensor.cpu))
 

@@ -23,8 +23,8 @@ cpu/c_kernels.py has the same in C, tested against them.
     choose_tokens(logits, batch) -> token ids [R]
         A token for each row of logits, float32 [R, vocab_size]: see worker/sampler.py.
     library, dtype, recorder
-        The compiled C library, the dtype of its numbers, and the Recorder through which it is called (cpu/recorder.py).
-        None if PyTorch does the work.
+        The compiled C library, the dtype of its numbers, and the Recorder through which it is called (c_calls.py). None
+        if PyTorch does the work.
     load_wing(source, signatures) -> library or None
         A wing's C file, compiled for the same dtype. signatures: {function: its struct of arguments}. None, after a
         warning, if that fails; then the wing computes in PyTorch.
@@ -42,16 +42,16 @@ from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.sampler import SamplingBatch, choose_tokens
 
-Tensors = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Kernels:
     """The functions that the top of this file describes, in one implementation."""
 
-    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], Tensors]
+    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], Pair]
     silu_and_mul: Callable[[Tensor], Tensor]
-    rotary_and_write: Callable[[Tensor, Tensor, Tensor, Tensors | None, Tensors, Batch], None]
+    rotary_and_write: Callable[[Tensor, Tensor, Tensor, Pair | None, Pair, Batch], None]
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
     reorder_weight: Callable[..., Tensor | None]
     linear: Callable[..., Tensor]
@@ -63,7 +63,7 @@ class Kernels:
     load_wing: Callable[..., Any] = lambda source, signatures: None
 
 
-def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> Tensors:
+def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> Pair:
     residual = hidden if residual is None else residual.add_(hidden)
     x = residual
     if offset:
@@ -78,7 +78,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch) -> None:
+def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Pair | None, kv_layer: Pair, batch: Batch) -> None:
     if cos_sin is not None:
         cos, sin = cos_sin
         rotate_heads(q, k, cos, sin)

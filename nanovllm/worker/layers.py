@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kernels import Kernels, Tensors
+from nanovllm.worker.kernels import Kernels, Pair
 
 FLOAT32_ROWS = 1024  # rows of a weight that are converted to float32 at a time
 
@@ -42,7 +42,7 @@ class ForwardContext:
     """What all layers of a step share. cos_sin: of the batch's positions, [T, rotary_dim / 2] cosines and sines."""
 
     batch: Batch
-    cos_sin: Tensors
+    cos_sin: Pair
     kernels: Kernels
 
 
@@ -78,16 +78,18 @@ def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torc
 class Linear(nn.Module):
     """y = x W^T + b. The weight may be several projections of the same input, one below the other.
 
-    out_sizes: the size of each projection. parts: their names in a checkpoint; () if it has the whole weight as one.
+    out_sizes: the size of each. projections: their names in a checkpoint; () if it has the whole weight as one.
     out_dtype: what an OutputHead asks its product for; here always None, the dtype of x.
     """
 
     out_dtype: torch.dtype | None = None
 
-    def __init__(self, in_size: int, out_sizes: int | tuple[int, ...], bias: bool, parts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, in_size: int, out_sizes: int | tuple[int, ...], bias: bool, projections: tuple[str, ...] = ()
+    ) -> None:
         super().__init__()
         self.out_sizes = (out_sizes,) if isinstance(out_sizes, int) else out_sizes
-        self.parts = parts
+        self.projections = projections
         self.weight: Any = parameter(sum(self.out_sizes), in_size)
         self.bias = parameter(sum(self.out_sizes)) if bias else None
         # Whoever changes the weight's form says here how to multiply by it: another order (Platform.finish_linear),
@@ -147,7 +149,7 @@ class RotaryEmbedding:
         if config.images is not None and config.images.mrope_section:
             self.axis_of_pair = torch.tensor(config.images.axes(len(inv_freq)), device=device, dtype=torch.int64)
 
-    def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for positions [T] or [3, T], each [T, rotary_dim / 2]. The layers of a step share them."""
         if positions.dim() == 1:
             cos, sin = self.table[:, positions]

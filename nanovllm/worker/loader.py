@@ -38,15 +38,16 @@ def load_model(
     """Build the decoder and read the weights into it; dummy: random ones instead.
 
     group: this rank among those that share the model (features/parallel/group.py), which reads its share only.
-    quantization, kernels: see features/quantization/convert.py. kv_cache_dtype: what the weights will give keys for; a
-    warning may follow. finish_linear: called when a layer's weight is there, unless it is one of few bits. Raises
-    ValueError or FileNotFoundError for files that are not this model's, before a weight is read.
+    quantization, kernels: see features/quantization/convert.py. kv_cache_dtype: changes nothing here, but a warning may
+    follow: the keys of some weights lose much in int8. finish_linear: called when a layer's weight is there, unless it
+    is one of few bits. Raises ValueError or FileNotFoundError for files that are not this model's, before a weight is
+    read.
     """
     if config.published is not None and device.type != "cpu":
         config = replace(config, published=replace(config.published, unpacks=True))
     config = config if dummy else as_stored(directory, config)
     make_decoder = Decoder if group is None else group.make_decoder
-    # The whole model without memory: the names and shapes of which this rank reads a share.
+    # The whole model without memory: the names and shapes that the files have to hold; a rank reads its share of them.
     whole = dict(_uninitialised(Decoder, config, dtype, torch.device("meta")).checkpoint_tensors())
     files = WeightFiles(directory, config, whole, dummy)
     files.check_memory(dtype, quantization, device, 1 if group is None else group.size)

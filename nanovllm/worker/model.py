@@ -4,7 +4,7 @@ They differ in what the checkpoint's config says: a bias on q, k and v (Qwen2), 
 (Qwen3), tied embeddings, rotary scaling; and from layer to layer in how many keys a row sees (Mistral's sliding
 window), whether q and k are rotated (not in some layers of SmolLM3), and whether there is one MLP or several experts
 (Qwen3-MoE). Attribute names are those of the checkpoints, except that projections of the same input are merged into one
-weight (Linear.parts). The layers of hybrid models, Qwen3-Next and Qwen3.5, are in features/hybrid.
+weight (Linear.projections). The layers of hybrid models, Qwen3-Next and Qwen3.5, are in features/hybrid.
 
 On a CPU with a C compiler, most steps do not run this file: its layers have run once, while their calls of C functions
 were recorded, and a step makes these calls again (cpu/recorded_step.py). With LLM(..., enforce_eager=True) each step
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kernels import Kernels, Tensors
+from nanovllm.worker.kernels import Kernels, Pair
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import MLP, ForwardContext, Linear, OutputHead, RMSNorm, RotaryEmbedding, parameter
 
@@ -43,7 +43,7 @@ class Attention(nn.Module):
             in_size=config.hidden_size,
             out_sizes=(q_size, kv_size, kv_size),
             bias=config.qkv_bias,
-            parts=("q_proj", "k_proj", "v_proj"),
+            projections=("q_proj", "k_proj", "v_proj"),
         )
         self.o_proj = Linear(in_size=q_size, out_sizes=config.hidden_size, bias=config.o_bias)
         self.q_norm: RMSNorm | None = None
@@ -52,7 +52,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, config.norm_offset)
             self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, config.norm_offset)
 
-    def forward(self, hidden: Tensor, kv_layer: Tensors, context: ForwardContext) -> Tensor:
+    def forward(self, hidden: Tensor, kv_layer: Pair, context: ForwardContext) -> Tensor:
         """hidden: normed, [T, hidden_size]. Returns what this half of the layer adds to the residual stream."""
         q, k, v = self.qkv_proj(hidden).split(self.qkv_proj.out_sizes, dim=-1)
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [T, num_heads, head_dim]
@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
         self.mlp = make_experts(config) if index in config.expert_layers else MLP(config)
 
     def forward(
-        self, hidden: Tensor, residual: Tensor | None, kv_layer: Tensors, context: ForwardContext
+        self, hidden: Tensor, residual: Tensor | None, kv_layer: Pair, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
         """Both tensors [T, hidden_size]. hidden: the output of the layer before, which the norm adds to residual."""
         hidden, residual = self.input_layernorm(hidden, residual, context)
@@ -122,7 +122,7 @@ class Decoder(nn.Module):
         for part in batch.parts.values():
             hidden = part.after_embedding(hidden)
         residual: Any = None
-        context = ForwardContext(batch, rotary.lookup(batch.positions), kernels)
+        context = ForwardContext(batch, rotary.cos_sin(batch.positions), kernels)
         for index, (layer, kv_layer) in enumerate(zip(self.layers, kv_cache.layers, strict=True)):
             hidden, residual = layer(hidden, residual, kv_layer, context)
             for part in batch.parts.values():
@@ -148,8 +148,8 @@ class Decoder(nn.Module):
             yield self.lm_head, ["model.embed_tokens.weight" if tied else "lm_head.weight"]
         for path, module in self.layers.named_modules(prefix="model.layers"):
             if isinstance(module, Linear):
-                parts = [f"{path.rpartition('.')[0]}.{part}.weight" for part in module.parts]
-                yield module, parts or [f"{path}.weight"]
+                names = [f"{path.rpartition('.')[0]}.{name}.weight" for name in module.projections]
+                yield module, names or [f"{path}.weight"]
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name in the checkpoint, where to read it to) for each tensor. A merged weight has a view for each part."""
@@ -159,9 +159,9 @@ class Decoder(nn.Module):
             yield from self.lm_head.named_parameters(prefix="lm_head")
         for path, module in self.layers.named_modules(prefix="model.layers"):  # "model.layers.0.mlp.gate_up_proj"
             for kind, tensor in module.named_parameters(recurse=False):  # "weight", "bias"
-                if parts := getattr(module, "parts", ()):
-                    for part, view in zip(parts, tensor.split(module.out_sizes), strict=True):
-                        yield f"{path.rpartition('.')[0]}.{part}.{kind}", view
+                if projections := getattr(module, "projections", ()):
+                    for name, view in zip(projections, tensor.split(module.out_sizes), strict=True):
+                        yield f"{path.rpartition('.')[0]}.{name}.{kind}", view
                 else:
                     yield f"{path}.{kind}", tensor
 

@@ -4,9 +4,12 @@ It owns everything that is a tensor: the weights, the KV pool, the batch. It nev
 """
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,7 +21,6 @@ from nanovllm.worker.kv_cache import KVCache, KVPool, max_model_len_of_pool, num
 from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder, ModelPart
-from nanovllm.worker.modes import in_own_modes, own_modes
 from nanovllm.worker.platform import Platform, RecordedSteps
 from nanovllm.worker.sampler import SamplingBatch, sample_rows
 
@@ -29,8 +31,38 @@ if TYPE_CHECKING:
     from nanovllm.features.parallel.group import RankGroup
 
 logger = logging.getLogger("nanovllm")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 DEFAULT_BLOCK_SIZE = 16
+
+
+# PyTorch's modes belong to the caller: what he has set around a call of ours changes nothing here. A default device and
+# a default dtype need no mode: every tensor is made with a device and a dtype of its own (tests/worker/test_modes.py
+# looks for one that is not).
+
+
+@contextmanager
+def own_modes(device: torch.device) -> Iterator[None]:
+    """Without autocast and inference mode, so that what is made here can be changed later; gradients nobody wants."""
+    with ExitStack() as modes:
+        for kind in {"cpu", device.type}:
+            if torch.is_autocast_enabled(kind):
+                modes.enter_context(torch.autocast(kind, enabled=False))
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.no_grad())
+        yield
+
+
+def in_own_modes(method: Method) -> Method:
+    """A decorator for methods of an object that has a device: they run in own_modes()."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        with own_modes(self.device):
+            return method(self, *args, **options)
+
+    return call  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +126,19 @@ def on_device(batch: Batch, sampling: SamplingBatch, device: torch.device) -> tu
 class ModelRunner:
     """All of the model, or one rank's share (features/parallel). load(), prepare(), then a run() for each step.
 
+    from the beginning
     parts             {name: ModelPart}: "adapters", and "tower" of a model that sees images, once one comes
+    kv_config         the model's sizes as the KV cache sees them (Platform.kv_format), with kv_dtype
+
+    from load() on
+    model, rotary     the weights, and the angles of positions; weight_bytes: of all of them
+    step_context      makes what each step runs in
+
+    from the beginning on a CPU, from prepare() on elsewhere (allocate_kv_cache)
+    kv_cache, states  K/V of num_blocks blocks, and a hybrid model's states; None for any other
+    max_model_len     is lowered to what the pool holds
+
+    from prepare() on
     recorded_steps    forward passes to replay; None: every step runs the model's code
     batch_invariant   says where a row's logits do not depend on the rest of the step (see Platform.batch_invariant)
     """
@@ -254,7 +298,8 @@ class ModelRunner:
         """Compute one step. A step without chunks computes nothing."""
         if not output.chunks:
             return ModelRunnerOutput()
-        return self.run_packed(*pack(output, self.block_size, self.model_config.eos_token_ids))
+        batch, sampling = pack(output, self.block_size, self.model_config.eos_token_ids)
+        return self.run_packed(batch, sampling)
 
     @torch.inference_mode()  # in_own_modes, around this, has switched off whatever the caller had on
     def run_packed(self, batch: Batch, sampling: SamplingBatch) -> ModelRunnerOutput:

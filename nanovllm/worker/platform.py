@@ -100,7 +100,8 @@ class Platform(ABC):
     def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:
         """Where a row's logits have the same bits, whatever the step's other rows, chunks, cache hits or threads are.
 
-        "on every processor", "on processors that multiply ...", or "not promised". More follows if images take more.
+        "on every processor", "on processors that multiply ...", or "not promised". Of a model that sees images, also
+        where these are seen with the same bits.
         """
 
     # -- what differs from this on some platforms ------------------------------------------------------------------

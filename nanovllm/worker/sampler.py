@@ -125,7 +125,7 @@ class SamplingBatch:
         return sum(self.rows_per_chunk)
 
     def per_chunk(self, rows: list[Row]) -> list[list[Row]]:
-        """Split a list with an entry for each row that samples into one for each chunk; nothing, into lists of none."""
+        """Split a list with an entry for each row that samples into one for each chunk. See split_rows()."""
         return split_rows(rows, self.rows_per_chunk)
 
     def to(self, device: torch.device) -> "SamplingBatch":

@@ -218,6 +218,12 @@ def test_names_of_llm(llm):
     with pytest.raises(AttributeError, match="'LLM' object has no attribute 'frobnicate'"):
         llm.frobnicate  # noqa: B018
     expect("generate has no argument 'max_tokens'", llm.generate, [PROMPT], max_tokens=5)
+    expect("enqueue has no argument 'max_tokens'", llm.enqueue, [PROMPT], max_tokens=5)
+    params = SamplingParams(max_tokens=1)
+    found = "add_request has no argument 'lora_requests' (found 1); did you mean 'lora_request'?"
+    expect(found, llm.engine.add_request, None, PROMPT, params, lora_requests=1)
+    llm.enqueue([PROMPT], params, mm_processor_kwargs={})
+    assert len(llm.wait_for_completion(use_tqdm=False)) == 1
     expect("lora_request must be a LoRARequest", llm.generate, [PROMPT], lora_request="x")
 
 

@@ -1,5 +1,7 @@
 """Scheduler without a model: the next token is a function of the tokens so far."""
 
+from collections import deque
+
 import pytest
 
 from nanovllm.core.scheduler import SchedulerOutput
@@ -80,6 +82,26 @@ def test_a_step_that_preempts_admits_nobody():
     scheduler.add(sequence([7]))  # one block would do, and the preemption frees three
     output = run(scheduler, model)
     assert output.preempted == [b] and [c.seq for c in output.chunks] == [a]
+
+
+class Unlooked(deque):
+    """A queue that nobody looks through."""
+
+    def __iter__(self):
+        raise AssertionError("looked through")
+
+
+@pytest.mark.parametrize("limits", [{"max_num_seqs": 2}, {"max_num_batched_tokens": 2}])
+def test_a_step_that_can_admit_nobody_does_not_look_through_the_queue(limits):
+    """There may be a hundred thousand in it."""
+    scheduler, model = make(**limits), CacheModel(4)
+    running = [sequence([1, 2], max_tokens=9), sequence([3, 4], max_tokens=9)]
+    for seq in (*running, sequence([5, 6])):
+        scheduler.add(seq)
+    while len(scheduler.running) < 2 or any(seq.num_generated_tokens == 0 for seq in running):
+        run(scheduler, model)
+    scheduler.waiting = Unlooked(scheduler.waiting)
+    assert [chunk.seq for chunk in scheduler.schedule().chunks] == running
 
 
 def test_a_sequence_may_have_to_preempt_itself():

@@ -21,11 +21,9 @@ from nanovllm import LLM
 from nanovllm.features.quantization.formats import MergedWeight
 from nanovllm.features.quantization.quantized_kernels import QuantizedArgs, QuantizedPart, parts_of
 from nanovllm.worker.batch import cdiv
+from nanovllm.worker.c_calls import FLOAT, INT, PTR
 from nanovllm.worker.cpu.c_kernels import (
     FEW_ROWS,
-    FLOAT,
-    INT,
-    PTR,
     TILE_ROWS,
     AttentionStep,
     ChoiceArgs,

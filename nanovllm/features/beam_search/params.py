@@ -9,7 +9,7 @@ from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.outputs import Logprob
 
 
-@names_checked
+@names_checked("BeamSearchParams")
 @dataclass
 class BeamSearchParams:
     """Raises ValueError for an unknown name, a wrong type or a value out of range."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import check_number, make_all
 from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from nanovllm.features.callers.progress import progress_bar
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import one_per_prompt, split_prompts
 from nanovllm.sampling_params import SamplingParams
@@ -104,7 +103,7 @@ def beam_search(
     if concurrency_limit is not None:
         check_number("concurrency_limit", concurrency_limit, Integral, 1)
     num_at_a_time = concurrency_limit or max(len(searches), 1)
-    with progress_bar(engine.stats, engine.block_manager.stats, len(searches), use_tqdm) as advance:
+    with llm._turns.progress(len(searches), use_tqdm) as advance:
         for start in range(0, len(searches), num_at_a_time):
             active = searches[start : start + num_at_a_time]
             num_done = start + len(active)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanovllm.checks.callbacks import notify
+from nanovllm.checks.callers import notify
 from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
 from nanovllm.core.tiers.store import BLOCK, NO_EXTRA, Record
 from nanovllm.features.cache_reports.events import (

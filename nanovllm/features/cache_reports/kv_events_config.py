@@ -17,7 +17,7 @@ NO_SOCKETS = (
 )
 
 
-@names_checked
+@names_checked("KVEventsConfig")
 @dataclass(frozen=True)
 class KVEventsConfig:
     """LLM(kv_events_config=...), with vLLM's names. Raises ValueError.

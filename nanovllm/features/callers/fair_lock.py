@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import get_ident
 from typing import TypeVar
 
-from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within
-from nanovllm.checks.forks import check_process
+from nanovllm.checks.callers import WITHIN_A_STEP, check_process, is_within
 
 Result = TypeVar("Result")
 POLL_S = 0.05  # how long a turn that was lost may hold up the next
@@ -68,7 +68,7 @@ class FairLock:
         check_process()  # the turn may be a thread's that only the parent has
         mine = next((turn for turn in self.queue.copy() if turn.thread == get_ident() and turn.is_valid()), None)
         if mine is None:
-            return Turn(self.queue).run(lambda: self._work(work))
+            return Turn(self.queue).run(partial(self._work, work))
         if within and mine is self.queue[0]:
             return work()
         raise RuntimeError(WITHIN_A_STEP)  # or a signal handler interrupts the waiting: it would wait for itself

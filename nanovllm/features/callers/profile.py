@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
 
 
-@names_checked
+@names_checked("ProfilerConfig")
 @dataclass(frozen=True)
 class ProfilerConfig:
     """LLM(profiler_config=...). torch_profiler_dir: where traces are written; it is made."""

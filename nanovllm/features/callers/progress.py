@@ -9,9 +9,7 @@ from nanovllm.stats import EngineStats
 
 
 @contextmanager
-def progress_bar(
-    stats: EngineStats, cache: PrefixCacheStats, total: int, show: bool
-) -> Iterator[Callable[[int], None]]:
+def progress_bar(stats: EngineStats, cache: PrefixCacheStats, total: int) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with the number of finished requests. It draws a bar on a terminal or in a notebook.
 
     stats, cache: the engine's counters, which go on counting; the bar shows what they gain while it is drawn.
@@ -20,7 +18,7 @@ def progress_bar(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    if not show or not (console.is_terminal or console.is_jupyter) or total == 0:
+    if not (console.is_terminal or console.is_jupyter):
         yield lambda num_done: None
         return
     Bar, width = Progress, 40

@@ -21,6 +21,7 @@ OPTIONS = (
 def chat_prompt(
     engine: "LLMEngine",
     messages: list[dict[str, Any]],
+    *,
     add_generation_prompt: bool,
     cache_salt: str | None,
     mm_processor_kwargs: dict[str, Any] | None,

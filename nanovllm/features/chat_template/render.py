@@ -29,7 +29,7 @@ from nanovllm.features.chat_template.messages import (
 from nanovllm.features.chat_template.reads import Reads, reads_of
 from nanovllm.features.chat_template.renderer import render
 from nanovllm.features.chat_template.twin import CALL, TOOL, WORDS, twin_of
-from nanovllm.files.tokenizer import tokenize
+from nanovllm.prompts import tokenize
 
 logger = logging.getLogger("nanovllm")
 

@@ -16,10 +16,10 @@ from nanovllm.features.experts import rows as in_torch
 from nanovllm.features.experts.rows import ExpertKernels, ExpertRows, ExpertWeights, is_quantized
 from nanovllm.features.quantization.quantized_kernels import kernels_for as quantized_kernels_for
 from nanovllm.features.quantization.quantized_kernels import parts_of
+from nanovllm.worker.c_calls import INT, PTR, address, args_of
 from nanovllm.worker.cpu import c_kernels
-from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of, products
+from nanovllm.worker.cpu.c_kernels import products
 from nanovllm.worker.kernels import Kernels
-from nanovllm.worker.pointers import address
 
 
 class RouteArgs(ctypes.Structure):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanovllm.worker.pointers import address
+from nanovllm.worker.c_calls import address
 
 
 class PendingBits:

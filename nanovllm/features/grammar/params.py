@@ -7,7 +7,7 @@ from nanovllm.checks.names import names_checked
 from nanovllm.checks.values import list_of, shorten
 
 
-@names_checked
+@names_checked("StructuredOutputsParams")
 @dataclass(frozen=True)
 class StructuredOutputsParams:
     """One of json, regex, choice, grammar, json_object=True or structural_tag; names and meanings are vLLM's.

@@ -22,7 +22,8 @@ class BatchStates(BatchPart):
 class PackedState(SequenceState):
     """A SequenceState of an engine, whose steps are packed into batches."""
 
-    def add_to_batch(self, batch: Batch, output: SchedulerOutput) -> Batch:
+    @staticmethod
+    def add_to_batch(batch: Batch, output: SchedulerOutput) -> Batch:
         segments = torch.tensor(step_segments(output.chunks), dtype=torch.int64, device="cpu")
         batch.parts["state"] = BatchStates(segments)
         return batch

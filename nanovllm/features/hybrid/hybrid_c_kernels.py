@@ -13,9 +13,8 @@ from nanovllm.core.snapshots.segments import fresh_segments
 from nanovllm.features.hybrid.batch_states import segments_of
 from nanovllm.features.hybrid.state_pool import COLUMNS, SUMS, padded
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu.c_kernels import FLOAT, INT, PTR, args_of
+from nanovllm.worker.c_calls import FLOAT, INT, PTR, address, args_of
 from nanovllm.worker.kernels import Kernels
-from nanovllm.worker.pointers import address
 
 if TYPE_CHECKING:
     from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet

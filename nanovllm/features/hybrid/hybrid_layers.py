@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
-from nanovllm.worker.kernels import Tensors
+from nanovllm.worker.kernels import Pair
 from nanovllm.worker.layers import ForwardContext, Linear, RMSNorm, parameter
 
 
@@ -29,13 +29,13 @@ class GatedAttention(nn.Module):
         self.head_dim = config.head_dim
         q_size = self.num_heads * self.head_dim
         kv_size = self.num_kv_heads * self.head_dim
-        parts = "q_proj", "k_proj", "v_proj"
-        self.qkv_proj = Linear(config.hidden_size, (2 * q_size, kv_size, kv_size), config.qkv_bias, parts)
+        projections = "q_proj", "k_proj", "v_proj"
+        self.qkv_proj = Linear(config.hidden_size, (2 * q_size, kv_size, kv_size), config.qkv_bias, projections)
         self.o_proj = Linear(q_size, config.hidden_size, config.o_bias)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, config.norm_offset)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, config.norm_offset)
 
-    def forward(self, hidden: Tensor, kv_layer: Tensors, context: ForwardContext) -> Tensor:
+    def forward(self, hidden: Tensor, kv_layer: Pair, context: ForwardContext) -> Tensor:
         """See Attention.forward in worker/model.py."""
         q, k, v = self.qkv_proj(hidden).split(self.qkv_proj.out_sizes, dim=-1)
         q, gate = q.unflatten(-1, (self.num_heads, 2 * self.head_dim)).split(self.head_dim, dim=-1)
@@ -51,7 +51,7 @@ class GatedAttention(nn.Module):
 class Convolution(nn.Module):
     """Weights of a causal convolution over time, each channel by itself: [conv_size, kernel_size], float32."""
 
-    parts = "conv_q", "conv_k", "conv_v"
+    projections = "conv_q", "conv_k", "conv_v"
 
     def __init__(self, out_sizes: tuple[int, ...], kernel_size: int) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class GatedDeltaNet(nn.Module):
         self.sizes = sizes = config.hybrid
         conv_sizes = sizes.key_size, sizes.key_size, sizes.value_size
         out_sizes = *conv_sizes, sizes.value_size, sizes.num_value_heads, sizes.num_value_heads
-        parts = tuple(f"in_proj_{name}" for name in "qkvzba")
-        self.in_proj = Linear(config.hidden_size, out_sizes, False, parts)
+        projections = tuple(f"in_proj_{name}" for name in "qkvzba")
+        self.in_proj = Linear(config.hidden_size, out_sizes, False, projections)
         self.conv = Convolution(conv_sizes, sizes.kernel_size)
         self.A_log = parameter(sizes.num_value_heads, dtype=torch.float32)
         self.dt_bias = parameter(sizes.num_value_heads, dtype=torch.float32)

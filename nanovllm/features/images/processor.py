@@ -24,7 +24,7 @@ from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.sources import DECODING_LARGE, MAX_PIXELS, ClientImages, Sources, pil
 from nanovllm.features.images.tower import transformers_defaults
 from nanovllm.files.config_json import make_config, read_json
-from nanovllm.files.tokenizer import tokenize
+from nanovllm.prompts import tokenize
 
 # architecture -> where transformers has its processor. The others have Qwen2-VL's.
 PROCESSORS = {

@@ -63,7 +63,8 @@ class PromptImages(SequencePart):
             for image, places in zip(self.images, self.places, strict=True)
         )
 
-    def add_to_batch(self, batch: "Batch", output: "SchedulerOutput") -> "Batch":
+    @staticmethod
+    def add_to_batch(batch: "Batch", output: "SchedulerOutput") -> "Batch":
         from nanovllm.features.images.rows import with_images  # what a request needs loads no batch
 
         return with_images(batch, output)

@@ -6,12 +6,12 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.requests import IMAGE_KEYS, Asked, check_token_ids, most_prompt_tokens
 from nanovllm.checks.values import shorten
 from nanovllm.features.images.options import MOST_IMAGES
 from nanovllm.features.images.processor import ImageProcessor, ImagePrompt
 from nanovllm.features.images.prompt_images import PromptImages
 from nanovllm.features.images.sources import ClientImages, Sources
+from nanovllm.prompts import IMAGE_KEYS, Asked, check_token_ids, most_prompt_tokens
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine

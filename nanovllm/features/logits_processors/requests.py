@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nanovllm.checks.requests import Asked
     from nanovllm.engine import LLMEngine
+    from nanovllm.prompts import Asked
 
 
 def read(engine: "LLMEngine", asked: "Asked") -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of
-from nanovllm.worker.pointers import address
+from nanovllm.worker.c_calls import INT, PTR, address, args_of
 
 
 class ScoreArgs(ctypes.Structure):

@@ -108,7 +108,8 @@ class Adapter(SequencePart):
     digest: str
     matrices: dict[str, tuple[Any, Any]]
 
-    def add_to_batch(self, batch: "Batch", output: "SchedulerOutput") -> "Batch":
+    @staticmethod
+    def add_to_batch(batch: "Batch", output: "SchedulerOutput") -> "Batch":
         from nanovllm.features.lora.slots import BatchAdapters  # what a request needs loads no model
 
         batch.parts["adapter"] = BatchAdapters.from_scheduler_output(output)

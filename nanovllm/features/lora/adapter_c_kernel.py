@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from nanovllm.features.lora.adapter_rows import PADDING, TILE_ROWS, AdapterRows, LoRAWeights
-from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of, out_address
+from nanovllm.worker.c_calls import INT, PTR, address, args_of, out_address
 from nanovllm.worker.kernels import Kernels
-from nanovllm.worker.pointers import address
 
 
 class AdapterArgs(ctypes.Structure):

@@ -6,7 +6,7 @@ from nanovllm.checks.names import check_options, names_checked
 from nanovllm.checks.values import MAX_INT32, shorten
 
 
-@names_checked
+@names_checked("LoRARequest")
 @dataclass(frozen=True)
 class LoRARequest:
     """An adapter in PEFT's format. Raises ValueError.

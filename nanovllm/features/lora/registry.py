@@ -17,8 +17,8 @@ from nanovllm.features.lora.adapter import Adapter
 from nanovllm.features.lora.lora_request import LoRARequest
 
 if TYPE_CHECKING:
-    from nanovllm.checks.requests import Asked
     from nanovllm.engine import LLMEngine
+    from nanovllm.prompts import Asked
 
 logger = logging.getLogger("nanovllm")
 

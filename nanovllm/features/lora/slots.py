@@ -107,7 +107,7 @@ class AdapterSlots(ModelPart):
         self._rows: AdapterRows | None = None
         for path, linear in (*model.layers.named_modules(prefix="model.layers"), ("lm_head", model.lm_head)):
             parent, _, name = path.rpartition(".")
-            parts = getattr(linear, "parts", ()) or (name,)
+            parts = getattr(linear, "projections", ()) or (name,)
             projections = [f"{parent}.{part}" if parent else part for part in parts]
             if isinstance(linear, Linear) and self._whole.keys() >= set(projections):  # not of routers and experts
                 linear.product = AdaptedLinear(self, linear, projections)

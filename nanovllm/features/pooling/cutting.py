@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from typing import Any
 
-from nanovllm.files.tokenizer import tokenize
+from nanovllm.prompts import tokenize
 
 
 class Cut:

@@ -19,7 +19,7 @@ def check_task(name: str, task: Any) -> None:
         check_choice(name, task, TASKS)
 
 
-@names_checked
+@names_checked("PoolingParams")
 @dataclass
 class PoolingParams:
     """Parameters of one request for an embedding or for scores. None is the LLM's own.
@@ -41,7 +41,7 @@ class PoolingParams:
         return deepcopy(self)
 
 
-@names_checked
+@names_checked("PoolerConfig")
 @dataclass
 class PoolerConfig:
     """What an LLM with runner="pooling" does for a request that does not say it. None is the checkpoint's own."""

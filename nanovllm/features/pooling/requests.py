@@ -12,7 +12,6 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.names import known_names
-from nanovllm.checks.requests import check_priority
 from nanovllm.checks.values import check_choice, check_number, check_range, shorten
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence
@@ -20,9 +19,8 @@ from nanovllm.detokenizer import Detokenizer
 from nanovllm.features.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.features.pooling.pooling_config import IDENTITY, SIGMOID, PoolingConfig, check_dimensions
-from nanovllm.files.tokenizer import tokenize
 from nanovllm.outputs import RequestMetrics
-from nanovllm.prompts import parse_prompt
+from nanovllm.prompts import check_priority, parse_prompt, tokenize
 from nanovllm.request import Request, Sample
 from nanovllm.sampling_params import SamplingParams
 

@@ -15,8 +15,7 @@ from nanovllm.features.pooling.cutting import Cut
 from nanovllm.features.pooling.outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.features.pooling.requests import PoolingRequest, Truncation, make_request, pooling_of
-from nanovllm.files.tokenizer import tokenize
-from nanovllm.prompts import items_of
+from nanovllm.prompts import items_of, tokenize
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine

@@ -50,7 +50,7 @@ def measure_importance(
     norm, seen = decoder.norm, dict[Linear, Tensor]()
     batch = random_batch(whole.vocab_size)
     rotary = RotaryEmbedding(config, SEQ_LEN, dtype, torch.device("cpu"))
-    context = ForwardContext(batch, rotary.lookup(batch.positions), kernels)
+    context = ForwardContext(batch, rotary.cos_sin(batch.positions), kernels)
     kv_shape = NUM_SEQS, SEQ_LEN, config.num_key_value_heads, config.head_dim
     k_cache, v_cache = torch.zeros(2, *kv_shape, dtype=dtype, device="cpu")
     hidden, residual = decoder.embed(batch.input_ids).to(dtype), None

@@ -21,9 +21,8 @@ from nanovllm.features.quantization.formats import (
     quantized_linear,
 )
 from nanovllm.features.quantization.q4_1_search import search_q4_1
-from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of, out_address
+from nanovllm.worker.c_calls import INT, PTR, address, address_or_null, args_of, out_address
 from nanovllm.worker.kernels import Kernels
-from nanovllm.worker.pointers import address, address_or_null
 
 
 @dataclass(frozen=True)

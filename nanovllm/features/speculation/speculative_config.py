@@ -17,7 +17,7 @@ ONLY_OF = {  # option -> the methods that have it
 }
 
 
-@names_checked
+@names_checked("SpeculativeConfig")
 @dataclass(frozen=True)
 class SpeculativeConfig:
     """What LLM(speculative_config={...}) may say; names and meanings are vLLM's, "self" is ours."""

@@ -32,7 +32,7 @@ class EngineTiers(Tiers, Wing):
     def begin_step(self, scheduler: Scheduler) -> None:
         """If nothing can run without blocks that are on their way, sleep until some arrive, WAIT_S at most."""
         self.poll(scheduler.waiting)
-        if scheduler.waiting and not scheduler.running and scheduler.none_may_start():
+        if scheduler.waiting and not scheduler.running and scheduler.next_waiting() is None:
             self.wait(WAIT_S)
 
     def after_schedule(self, output: SchedulerOutput) -> None:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from nanovllm import __version__
 from nanovllm.checks.values import check_range, list_of, shorten
 from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
-from nanovllm.files.tokenizer import tokenize
+from nanovllm.prompts import tokenize
 from nanovllm.serving.async_llm import AsyncLLM, OpensImages
 from nanovllm.serving.http.metrics import Metrics
 from nanovllm.serving.http.options import ServeOptions

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.names import known_names
-from nanovllm.checks.requests import check_generates
 from nanovllm.checks.values import check_number, shorten
 from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.reasoning.think import Reasoning
 from nanovllm.features.tool_calls.parse import MARKERS, format_of
-from nanovllm.files.tokenizer import tokenize
+from nanovllm.prompts import check_generates, tokenize
 from nanovllm.request import Request
 from nanovllm.serving.openai.reading import PLAIN, Parsers, Reading
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, SWITCHES, scoring

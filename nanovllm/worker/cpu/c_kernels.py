@@ -21,12 +21,11 @@ from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch, cdiv
+from nanovllm.worker.c_calls import FLOAT, INT, PTR, Recorder, address, address_or_null, args_of, out_address
 from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
 from nanovllm.worker.cpu.memory import memory_for_weight
-from nanovllm.worker.cpu.recorder import Recorder
 from nanovllm.worker.cpu.threads import load_pool, num_pool_threads
-from nanovllm.worker.kernels import Kernels, Tensors
-from nanovllm.worker.pointers import address, address_or_null
+from nanovllm.worker.kernels import Kernels, Pair
 from nanovllm.worker.sampler import SamplingBatch, log_of
 
 logger = logging.getLogger("nanovllm")
@@ -37,12 +36,6 @@ FEW_ROWS = 9  # of a sequence: computed one by one, as decodes are, they fill ve
 ITEMS_PER_THREAD = 4  # threads that are done early find another item
 # Of a task's queries: a thread's stack holds four times as many, 2 MiB; on Windows, where it is smaller, half of one.
 MAX_TILE_NUMBERS = 1 << (15 if sys.platform == "win32" else 17)
-
-PTR, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-def args_of(ctype: type, names: str) -> list[tuple[str, type]]:
-    return [(name, ctype) for name in names.split()]
 
 
 class NormArgs(ctypes.Structure):
@@ -178,7 +171,7 @@ def load_cpu_kernels(
         defines = (dtype_defines, dtype_defines + head_defines)
         with ThreadPoolExecutor() as compilers:  # side by side: a first start takes 3 s instead of 4
             library, heads = compilers.map(load_library, sources, defines)
-        for name in HEADS:
+        for name in HEADS:  # from here on, the functions of both libraries are found in one
             setattr(library, name, getattr(heads, name))
         declare(library, SIGNATURES)
     except FAILURES as error:
@@ -262,9 +255,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, dtype: torch.dtype, kv_dtype: t
             raise TypeError("a function in C reads keys and values whose blocks are equally far apart")
         return {"k_cache": address(k_cache, kv_dtype, shape, 1), "v_cache": address(v_cache, kv_dtype, shape, 1)}
 
-    def add_rms_norm(
-        hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
-    ) -> Tensors:
+    def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> Pair:
         shape, size = hidden.shape, hidden.shape[-1]
         normed = hidden.new_empty(shape)
         if residual is None:
@@ -290,9 +281,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, dtype: torch.dtype, kv_dtype: t
         recorder.call(lib.silu_and_mul, args)
         return out
 
-    def rotary_and_write(
-        q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch
-    ) -> None:
+    def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Pair | None, kv_layer: Pair, batch: Batch) -> None:
         rows = len(q)
         k_cache, v_cache = kv_layer
         kv_shape = (rows, num_kv_heads, head_dim)
@@ -434,12 +423,6 @@ def products(
     args.kept = weights  # as long as the arguments
     recorder.call(lib.linear, args)
     return out
-
-
-def out_address(out: Tensor, dtype: torch.dtype, shape: tuple[int, ...], name: str = "out") -> dict[str, int]:
-    """The one of two pointers that says whether a function rounds its results to dtype, or leaves them in float32."""
-    is_rounded = out.dtype == dtype
-    return {name if is_rounded else f"{name}_floats": address(out, dtype if is_rounded else torch.float32, shape)}
 
 
 def row_tiles(batch: Batch) -> tuple[Tensor, int]:

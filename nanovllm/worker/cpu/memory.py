@@ -13,8 +13,8 @@ from torch import Tensor
 
 from nanovllm.checks.exits import Worker, finish_at_exit
 from nanovllm.files.system import available_bytes
+from nanovllm.worker.c_calls import address
 from nanovllm.worker.kv_cache import lazy_zeros
-from nanovllm.worker.pointers import address
 
 MAX_POOL_BYTES = 4 << 30
 HUGE_PAGE = 2 << 20  # bytes

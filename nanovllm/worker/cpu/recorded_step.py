@@ -3,7 +3,7 @@
 A decoder layer makes ten calls of C functions, each through Python code that allocates a tensor, takes views and fills
 in a struct of arguments. The next step makes the same calls with the same arguments, but for the number of rows and for
 what lies in the inputs. So the layers run once on max_rows rows, while the C functions are only written down
-(recorder.py): who was called with what. A step copies its inputs to where these layers found them, and cpu/replay.c
+(c_calls.py): who was called with what. A step copies its inputs to where these layers found them, and cpu/replay.c
 makes the calls again, with the rows that the step has and no others: one record serves every number of rows.
 cuda/graphs.py does the same for a GPU.
 
@@ -20,11 +20,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu.c_kernels import INT, PTR, AttentionStep, args_of, gather
-from nanovllm.worker.cpu.recorder import Call
+from nanovllm.worker.c_calls import INT, PTR, Call, address, args_of
+from nanovllm.worker.cpu.c_kernels import AttentionStep, gather
 from nanovllm.worker.layers import ForwardContext
 from nanovllm.worker.platform import RecordedSteps
-from nanovllm.worker.pointers import address
 
 if TYPE_CHECKING:
     from nanovllm.worker.model_runner import ModelRunner

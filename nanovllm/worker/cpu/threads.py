@@ -93,7 +93,7 @@ def step_threads(model: nn.Module, kernels: Kernels) -> Callable[[], AbstractCon
     """Makes what each step of this model runs in."""
     if kernels is TORCH_KERNELS:
         return nullcontext
-    return partial(one_kind_of_threads, pytorch_multiplies(model))
+    return partial(one_kind_of_threads, on_pytorchs=pytorch_multiplies(model))
 
 
 def pytorch_multiplies(model: nn.Module) -> bool:
@@ -103,10 +103,15 @@ def pytorch_multiplies(model: nn.Module) -> bool:
 
 
 @contextmanager
-def one_kind_of_threads(are_pytorchs: bool) -> Iterator[None]:
+def one_kind_of_threads(on_pytorchs: bool) -> Iterator[None]:
+    """A step runs on PyTorch's threads, or on the pool's beside a single one of PyTorch's.
+
+    On PyTorch's, the pool hands its jobs to their runtime: GOMP_parallel is how compiled OpenMP code begins one.
+    """
     before = torch.get_num_threads()
-    load_pool().set_threads(num_threads(), getattr(_openmp(), "GOMP_parallel", None) if are_pytorchs else None)
-    if are_pytorchs or not hasattr(_openmp(), "omp_set_num_threads"):
+    parallel = getattr(_openmp(), "GOMP_parallel", None) if on_pytorchs else None
+    load_pool().set_threads(num_threads(), parallel)
+    if on_pytorchs or not hasattr(_openmp(), "omp_set_num_threads"):
         yield
         return
     # Of this thread only: torch.set_num_threads() would change what other threads of the program get, too.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanovllm.config import EngineConfig
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors, rotate_heads
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Pair, rotate_heads
 
 logger = logging.getLogger("nanovllm")
 
@@ -41,9 +41,7 @@ def load_cuda_kernels(config: EngineConfig, head_dim: int, dtype: torch.dtype) -
         logger.info("attention: Triton, because %s", why_not)
         attention = triton_kernels.paged_attention
 
-    def rotary_and_write(
-        q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch
-    ) -> None:
+    def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Pair | None, kv_layer: Pair, batch: Batch) -> None:
         if cos_sin is not None:
             cos, sin = cos_sin
             rotate_heads(q, k, cos, sin)

@@ -10,7 +10,7 @@ import pytest
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.core.sequence import SequenceStatus
 from nanovllm.features.callers.progress import progress_bar
-from nanovllm.features.callers.shared_calls import SharedCalls
+from nanovllm.llm import Calls
 from nanovllm.stats import EngineStats
 from tests.processes import LIMIT_S
 from tests.short_requests import TEXT, sampled
@@ -51,8 +51,8 @@ def test_ctrl_c_between_steps_in_a_cell_that_awaits(llm, monkeypatch):
         return outputs
 
     cancel.__module__ = "ipykernel.ipkernel"
-    step = SharedCalls._step
-    monkeypatch.setattr(SharedCalls, "_step", step_and_interrupt)
+    step = Calls._step
+    monkeypatch.setattr(Calls, "_step", step_and_interrupt)
     before = signal.signal(signal.SIGINT, cancel)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -100,21 +100,18 @@ def test_progress_bar(monkeypatch, capsys):
     """With a terminal: how many are done, tokens a second of the steps, and hits; all since it was drawn."""
     stats = EngineStats(num_prefill_tokens=1000, step_time_s=5.0)
     cache = PrefixCacheStats(queries=10, hits=0)
-    with progress_bar(stats, cache, 4, True) as advance:
+    with progress_bar(stats, cache, 4) as advance:
         advance(3)
     assert capsys.readouterr().err == "", "there is no terminal"
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
-    with progress_bar(stats, cache, 4, True) as advance:
+    with progress_bar(stats, cache, 4) as advance:
         stats.num_prefill_tokens, stats.num_decode_tokens, stats.step_time_s = 1600, 20, 7.0
         cache.record(4, 3, 0)
         advance(3)
     shown = capsys.readouterr().err
     assert "3/4" in shown and "prefill 300 tok/s, decode 10 tok/s, prefix hits 75%" in shown and "drafts" not in shown
-    with progress_bar(stats, cache, 4, True) as advance:
+    with progress_bar(stats, cache, 4) as advance:
         stats.num_draft_tokens, stats.num_accepted_tokens = 8, 6
         advance(3)
     assert "drafts 75% accepted" in capsys.readouterr().err
-    with progress_bar(stats, cache, 4, False) as advance:
-        advance(3)
-    assert capsys.readouterr().err == ""

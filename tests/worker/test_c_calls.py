@@ -10,7 +10,7 @@ import nanovllm
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
-from nanovllm.worker.pointers import address, address_or_null
+from nanovllm.worker.c_calls import address, address_or_null
 from nanovllm.worker.sampler import SamplingBatch
 from tests.checkpoints import SMALL
 from tests.features.hybrid.test_hybrid import batch_of
@@ -52,7 +52,7 @@ def test_every_pointer_goes_through_it():
     """Only who compares where tensors lie asks PyTorch itself."""
     for path in Path(nanovllm.__file__).parent.rglob("*.py"):
         found = re.findall(r"(\w+\(\))?\.data_ptr\b", path.read_text("utf-8"))
-        assert set(found) <= {"untyped_storage()"} or path.name == "pointers.py", path
+        assert set(found) <= {"untyped_storage()"} or path.name == "c_calls.py", path
 
 
 def test_kernels_refuse_what_they_would_read_wrongly():

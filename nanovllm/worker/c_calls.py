@@ -1,7 +1,18 @@
-"""Tensors as C reads them: whoever hands a pointer to C says here what C takes it for (chapter 10)."""
+"""How C is called: structs of arguments, tensors as C reads them, and calls that are written down (chapter 10)."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+PTR, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+def args_of(ctype: type, names: str) -> list[tuple[str, type]]:
+    """Fields of a ctypes.Structure: each of the names, as this type."""
+    return [(name, ctype) for name in names.split()]
 
 
 def address(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], apart: int = 0, room: int = 0) -> int:
@@ -36,3 +47,35 @@ def _are_together(tensor: Tensor, apart: int) -> bool:
             return False
         expected *= size
     return True
+
+
+def out_address(out: Tensor, dtype: torch.dtype, shape: tuple[int, ...], name: str = "out") -> dict[str, int]:
+    """The one of two pointers that says whether a function rounds its results to dtype, or leaves them in float32."""
+    is_rounded = out.dtype == dtype
+    return {name if is_rounded else f"{name}_floats": address(out, dtype if is_rounded else torch.float32, shape)}
+
+
+Call = tuple[Callable[[ctypes.Structure], None], ctypes.Structure]  # a C function and its struct of arguments
+
+
+class Recorder:
+    """Makes the calls of one library's C functions, or writes them down."""
+
+    def __init__(self) -> None:
+        self._calls: list[Call] | None = None
+
+    def call(self, function: Callable[[ctypes.Structure], None], args: ctypes.Structure) -> None:
+        """Call the function; while a step is recorded, append the call to the record instead: nothing is computed."""
+        if self._calls is None:
+            function(args)
+        else:
+            self._calls.append((function, args))
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Call]]:
+        """Meanwhile calls are written down, in the list."""
+        self._calls = []
+        try:
+            yield self._calls
+        finally:
+            self._calls = None
