@@ -460,17 +460,16 @@ def make_stored(
 
 
 def compare_unpack(function: UnpackWords, stored: Stored, hint: str) -> list[float]:
-    *given, codes, zero = stored
-    expected = [stored.scale * (code - zero) for code in codes]
-    with unchanged("words or order, which you were given, have been changed", stored.words, stored.order):
-        got: Any = function(*given)
+    words, bits, order, scale, stored_zero, added, codes, zero = stored
+    expected = [scale * (code - zero) for code in codes]
+    with unchanged("words or order, which you were given, have been changed", words, order):
+        got: Any = function(words, bits, order, scale, stored_zero, added)
     if not is_list_of((int, float), got, len(expected)):
         raise Wrong(
             "return a number for each code of each word", expected=f"{len(expected)} numbers", got=repr(got)[:80]
         )
     if any(differs(a, b, 1e-9, 1e-6) for a, b in zip(expected, got, strict=True)):
-        file = f"{stored.bits} bits, order {stored.order}, stored zero {stored.stored_zero}, added {stored.added}"
-        word = f"0x{stored.words[0] % 2**32:0{8}x}, {file}"
+        word = f"0x{words[0] % 2**32:08x}, {bits} bits, order {order}, stored zero {stored_zero}, added {added}"
         raise Wrong(f"{hint} (the first word is {word})", expected=show(expected, 8), got=show(got, 8))
     return got
 
