@@ -46,7 +46,7 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     9: "row_parallel_forward embed read_share".split(),
     10: "fold attend attend_in_parts pad_decode".split(),
     11: "summarize audit serve".split(),
-    12: "quantize restore group_dot quantized_linear".split(),
+    12: "quantize restore group_dot quantized_linear unpack_words".split(),
     13: "guess accept_tokens share_guesses resume".split(),
     14: "abort admit route provision".split(),
     15: "add_adapters slot_for".split(),

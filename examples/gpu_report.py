@@ -541,6 +541,8 @@ def main() -> None:
     if unknown := set(chosen) - set(names):
         parser.error(f"no such part: {', '.join(sorted(unknown))} (there are {', '.join(names)})")
     sizes = SHORT if short else FULL
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
+        sizes = replace(sizes, dtype="float16")  # such as a T4, which has no bfloat16
     if args.on_cpu is not None:
         result(measure_on_cpu(args.on_cpu, sizes))
         return

@@ -1,6 +1,6 @@
 """What fewer bits cost: perplexity of a model with its weights as they are, in int8 and in int4 (chapter 12).
 
-    python examples/perplexity.py [MODEL] [--quantization none int8 int4] [--text FILE] [--tokens 8192] [--shuffle]
+    python examples/perplexity.py [MODEL] [--quantization none int8 int4 nearest gptq] [--tokens 8192] [--shuffle]
     python examples/perplexity.py --quantization none --kv-cache-dtype auto int8 [--key-biases 0 30 100]
 
 Perplexity is exp(mean of -log p(token | the tokens before it in its window)): the model is as uncertain as among that
@@ -9,6 +9,8 @@ many equally likely tokens. Windows do not overlap, and the first token of each 
 
 The default text is Python's language reference, as it comes with every Python for help(). Compare figures of the same
 text and window only: a different version of Python has a different text.
+
+nearest and gptq: published files of 4 bits, as make_compressed.py writes them.
 
 --shuffle: the demo model's weights were made from 4-bit ones, so int4 recovers these and costs less than elsewhere.
 This option gives the model's channels a different order. The model computes the same function, but different numbers
@@ -23,6 +25,7 @@ import argparse
 import json
 import math
 import os
+import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -41,11 +44,14 @@ from nanovllm.worker.batch import Batch
 
 console = Console(highlight=False)
 
+WAYS = ["none", "int8", "int4", "nearest", "gptq"]
+PUBLISHED = WAYS[3:]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="directory, GGUF file or hub id (default: the demo checkpoint)")
-    parser.add_argument("--quantization", nargs="+", choices=("none", "int8", "int4"), default=["none", "int8", "int4"])
+    parser.add_argument("--quantization", nargs="+", choices=WAYS, default=WAYS[:3])
     parser.add_argument("--kv-cache-dtype", nargs="+", choices=("auto", "int8"), default=["auto"])
     parser.add_argument("--text", type=Path, help="a text file (default: Python's language reference)")
     parser.add_argument("--tokens", type=int, default=8192, help="at most (default: 8192)")
@@ -71,9 +77,13 @@ def main() -> None:
             size: model if size == 0 else str(biased(Path(model), Path(folder), size)) for size in args.key_biases
         }
         for size, quantization, kv_cache_dtype in product(models, args.quantization, args.kv_cache_dtype):
-            options = dict(dtype=args.dtype, quantization=None if quantization == "none" else quantization)
-            options |= dict(kv_cache_dtype=kv_cache_dtype, max_model_len=args.window, max_num_seqs=1)
-            llm = LLM(models[size], **options)
+            options = dict(dtype=args.dtype, kv_cache_dtype=kv_cache_dtype, max_model_len=args.window, max_num_seqs=1)
+            path = models[size]
+            if quantization in PUBLISHED:
+                path = published(path, Path(folder, f"{quantization}-{size:g}"), quantization)
+            elif quantization != "none":
+                options["quantization"] = quantization
+            llm = LLM(path, **options)
             windows = windows_of(llm.get_tokenizer()(text)["input_ids"], args.tokens, args.window)
             value, weights_mb = perplexity(llm, windows), llm.engine.model_runner.weight_bytes / 1e6
             first = first or (value, weights_mb)
@@ -83,6 +93,7 @@ def main() -> None:
             )
             compared = f"{value / first[0] - 1:+.2%}", f"{weights_mb:,.0f}", f"{weights_mb / first[1]:.3f}"
             name = "as they are" if quantization == "none" else quantization
+            name += ", a file of 4 bits" if quantization in PUBLISHED else ""
             name += f", key biases {size:g}" if size else ""
             name += ", K/V int8" if kv_cache_dtype == "int8" else ""
             table.add_row(name, f"{value:.3f}", *compared)
@@ -102,7 +113,7 @@ def perplexity(llm: LLM, windows: torch.Tensor) -> float:
     """Each window is one step, as if a prompt were computed, but with logits of all its rows."""
     runner = llm.engine.model_runner
     total = 0.0
-    for tokens in track(windows, f"{llm.engine.config.quantization or runner.dtype}", console=console, transient=True):
+    for tokens in track(windows, f"{llm.engine.config.round_to or runner.dtype}", console=console, transient=True):
         logits = runner.model.logits(runner.forward(batch_of(tokens, runner.block_size)))
         logprobs = logits.float().log_softmax(-1)
         total -= logprobs.gather(1, tokens[1:, None]).double().sum().item()
@@ -124,6 +135,14 @@ def batch_of(tokens: torch.Tensor, block_size: int) -> Batch:
         max_query_len=size,
         max_key_len=size,
     )
+
+
+def published(model: str, folder: Path, rounding: str) -> str:
+    """A file of 4 bits, in a folder that is made, unless it is there."""
+    if not folder.exists():
+        script = Path(__file__).with_name("make_compressed.py")
+        subprocess.run([sys.executable, script, model, folder, "--rounding", rounding], check=True)
+    return str(folder)
 
 
 def shuffled(directory: Path, folder: Path) -> Path:

@@ -18,9 +18,13 @@ DTYPES = {
     "bfloat16": "bfloat16",
     "float16": "float16",
 }
+BITS = ("int8", "int4")  # to which the weights of any checkpoint may be rounded
+# A checkpoint's own quantization may be named, too. It has to be that; vLLM's scripts name some kernels for it instead.
+OWN = {name: name for name in ("fp8", "gptq", "awq", "compressed-tensors", "bitsandbytes", "gguf")}
+OWN |= {f"{name}_marlin": name for name in ("gptq", "awq")}
 CHOICES = {  # option -> value that may be given -> value that the option has then
     "dtype": DTYPES,
-    "quantization": {name: name for name in ("int8", "int4")},
+    "quantization": {name: name for name in BITS} | OWN,
     "kv_cache_dtype": {"auto": "auto", "int8": "int8", "int8_per_token_head": "int8"},
     "scheduling_policy": {name: name for name in ("fcfs", "priority")},
     "runner": {name: name for name in ("auto", "generate", "pooling")},
@@ -65,7 +69,9 @@ class EngineConfig:
         "auto", 'where generation_config.json is: "auto" (the checkpoint), "vllm" (none), or a directory'
     )
     dtype: str = option("auto", '"auto" (the checkpoint\'s), "float32", "bfloat16" or "float16"')
-    quantization: str | None = option(None, '"int8" or "int4": bits of the weights; None: as in the checkpoint')
+    quantization: str | None = option(
+        None, '"int8" or "int4": bits to round the weights to; None, or the checkpoint\'s own method: as they are'
+    )
     runner: str = option("auto", '"generate" texts, "pooling" (embeddings, scores), "auto": what the checkpoint is for')
     convert: str = option(
         "auto", 'what a pooling runner returns: "embed" or "classify"; "auto": what the checkpoint is for'
@@ -148,6 +154,11 @@ class EngineConfig:
             object.__setattr__(self, f.name, _checked(f, value))
         if self.enforce_eager:  # so that other code needs to ask only whether `name in config.optimizations`
             object.__setattr__(self, "optimizations", ())
+
+    @property
+    def round_to(self) -> str | None:
+        """ "int8" or "int4", to which the weights are rounded while they are read. None: they stay as they are."""
+        return self.quantization if self.quantization in BITS else None
 
     @property
     def max_num_logits(self) -> int:

@@ -109,6 +109,15 @@ def read_request(engine: "LLMEngine", asked: "Asked") -> None:
 # -- asked for in one place each ------------------------------------------------------------------------------------
 
 
+def for_this_gpu(model_config: ModelConfig, config: EngineConfig, directory: Path) -> ModelConfig:
+    """With a dtype that the machine's GPU computes in, if it has a GPU."""
+    import torch  # whoever reads a mere configuration needs none
+
+    if not torch.cuda.is_available():
+        return model_config
+    return load("worker.cuda.dtypes").with_dtype(model_config, config, directory)
+
+
 def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
     """The model runner, or the one object that stands for those of several processes."""
     if config.tensor_parallel_size > 1:

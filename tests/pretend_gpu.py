@@ -13,7 +13,9 @@ operation on it arrives at PretendGPU.launch(). It enforces what CUDA enforces:
    since then holds garbage.
 3. Memory is counted: torch.cuda.memory_allocated(), max_memory_allocated() and mem_get_info() tell the truth, and an
    allocation that does not fit raises an OutOfMemoryError.
-4. Copies in both directions, launched operations, replays and waits are counted (Counts).
+4. A GPU before Ampere (capability below 8.0) multiplies nothing in bfloat16, and flash-attn refuses it. A program of a
+   Triton kernel has no more shared memory than one of the GPU's multiprocessors.
+5. Copies in both directions, launched operations, replays and waits are counted (Counts).
 
 New memory holds garbage (NaN in floats, -1 in integers). Triton's kernels run in Triton's interpreter; flash-attn is a
 stand-in with the package's own checks (tests/worker/cuda/flash_attn_stand_in.py). There is one stream, and operations
@@ -59,6 +61,8 @@ WAITING = {
 }  # fmt: skip
 UNINITIALISED = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided}
 INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.dot, aten.mv, aten.addmv}
+SHARED_BYTES = {(7, 5): 64 << 10, (8, 0): 164 << 10, (8, 6): 100 << 10, (9, 0): 228 << 10}  # of a multiprocessor
 COPIES = {aten.copy_, aten._to_copy, aten._copy_from}
 
 
@@ -142,13 +146,14 @@ class PretendGPU:
     """The one device there is. Its methods under "torch.cuda" answer what torch.cuda is asked."""
 
     def __init__(self) -> None:
-        self.reset(1 << 30)
+        self.reset(1 << 30, (9, 0))
 
     @property
     def device(self) -> torch.device:
         return torch.device(NAME, 0)
 
-    def reset(self, total_bytes: int) -> None:
+    def reset(self, total_bytes: int, capability: tuple[int, int]) -> None:
+        self.capability = capability
         self.total_bytes, self.counts, self.life = total_bytes, Counts(), object()
         self.allocated = self.max_allocated = self.reserved = 0
         self.pools: weakref.WeakSet[GraphPool] = weakref.WeakSet()
@@ -179,6 +184,8 @@ class PretendGPU:
         if packet in INDEXED:
             args = self._with_indices_here(args)
         self._check_devices(func, args, kwargs)
+        if packet in PRODUCTS:
+            self.check_dtypes(_tensors((args, kwargs)))
         inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
         if "device" in inner_kwargs:
             inner_kwargs["device"] = torch.device("cpu")
@@ -215,6 +222,16 @@ class PretendGPU:
 
         self.note(again, (*_tensors(inner_args), *_tensors(result)))
         return self._wrap(result, args)
+
+    def check_dtypes(self, tensors: list[Tensor]) -> None:
+        """Of what is multiplied."""
+        if self.capability < (8, 0) and any(x.dtype == torch.bfloat16 for x in tensors):
+            raise RuntimeError(f"a GPU of capability {self.capability} multiplies nothing in bfloat16")
+
+    def check_shared(self, num_bytes: int) -> None:
+        limit = SHARED_BYTES[self.capability] - 1024
+        if num_bytes > limit:
+            raise RuntimeError(f"out of resource: shared memory, Required: {num_bytes}, Hardware limit: {limit}")
 
     def note(self, operation: Callable[[], None], tensors: tuple[Tensor, ...]) -> None:
         """Write an operation down, if a graph is recorded. tensors: in the CPU's memory, all that it touches."""
@@ -480,6 +497,10 @@ class InterpretedKernel:
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         def run(*args: Any, **kwargs: Any) -> None:
+            if "BLOCK_N" in kwargs:  # it multiplies: tiles of q, and of K and V for each stage
+                GPU.check_dtypes(_tensors(args))
+                rows = kwargs["BLOCK_M"] + 2 * kwargs["BLOCK_N"] * kwargs["num_stages"]
+                GPU.check_shared(rows * kwargs["BLOCK_D"] * args[1].element_size())
             self.kernel[grid](*args, **kwargs)
 
         return lambda *args, **kwargs: GPU.kernel(run, *args, **kwargs)
@@ -511,7 +532,12 @@ def flash_attn() -> ModuleType:
 
     made = ModuleType("flash_attn")
     made.__spec__ = ModuleSpec("flash_attn", None)
-    made.flash_attn_varlen_func = lambda *args, **kwargs: GPU.kernel(flash_attn_varlen_func, *args, **kwargs)
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        assert GPU.capability >= (8, 0), "FlashAttention only supports Ampere GPUs or newer."
+        return GPU.kernel(flash_attn_varlen_func, *args, **kwargs)
+
+    made.flash_attn_varlen_func = attend
     return made
 
 
@@ -536,18 +562,24 @@ class PretendPlatform(CUDAPlatform):
 
 
 @contextmanager
-def pretend_gpu(total_bytes: int = 1 << 30, with_flash_attn: bool = False, num_gpus: int = 1) -> Iterator[PretendGPU]:
-    """Meanwhile there is a GPU, with so much memory. num_gpus: as many are counted, for ranks; a process has one."""
+def pretend_gpu(
+    total_bytes: int = 1 << 30, with_flash_attn: bool = False, num_gpus: int = 1, capability: tuple[int, int] = (9, 0)
+) -> Iterator[PretendGPU]:
+    """Meanwhile there is a GPU, with so much memory. num_gpus: as many are counted, for ranks; a process has one.
+
+    capability: (7, 5) is a T4, whose rules then hold.
+    """
     global _library
     if _library is None:
         _library = register()
-    GPU.reset(total_bytes)
+    GPU.reset(total_bytes, capability)
     cuda = {
         "is_available": lambda: True, "device_count": lambda: num_gpus, "current_device": lambda: 0,
-        "set_device": lambda device: None, "get_device_capability": lambda device=None: (9, 0),
+        "set_device": lambda device: None, "get_device_capability": lambda device=None: capability,
         "get_device_name": lambda device=None: "a pretend GPU",
         "get_device_properties": lambda device=None: SimpleNamespace(
-            name="a pretend GPU", major=9, minor=0, total_memory=total_bytes, multi_processor_count=1
+            name="a pretend GPU", major=capability[0], minor=capability[1], total_memory=total_bytes,
+            multi_processor_count=1, shared_memory_per_multiprocessor=SHARED_BYTES[capability],
         ), "CUDAGraph": PretendGraph, "graph": recording,
     }  # fmt: skip
     for name in ("memory_allocated max_memory_allocated memory_reserved reset_peak_memory_stats mem_get_info "

@@ -378,9 +378,11 @@ def test_reproducible(status_of, tmp_path, options):
 
 
 def test_perplexity(run, checkpoint):
-    out = run("perplexity.py", str(checkpoint()), "--tokens", "128", "--window", "64", "--quantization", "none", "int8")
-    as_they_are, rounded = (float(x.replace(",", "")) for x in re.findall(r"│ (?:as they are|int8) +│ +([\d.,]+)", out))
-    assert rounded == pytest.approx(as_they_are, rel=0.05)
+    options = "--tokens 128 --window 64 --quantization none int8 gptq".split()
+    out = run("perplexity.py", str(checkpoint()), *options)
+    rows = re.findall(r"│ (?:as they are|int8|gptq, a file of 4 bits) +│ +([\d.,]+)", out)
+    as_they_are, *rounded = (float(x.replace(",", "")) for x in rows)
+    assert rounded == [pytest.approx(as_they_are, rel=0.05), pytest.approx(as_they_are, rel=0.5)]
 
 
 def test_perplexity_of_keys_with_biases(run, checkpoint):

@@ -12,6 +12,7 @@ from chapters.grading import Bench, Task, Wrong
 Quantize = Callable[[list[float], int, int, bool], tuple[list[int], float, float]]
 Restore = Callable[[Row], list[float]]
 GroupDot = Callable[..., float]
+UnpackWords = Callable[[list[int], int, list[int], float, int | None, int], list[float]]
 QuantizedLinear = Callable[[list[list[float]], list[Row], list[float] | None], list[list[float]]]
 
 SCALE, FOUR_BITS = "A group and its scale", "Four bits, and a minimum"  # headings
@@ -421,6 +422,105 @@ def check_linear_generates(function: QuantizedLinear, bench: Bench) -> None:
     generate_with_linear(function, bench)
 
 
+# -- unpack_words -----------------------------------------------------------------------------------------------------
+
+PUBLISHED = "Files that others have rounded"
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+class Stored(NamedTuple):
+    """A group as a file holds it, and the codes and the zero point that it was made of."""
+
+    words: list[int]
+    bits: int
+    order: list[int]
+    scale: float
+    stored_zero: int | None
+    added: int
+    codes: list[int]
+    zero: int
+
+
+def make_stored(
+    codes: list[int],
+    bits: int = 4,
+    order: list[int] | None = None,
+    scale: float = 0.5,
+    zero: int | None = None,
+    added: int = 0,
+) -> Stored:
+    """zero: None, there is none in the file."""
+    per_word = 32 // bits
+    order, words = order or list(range(per_word)), []
+    for start in range(0, len(codes), per_word):
+        word = sum(codes[start + order[place]] << bits * place for place in range(per_word))
+        words.append(word - 2**32 if word >= 2**31 else word)  # as an int32
+    stored_zero = None if zero is None else (zero - added) % 2**bits
+    return Stored(words, bits, order, scale, stored_zero, added, codes, 2 ** (bits - 1) if zero is None else zero)
+
+
+def compare_unpack(function: UnpackWords, stored: Stored, hint: str) -> list[float]:
+    words, bits, order, scale, stored_zero, added, codes, zero = stored
+    expected = [scale * (code - zero) for code in codes]
+    with unchanged("words or order, which you were given, have been changed", words, order):
+        got: Any = function(words, bits, order, scale, stored_zero, added)
+    if not is_list_of((int, float), got, len(expected)):
+        raise Wrong(
+            "return a number for each code of each word", expected=f"{len(expected)} numbers", got=repr(got)[:80]
+        )
+    if any(differs(a, b, 1e-9, 1e-6) for a, b in zip(expected, got, strict=True)):
+        word = f"0x{words[0] % 2**32:08x}, {bits} bits, order {order}, stored zero {stored_zero}, added {added}"
+        raise Wrong(f"{hint} (the first word is {word})", expected=show(expected, 8), got=show(got, 8))
+    return got
+
+
+@read_again("Where it sits in the engine")
+def check_unpack_generates(function: UnpackWords, bench: Bench) -> None:
+    """The engine's weights come in words, and you unpack some rows of them: the same tokens"""
+    _ = bench.model
+    from chapters.ch12_fewer_bits.checks_engine import generate_with_unpack
+
+    generate_with_unpack(function, bench)
+
+
+def random_codes(num: int, bits: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(2**bits), k=num)
+
+
+UNPACK_CHECKS = (
+    *cases(
+        compare_unpack,
+        {
+            "A word of eight codes": [
+                (make_stored([3, 10, 5, 8, 0, 7, 12, 2], zero=8), "the lowest 4 bits of a word hold its first code")
+            ],
+            "Several words, some of them negative": [
+                (make_stored(random_codes(32, 4, seed), zero=7), "a code is never negative: & takes its bits alone")
+                for seed in range(5)
+            ],
+            "8 bits: four codes in a word": [
+                (make_stored(random_codes(32, 8, 1), bits=8, zero=130), "a word holds 32 // bits codes")
+            ],
+            "No zero point in the file: the code in the middle stands for 0": [
+                (make_stored(random_codes(16, bits, 2), bits=bits), "without a stored zero, zero is 2**(bits-1)")
+                for bits in (4, 8)
+            ],
+            "AWQ's order": [
+                (
+                    make_stored([*range(8)], order=AWQ_ORDER, zero=0),
+                    "place p holds code order[p], so code order[p] is at place p",
+                ),
+                (make_stored(random_codes(64, 4, 3), order=AWQ_ORDER, zero=9), "the order holds in each word"),
+            ],
+            "GPTQ's zero points": [
+                (make_stored(random_codes(32, 4, 4), zero=8, added=1), "zero is what is stored, plus added"),
+                (make_stored(random_codes(32, 4, 5), zero=0, added=1), "15 plus 1 is 0, with 4 bits"),
+            ],
+        },
+    ),
+    check_unpack_generates,
+)
+
 DOT_CHECKS = (check_products, check_dot_zero, check_dot_minimum, check_dot_random, check_dot_generates)
 LINEAR_CHECKS = (check_one_row, check_formats, check_bias, check_groups, check_neighbours, check_linear_generates)
 TASKS = [
@@ -428,4 +528,5 @@ TASKS = [
     Task("restore", FOUR_BITS, nullcontext, RESTORE_CHECKS),
     Task("group_dot", "Whole numbers times whole numbers", nullcontext, DOT_CHECKS),
     Task("quantized_linear", "Activations are harder", nullcontext, LINEAR_CHECKS),
+    Task("unpack_words", PUBLISHED, nullcontext, UNPACK_CHECKS),
 ]

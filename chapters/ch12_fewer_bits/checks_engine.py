@@ -19,8 +19,11 @@ from chapters.ch12_fewer_bits.checks import (
     Quantize,
     QuantizedLinear,
     Restore,
+    UnpackWords,
     compare_dot,
     compare_linear,
+    compare_unpack,
+    make_stored,
 )
 from chapters.ch12_fewer_bits.groups import Row
 from chapters.ch12_fewer_bits.rounding import in_groups_of, quantize
@@ -186,3 +189,21 @@ def generate_with_linear(function: QuantizedLinear, bench: Bench) -> None:
         return y
 
     check_tokens(bench, product=product)
+
+
+def generate_with_unpack(function: UnpackWords, bench: Bench) -> None:
+    """A row of each matrix of 8 bits is put into words, as GPTQ does."""
+    rng = random.Random(4)
+
+    def dequantize(rows: QuantizedRows) -> Tensor:
+        weight, index = OUR_DEQUANTIZE(rows), rng.randrange(len(rows.codes))
+        if rows.minimums is None:
+            codes, scales = rows.codes[index].tolist(), rows.scales[index].tolist()
+            groups = [make_stored(c, bits=8, scale=s, zero=128, added=1) for c, s in zip(codes, scales, strict=True)]
+            numbers = [compare_unpack(function, group, "in the engine, a group of 8 bits") for group in groups]
+            weight[index] = torch.tensor(numbers).flatten()[: rows.k]
+        return weight
+
+    _ = float32_bench(bench.model)  # what is expected comes without the student's code
+    with replaced(QuantizedRows, "dequantize", dequantize):
+        check_tokens(bench)

@@ -1,7 +1,7 @@
 """Exercises of chapter 12. Edit this file, then:  python -m chapters check 12
 
-Four functions that the real engine then generates with. The tasks are independent of each other. All four work on lists
-of plain numbers, and need no torch.
+Five functions that the real engine then generates with. The tasks are independent of each other. All five work on
+lists of plain numbers, and need no torch.
 """
 
 from collections.abc import Callable
@@ -94,5 +94,27 @@ def quantized_linear(x: list[list[float]], weight: list[Row], bias: list[float] 
 
     Then multiply codes by codes and add up, group by group, with group_dot's formula; or restore both sides and
     multiply those. Return T rows of n numbers. Leave x, weight and bias as they are.
+    """
+    raise NotImplementedError
+
+
+def unpack_words(
+    words: list[int], bits: int, order: list[int], scale: float, stored_zero: int | None, added: int
+) -> list[float]:
+    """The numbers of one group of a published checkpoint: GPTQ, AWQ or compressed-tensors.
+
+        words        numbers of an int32 tensor, from -2**31 to 2**31 - 1. Each holds 32 // bits codes
+        bits         of a code: 4 or 8
+        order        place p of a word, counted from its lowest bits, holds code order[p] of the word's codes
+        scale        the group's
+        stored_zero  the group's zero point as the file has it. None: the file has none, and the code in the middle,
+                     2**(bits-1), stands for 0
+        added        what the stored zero point is short of: 1 in GPTQ's files, 0 in others. With `bits` bits, 1 more
+                     than the largest code is 0: so zero points are counted, too
+
+    Return the numbers, word after word: scale * (code - zero). Leave the lists as they are.
+
+    Example: the codes 0 to 7, in this order, make the word 0x76543210. With scale 0.5 and the zero point 4 they stand
+    for [-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5].
     """
     raise NotImplementedError

@@ -60,3 +60,18 @@ def quantized_linear(x: list[list[float]], weight: list[Row], bias: list[float] 
             rounded += [scale * round(number / scale) if scale else 0.0 for number in group]
         y.append([sum(a * w for a, w in zip(rounded, row, strict=True)) for row in restored])
     return y if bias is None else [[value + b for value, b in zip(row, bias, strict=True)] for row in y]
+
+
+def unpack_words(
+    words: list[int], bits: int, order: list[int], scale: float, stored_zero: int | None, added: int
+) -> list[float]:
+    """See exercise.py."""
+    top = 2**bits - 1
+    zero = 2 ** (bits - 1) if stored_zero is None else (stored_zero + added) & top
+    numbers: list[float] = []
+    for word in words:
+        codes = [0] * len(order)
+        for place, index in enumerate(order):
+            codes[index] = word >> bits * place & top
+        numbers += [scale * (code - zero) for code in codes]
+    return numbers

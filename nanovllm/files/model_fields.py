@@ -93,10 +93,21 @@ def read_model_fields(
     found = fields_of(with_overrides(fields, overrides, path), engine_config, path)
     found["end_tokens"] = end_tokens(ends, found["vocab_size"], path)
     found["generation"] = sampling_of(generation, generation_path)
+    _check_method(engine_config, "gguf" if file is not None else getattr(found["published"], "method", None), path)
     if file is not None:
         found["rope_scaling"] |= file.rope_divisors(found["head_dim"])
         found["is_quantized"] = file.is_quantized
     return found
+
+
+def _check_method(engine_config: Any, own: str | None, path: Path) -> None:
+    """Raise ValueError unless the quantization that the caller names, if any, is the checkpoint's own."""
+    named = None if engine_config is None else engine_config.quantization
+    if named in (None, "int8", "int4", own):
+        return
+    would = 'leave quantization out, or choose "int8" or "int4"' if own is None else f"leave it out, or write {own!r}"
+    holds = "weights that nobody has quantized" if own is None else f"weights of {own}"
+    raise ValueError(f"quantization={named!r}, and {path} has {holds}; {would}")
 
 
 def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class ModelRunner:
                 dtype=self.dtype,
                 device=self.device,
                 group=self.group,
-                quantization=config.quantization,
+                quantization=config.round_to,
                 kv_cache_dtype=config.kv_cache_dtype,
                 kernels=self.kernels,
                 dummy=config.load_format == "dummy",

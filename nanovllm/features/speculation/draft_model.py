@@ -62,9 +62,9 @@ def load_draft_model(
 ) -> "DraftModel":
     if chosen.model is None:
         model = target
-        if model.is_quantized or chosen.quantization == config.quantization:
+        if model.is_quantized or chosen.quantization == config.round_to:
             raise ValueError(
-                f"speculative_config: the model's weights are {config.quantization or 'quantized'} already; as its own "
+                f"speculative_config: the model's weights are {config.round_to or 'quantized'} already; as its own "
                 "draft model it needs fewer bits"
             )
     else:

@@ -84,7 +84,7 @@ def open_disk(engine: "LLMEngine", data: Any, directory: Path, weight_stamps: di
     try:
         kept = open_directory(path, config.prefix_cache_bytes)
         key = fingerprint(config, engine.model_config, runner, directory, partial(digest_of, weight_stamps, kept))
-        options = config.dtype, config.quantization, config.kv_cache_dtype
+        options = config.dtype, config.round_to, config.kv_cache_dtype
         model_name = str(config.model)[-250:]
         about = json.dumps({"model": model_name, "numbers": [o for o in options if o not in (None, "auto")]})
         spaces = [Space(key, BLOCK, runner.block_size, data.block_bytes, about)]

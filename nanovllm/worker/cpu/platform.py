@@ -39,7 +39,7 @@ class CPUPlatform(Platform):
         kernels = load_cpu_kernels(
             model_config,
             dtype,
-            everywhere=config.quantization is not None or model_config.is_quantized,
+            everywhere=config.round_to is not None or model_config.is_quantized,
             kv_int8=config.kv_cache_dtype == "int8",
         )
         return kernels or TORCH_KERNELS, None

@@ -31,10 +31,11 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
     _, block_size, num_kv_heads, _ = k_cache.shape
     assert k_cache.stride() == v_cache.stride(), "one set of strides serves both caches"
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    # The query heads of a group become rows of one tile, so that they load K/V once. 16 is the least that tl.dot takes;
-    # 64 half-precision rows, or 32 in float32, is what registers and shared memory hold. Decodes mostly get the 16.
-    group_size, full_tile = num_heads // num_kv_heads, 128 // q.element_size()
+    # The query heads of a group become rows of one tile, so that they load K/V once. 16 is the least that tl.dot takes.
+    # Decodes mostly get the 16.
+    group_size, block_dim = num_heads // num_kv_heads, max(16, triton.next_power_of_2(head_dim))
     num_rows = batch.max_query_len * group_size
+    full_tile, num_stages = tile_of(block_dim, q.element_size(), shared_bytes(q.device) if q.is_cuda else None)
     tile_rows = 16 if num_rows <= 16 else full_tile
     grid = (triton.cdiv(num_rows, tile_rows), num_kv_heads, len(batch.seqlens_k))
     _attention_kernel[grid](
@@ -42,10 +43,29 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
         head_dim**-0.5 * math.log2(math.e),
         *out.stride()[:2], *q.stride()[:2], *k_cache.stride()[:3], batch.block_tables.stride(0),
         GROUP=group_size, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, WINDOW=window,
-        BLOCK_M=tile_rows, BLOCK_N=full_tile, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-        num_stages=2,  # the next keys are on their way while these are multiplied
+        BLOCK_M=tile_rows, BLOCK_N=full_tile, BLOCK_D=block_dim,
+        num_stages=num_stages,
     )  # fmt: skip
     return out
+
+
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may have: all of a multiprocessor's, but for 1 KB that the system takes of it."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024
+
+
+def tile_of(block_dim: int, itemsize: int, shared_bytes: int | None) -> tuple[int, int]:
+    """(rows, stages): query rows, and keys, of a tile; in 2 stages the next keys come while these are multiplied.
+
+    64 half-precision rows, or 32 in float32, is what registers hold. A T4 has 64 KB of shared memory: room for one
+    stage with heads of 128 dimensions, and for half as many rows with heads of 256. None: no limit.
+    """
+    rows = 128 // itemsize
+    for tile, stages in ((rows, 2), (rows, 1), (rows // 2, 1)):
+        needed = itemsize * tile * (block_dim * (1 + 2 * stages) + tile)  # of q, of K and V, of the weights
+        if shared_bytes is None or needed <= shared_bytes:
+            break
+    return tile, stages
 
 
 @triton.jit(do_not_specialize=["table_stride"])  # it changes from batch to batch: one compiled kernel for all of them

@@ -55,4 +55,20 @@ quantized_linear
         ~ value + b for => value + 2 * b for
     divides_by_zero: ZeroDivisionError
         ~ scale * round(number / scale) if scale else 0.0 => scale * round(number / scale)
+unpack_words
+    highest_bits_first: the lowest 4 bits of a word hold its first code
+        ~ word >> bits * place & top => word >> 32 - bits * (place + 1) & top
+    keeps_the_sign: a code is never negative
+        ~ word >> bits * place & top => (word >> bits * place) % 16 if place < 7 else word >> 28
+    always_four_bits: a word holds 32 // bits codes
+        - codes = [0] * len(order)
+        + bits, codes = 4, [0] * len(order)
+    no_middle: without a stored zero
+        ~ zero = 2 ** (bits - 1) if stored_zero is None => zero = 0 if stored_zero is None
+    the_other_way_round: place p holds code order[p]
+        ~ codes[index] = word >> bits * place & top => codes[place] = word >> bits * index & top
+    as_it_is_stored: zero is what is stored, plus added
+        ~ (stored_zero + added) & top => stored_zero
+    does_not_wrap: 15 plus 1 is 0
+        ~ (stored_zero + added) & top => stored_zero + added
 """)

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
+from examples import make_compressed
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.loader import load_model
 from tests.checkpoints import make_checkpoint
@@ -130,3 +131,59 @@ def test_bitsandbytes(checkpoint, tmp_path, is_nested):
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     published, unpacked = publish(checkpoint("llama"), tmp_path, pack, config)
     check_answers(engine(published), Reference(unpacked), tolerance=0.2, margin=0.8)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
+def test_our_own(checkpoint, tmp_path, monkeypatch, capsys, rounding):
+    """examples/make_compressed.py, to the answers of the model that transformers unpacks with compressed-tensors."""
+    pytest.importorskip("compressed_tensors")
+    published, source = tmp_path / "published", checkpoint("qwen3")
+    monkeypatch.setattr("sys.argv", ["", str(source), str(published), "--rounding", rounding, "--tokens", "700"])
+    make_compressed.main()
+    assert f"{published}: " in capsys.readouterr().out
+    unpacked = shutil.copytree(source, tmp_path / "unpacked")
+    config = CompressedTensorsConfig(run_compressed=False)
+    model = AutoModelForCausalLM.from_pretrained(published, dtype=torch.float32, quantization_config=config)
+    names = AutoModelForCausalLM.from_pretrained(source).state_dict()
+    weights = {name: x.contiguous() for name, x in model.state_dict().items() if name in names}
+    assert weights.keys() == names.keys()
+    save_file(weights, unpacked / "model.safetensors", metadata={"format": "pt"})
+    assert_same_weights(published, weights, tolerance=1e-2)
+    check_answers(engine(published), Reference(unpacked), tolerance=0.2, margin=0.8)
+
+
+def test_gptq_loses_less_than_the_nearest_code():
+    """Of a layer's output, and of no more than that: weights are farther away. The oracle solves for each rest anew."""
+    generator = torch.Generator().manual_seed(0)
+    weight, mixed = torch.randn(8, 64, generator=generator), torch.randn(64, 64, generator=generator)
+    inputs = torch.randn(256, 64, generator=generator) @ (mixed + 4 * torch.randn(64, 1, generator=generator))
+    hessian = inputs.T @ inputs
+    results = [make_compressed.nearest(weight, 32), make_compressed.gptq(weight, hessian, 32)]
+    restored = [codes * scales.float().repeat_interleave(32, 1) for codes, scales in results]
+    losses = [((each - weight) @ inputs.T).norm() for each in restored]
+    distances = [(each - weight).norm() for each in restored]
+    assert losses[1] < 0.6 * losses[0] and distances[1] > distances[0]
+    assert torch.equal(results[1][0], gptq_slowly(weight, hessian.double(), results[1][1].float()))
+
+
+def gptq_slowly(weight: Tensor, hessian: Tensor, scales: Tensor) -> Tensor:
+    """After each input, those behind it become what loses least, with this one and all before it settled."""
+    hessian = hessian + make_compressed.DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian))
+    wanted, codes = weight.double(), torch.empty_like(weight)
+    for i in range(weight.shape[1]):
+        scale = scales[:, i // 32]
+        codes[:, i] = (wanted[:, i].float() / scale).round().clamp(-8, 7)
+        error = wanted[:, i] - codes[:, i] * scale
+        rest = torch.linalg.solve(hessian[i + 1 :, i + 1 :], hessian[i + 1 :, i])
+        wanted = torch.cat((wanted[:, : i + 1], wanted[:, i + 1 :] + torch.outer(error, rest)), dim=1)
+    return codes
+
+
+def test_inputs_that_no_group_size_divides(checkpoint, tmp_path, monkeypatch, capsys):
+    published = tmp_path / "published"
+    monkeypatch.setattr(
+        "sys.argv", ["", str(checkpoint()), str(published), "--rounding", "nearest", "--group-size", "48"]
+    )
+    make_compressed.main()
+    assert "projections stay as they are: 48 does not divide their inputs" in capsys.readouterr().out
+    assert len(engine(published).generate([[5, 6, 7]], use_tqdm=False)[0].outputs[0].token_ids) > 0

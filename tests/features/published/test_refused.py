@@ -155,8 +155,27 @@ def test_fewer_bits_on_top(checkpoint, tmp_path, quantization):
     expect(text, LLM, str(published), quantization=quantization, **SMALL)
 
 
-def tokens_of(path: Any) -> list[int]:
-    return LLM(str(path), **SMALL).generate([[5, 6, 7, 8]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+@pytest.mark.parametrize(
+    ("kind", "named", "other"),
+    [
+        ("awq", ("awq", "awq_marlin"), "gptq"),
+        ("gptq", ("gptq", "gptq_marlin"), "awq_marlin"),
+        (PACKED, ("compressed-tensors",), "bitsandbytes"),
+        ("fp8", ("fp8",), "gguf"),
+    ],
+)
+def test_the_method_may_be_named(checkpoint, tmp_path, kind, named, other):
+    """As scripts for vLLM do. Another than the checkpoint's is refused, and so is any for an ordinary checkpoint."""
+    published, _ = publish(checkpoint(), tmp_path, *FORMATS[kind])
+    expected = tokens_of(published)
+    assert all(tokens_of(published, quantization=name) == expected for name in named)
+    expect(f"has weights of {named[0]}; leave it out", LLM, str(published), quantization=other, **SMALL)
+    ordinary = 'has weights that nobody has quantized; leave quantization out, or choose "int8" or "int4"'
+    expect(ordinary, LLM, str(checkpoint()), quantization=named[0], **SMALL)
+
+
+def tokens_of(path: Any, **options: Any) -> list[int]:
+    return LLM(str(path), **SMALL | options).generate([[5, 6, 7, 8]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
 def test_what_stands_beside_the_weights(checkpoint, tmp_path, caplog):

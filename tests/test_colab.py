@@ -1,0 +1,73 @@
+"""examples/colab.ipynb, run by a kernel: whole, on the CPU; and its engine on a pretend T4."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from chapters.course import find_chapter
+from chapters.exercise_cells import MARK
+from chapters.teaching.cells import notebook
+
+HINT = 'needs nbclient and ipykernel: pip install -e ".[ci]"'
+pytest.importorskip("ipykernel", reason=HINT)
+nbclient, nbformat = (pytest.importorskip(name, reason=HINT) for name in ("nbclient", "nbformat"))
+pytestmark = pytest.mark.ci
+
+ROOT = Path(__file__).parent.parent
+ON_A_T4 = """from tests.pretend_gpu import pretend_gpu
+pretending = pretend_gpu(capability=(7, 5))
+pretending.__enter__();"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """examples/ of a copy of the repository. pip says what it would install, and installs nothing."""
+    monkeypatch.setenv("PIP_DRY_RUN", "1")
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build")
+    shutil.copytree(ROOT, tmp_path / "repository", ignore=ignored, symlinks=True)
+    return tmp_path / "repository" / "examples"
+
+
+def run(folder: Path, cells: list | None = None) -> dict[str, str]:
+    """What each cell has put out, by its id. cells: these instead of the notebook's."""
+    nb = nbformat.read(folder / "colab.ipynb", 4)
+    nb.cells = cells or nb.cells
+    nbclient.NotebookClient(nb, timeout=900, resources={"metadata": {"path": str(folder)}}).execute()
+    return {cell.id: "".join(map(text_of, cell.get("outputs", []))) for cell in nb.cells}
+
+
+def text_of(output: dict) -> str:
+    if output["output_type"] == "stream":
+        return output["text"]
+    return output["data"]["text/plain"] if "data" in output else f"{output['ename']}: {output['evalue']}"
+
+
+def test_on_a_cpu(folder, demo_checkpoint):
+    out = run(folder)
+    assert out["install-cell"].startswith("PyTorch 2.")
+    assert "The cafe is called Rope Walk." in out["quickstart"]
+    assert "computed in torch.bfloat16 on cpu" in out["llm"]
+    assert ", 0 of them from the cache" in out["cache"] and "'hits': " in out["cache"]
+    assert (folder.parent / "gpu_report.md").stat().st_size > 1000
+    assert out["check"].startswith("NotPassed: ") and "take_fresh" in out["check"]
+
+
+def test_on_a_t4(folder, checkpoint):
+    cells = [cell for cell in nbformat.read(folder / "colab.ipynb", 4).cells if cell.cell_type == "code"]
+    wanted = {cell.id: cell for cell in cells if cell.id in ("fetch", "install-cell", "llm", "cache", "forget")}
+    small = f"{str(checkpoint())!r}, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=256"
+    wanted["llm"].source = wanted["llm"].source.replace('"demo", max_model_len=2048', small)
+    wanted["cache"].source = wanted["cache"].source.replace("[:1200]", "[:100]")
+    pretend = nbformat.v4.new_code_cell(ON_A_T4)
+    first, second, *others = wanted.values()
+    out = run(folder, [first, second, pretend, *others])
+    assert "computed in torch.float32 on pretend:0" in out["llm"]  # as the checkpoint says
+
+
+def test_the_exercise_is_the_chapters(folder):
+    """Its cells are those of an assignment's notebook."""
+    cells = nbformat.read(folder / "colab.ipynb", 4).cells
+    ours = [cell.source for cell in cells if cell.cell_type == "code" and cell.source.startswith(MARK)]
+    theirs = [cell.source for cell in nbformat.reads(notebook(find_chapter(7)), 4).cells]
+    assert len(ours) == 2 and set(ours) <= set(theirs)
