@@ -182,17 +182,18 @@ def _checked(f: Field, value: Any) -> Any:
         check_choice(name, value, CHOICES[name])
         return CHOICES[name][value]
     if name == "optimizations":
-        for item in list_of(value, str, "names", name):
+        names = list_of(value, str, "names", name)
+        for item in names:
             check_choice(name, item, OPTIMIZATIONS)
-        return tuple(list_of(value, str, "names", name))
+        return tuple(names)
     if name == "hf_overrides" and not isinstance(value, dict | None):
         raise ValueError(f"hf_overrides must be a dict of config.json's fields, found {shorten(value)}")
-    if name in MEDIA and value:
+    if name in MEDIA:
+        if not value:
+            return f.default
         from nanovllm.features.images.options import checked_option
 
         return checked_option(name, value)
-    if name in MEDIA:
-        return f.default
     if name in CONFIGS and value is not None:
         module, class_name, kinds = CONFIGS[name]
         config_class = getattr(import_module(module), class_name)

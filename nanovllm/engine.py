@@ -112,7 +112,7 @@ class LLMEngine:
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None
         self.last_scheduled: SchedulerOutput | None = None
         self.to_abort: dict[str, Request] = {}
-        self._num_requests = 0
+        self._next_index = 0
         self._needs_restart = False  # a change has begun and is not complete
         self._profile: Any = None
         self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # the work of the step in progress
@@ -203,10 +203,10 @@ class LLMEngine:
             if request.request_id:
                 chosen.add(request.request_id)
         for request in requests:
-            while str(self._num_requests) in self.requests or str(self._num_requests) in chosen:
-                self._num_requests += 1
-            index = self._num_requests
-            self._num_requests += 1
+            while str(self._next_index) in self.requests or str(self._next_index) in chosen:
+                self._next_index += 1
+            index = self._next_index
+            self._next_index += 1
             request.request_id = request.request_id or str(index)
             for sample in request.samples:
                 sample.seq.request_id = request.request_id
@@ -339,6 +339,7 @@ class LLMEngine:
         self.scheduler.update(scheduled, result.sampled_token_ids)
         now = time.perf_counter()
         progressed = {}
+        # _in_flight: the chunks with their requests, which restart() needs as well.
         results = zip(self._in_flight, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
         for (chunk, request), logprobs, pooled, prompt_logprobs in results:
             for position, token_logprobs in prompt_logprobs:

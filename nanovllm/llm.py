@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class Turns:
-    """When calls of an LLM may use its engine. This is what one thread needs: at once.
+    """When calls of an LLM may use its engine. Here, at once: that is all that one thread needs.
 
     If features/callers/ is there, an LLM has its SharedTurns: several threads may call at the same time, Ctrl-C comes
     between two steps, and a progress bar is drawn.
@@ -78,7 +78,7 @@ class Calls:
     def complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         """Queue requests, unless they are queued already, and make steps until all have ended."""
 
-        def complete() -> list[RequestOutput]:
+        def until_finished() -> list[RequestOutput]:
             unfinished = set(self.turns.run(partial(self._enqueue, requests)))
             with self.turns.progress(len(requests), use_tqdm) as advance:
                 while unfinished:
@@ -87,7 +87,7 @@ class Calls:
             return [request.output() for request in requests]
 
         try:
-            return self.turns.call(complete)
+            return self.turns.call(until_finished)
         except BaseException:
             self._drop(requests)
             raise
@@ -233,7 +233,7 @@ class LLM:
 
         options: those in features/chat_template/chat.py; render_chat() in render.py, beside it, explains them.
         """
-        items = items_of(messages)  # of a message, a dict, it makes None: then they are one conversation's
+        items = items_of(messages)  # None for a message, which is a dict: then these are one conversation's
         conversations: list[Any] = [items_of(item) for item in items or ()]
         if not conversations or None in conversations:
             conversations = [messages if items is None else items]

@@ -21,11 +21,10 @@ class Logprob:
 class CompletionOutput:
     """One sample of a request.
 
-    token_ids includes the token that ended the sequence; text does not, unless
-    include_stop_str_in_output. finish_reason is None while the sample runs,
-    then "stop", "length", "abort" or "error". After "stop", stop_reason is the stop string or token id, or None for
-    EOS. logprobs holds one dict per generated token, {token_id: Logprob}, and cumulative_logprob is their sum over the
-    chosen tokens.
+    token_ids includes the token that ended the sequence; text does not, unless include_stop_str_in_output.
+    finish_reason is None while the sample runs, then "stop", "length", "abort" or "error". After "stop", stop_reason is
+    the stop string or token id, or None for EOS. logprobs holds one dict per generated token, {token_id: Logprob}, and
+    cumulative_logprob is their sum over the chosen tokens.
 
     "error" ends a sample that cannot go on: its logits hold NaN or infinity (damaged weights, an adapter with huge
     numbers), no token is allowed, its grammar has grown beyond llguidance's limits, or one of its logits_processors

@@ -75,7 +75,8 @@ def parse_prompt(
         given = {"prompt": prompt}
     else:
         given = {"prompt_token_ids": items_of(prompt)}
-    text, given_ids, salt = map(known_names(given, PROMPT_KEYS, "a prompt").get, PROMPT_KEYS)
+    given = known_names(given, PROMPT_KEYS, "a prompt")
+    text, given_ids, salt = given.get("prompt"), given.get("prompt_token_ids"), given.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise ValueError(f"cache_salt must be a string that is not empty, found {salt!r}")
     if text is not None and not isinstance(text, str):
@@ -203,11 +204,11 @@ def check_token_ids(engine: "LLMEngine", asked: Asked) -> None:
     token_ids, vocab_size = asked.token_ids, engine.model_config.vocab_size
     if not token_ids:
         raise ValueError("the prompt is empty: there is no token to continue from")
-    max_tokens = most_prompt_tokens(engine, asked)
-    if len(token_ids) > max_tokens:
+    longest = most_prompt_tokens(engine, asked)
+    if len(token_ids) > longest:
         raise ValueError(
             f"the prompt has {len(token_ids)} tokens; max_model_len is {engine.scheduler.max_model_len}, prompt and "
-            f"output together, so at most {max_tokens} fit"
+            f"output together, so at most {longest} fit"
         )
     if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
         vocabulary = f"the vocabulary (0 to {vocab_size - 1})"

@@ -110,7 +110,7 @@ def read_request(engine: "LLMEngine", asked: "Asked") -> None:
 
 
 def for_this_gpu(model_config: ModelConfig, config: EngineConfig, directory: Path) -> ModelConfig:
-    """With a dtype that the machine's GPU computes in, if it has a GPU."""
+    """The configuration; if there is a GPU, with a dtype that it computes in."""
     import torch  # whoever reads a mere configuration needs none
 
     if not torch.cuda.is_available():

@@ -105,7 +105,7 @@ def test_ids_of_one_call_differ(llm):
 
     expect("request id 'a' is already in use", llm.engine.enqueue, [make("a"), make("a")])
     assert not llm.engine.requests and not llm.engine.scheduler.waiting
-    coming = str(llm.engine._num_requests + 1)
+    coming = str(llm.engine._next_index + 1)
     ids = llm.engine.enqueue([make(), make(coming), make()])
     assert len(set(ids)) == 3 and ids[1] == coming
     while llm.engine.requests:

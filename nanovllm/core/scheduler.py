@@ -120,7 +120,7 @@ class SchedulerOutput:
 
 
 def split_rows(rows: list[Row], counts: list[int]) -> list[list[Row]]:
-    """Split a flat list into lists of so many entries. An empty one gives empty lists: a rank without logits has it."""
+    """Split a flat list into lists of so many entries; an empty one, which a rank without logits has, into empty ones."""
     ends = accumulate(counts)
     return [rows[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
@@ -171,10 +171,10 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence behind the others of its priority. Raises ValueError if it is empty or too long."""
-        is_whole = seq.is_pooling or not seq.sampling_params.generates
-        max_tokens = self.max_model_len if is_whole else self.max_model_len - 1  # one place is for the first token
-        if not 1 <= len(seq.tokens) <= max_tokens:
-            bounds = f"1 to {max_tokens} tokens (max_model_len={self.max_model_len}, prompt and output)"
+        generates = not seq.is_pooling and seq.sampling_params.generates
+        longest = self.max_model_len - 1 if generates else self.max_model_len  # one place is for the first token
+        if not 1 <= len(seq.tokens) <= longest:
+            bounds = f"1 to {longest} tokens (max_model_len={self.max_model_len}, prompt and output)"
             raise ValueError(f"a prompt must have {bounds}, found {len(seq.tokens)}")
         self.seqs[seq.seq_id] = seq
         insort_right(self.waiting, seq, key=by_priority)

@@ -121,8 +121,8 @@ class Batch:
             max_key_len=max(seqlens_k),
         )
         # Parts of one name belong to one wing, whose class adds what all of them need.
-        wings = {name: type(part) for chunk in output.chunks for name, part in chunk.seq.parts.items()}
-        for part_class in wings.values():
+        part_classes = {name: type(part) for chunk in output.chunks for name, part in chunk.seq.parts.items()}
+        for part_class in part_classes.values():
             batch = part_class.add_to_batch(batch, output)
         vars(batch).update(query_lens=query_lens, key_lens=seqlens_k)  # cached properties that are known here
         return batch

@@ -60,13 +60,13 @@ def load_model(
 
         warn_of_int8_keys(files, config)
     with torch.no_grad():
-        # What becomes a weight of few bits is taken out of `places`; the rest is read as it is, or unpacked.
         if files.are_published and quantization is None and device.type != "cpu":
             unpacked = str(dtype).removeprefix("torch.")
             logger.warning("%s: the quantized weights are unpacked to %s on a GPU", directory, unpacked)
         elif quantization is not None or files.are_quantized:
             from nanovllm.features.quantization.convert import quantize_weights
 
+            # What becomes a weight of few bits is taken out of `places`; the rest is read as it is, or unpacked.
             quantize_weights(model, places, files, quantization, kernels, config, make_decoder)
         for linear, names in model.linear_weights():
             if linear.product is plain_linear:

@@ -181,4 +181,4 @@ class ModelPart:
         """A step begins. It may change what its wing has put into batch.parts. batch: in the CPU's memory."""
 
     def forget(self) -> None:
-        """As if no step had been: a GPU's memory has been measured."""
+        """Drop what the steps have left behind by which a GPU's memory was measured."""

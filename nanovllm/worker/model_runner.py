@@ -43,7 +43,7 @@ DEFAULT_BLOCK_SIZE = 16
 
 @contextmanager
 def own_modes(device: torch.device) -> Iterator[None]:
-    """Without autocast and inference mode, so that what is made here can be changed later; gradients nobody wants."""
+    """Without autocast and inference mode, so that what is made here can be changed later; and without gradients."""
     with ExitStack() as modes:
         for kind in {"cpu", device.type}:
             if torch.is_autocast_enabled(kind):
@@ -307,8 +307,10 @@ class ModelRunner:
         for part in self.parts.values():  # outside the context, which takes away the threads of PyTorch's operations
             part.begin_step(batch)
         with self.step_context():
-            is_plain = sampling.prompt_rows is None and all(part.in_recorded_steps for part in batch.parts.values())
-            if is_plain and self.recorded_steps is not None and self.recorded_steps.still_fit(self):
+            is_recordable = sampling.prompt_rows is None and all(
+                part.in_recorded_steps for part in batch.parts.values()
+            )
+            if is_recordable and self.recorded_steps is not None and self.recorded_steps.still_fit(self):
                 logits = self.recorded_steps.run(batch)
                 if logits is not None:
                     return self._sample(logits, sampling.to(self.device))
@@ -328,7 +330,7 @@ class ModelRunner:
     def _sample(
         self, logits: torch.Tensor, sampling: SamplingBatch, prompt_scores: "list[Scores] | None" = None
     ) -> ModelRunnerOutput:
-        """Choose a token for each row of logits, float32 [R, vocab_size]. A pooling model's are vectors, and are kept.
+        """Choose a token for each row of logits, float32 [R, vocab_size]. A pooling model's vectors are returned.
 
         prompt_scores: of sampling.prompt_rows. What is found comes back from a device by one copy.
         """

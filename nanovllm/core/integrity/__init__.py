@@ -68,7 +68,7 @@ def check_scheduler(scheduler: "Scheduler") -> None:
     mid_prompt = [seq for seq in scheduler.running if len(seq.tokens) - seq.num_computed_tokens > 1]
     cut_by_budget = [seq for seq in mid_prompt if len(seq.tokens) - seq.num_cached_tokens <= threshold]
     assert len(cut_by_budget) <= 1, f"more than one is mid-prompt: {cut_by_budget}"
-    for seq in cut_by_budget:  # nobody was admitted since: who stands behind it was there before, and is less important
+    for seq in cut_by_budget:  # nobody has been admitted since: those that follow it in `running` were there before
         behind = scheduler.running[scheduler.running.index(seq) + 1 :]
         assert all(other.priority > seq.priority for other in behind), (
             f"admitted behind one that is mid-prompt: {behind}"

@@ -187,11 +187,11 @@ class RecordedStep(RecordedSteps):
         return entries
 
     def run(self, batch: Batch) -> Tensor | None:
-        """None for more than max_rows rows."""
+        """None for more than max_rows rows, and for chunks without rows."""
         num_rows, num_results = len(batch.input_ids), len(batch.logits_rows)
         if max(num_rows, num_results) > self.max_rows:
             return None
-        if 0 in batch.query_lens:  # somebody's mistake: PyTorch looks whether the row before it exists
+        if 0 in batch.query_lens:  # a mistake that chapter 2 makes on purpose: PyTorch shows what comes of it
             return None
         if self.delta_step is not None:
             from nanovllm.features.hybrid.hybrid_c_kernels import DeltaStep

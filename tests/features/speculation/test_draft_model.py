@@ -29,7 +29,7 @@ def test_a_draft_model_changes_nothing(checkpoint, tmp_path, eager_drafts, optio
         llm = LLM(str(checkpoint()), speculative_config=config, **OPTIONS | options)
         for _ in ("cold", "warm"):
             found = generate(llm, requests)
-            llm.engine._num_requests = 0
+            llm.engine._next_index = 0
             assert_same(found, expected)
         rates.append(llm.stats()["acceptance_rate"])
         llm.engine.speculation.proposer.manager.check_integrity()

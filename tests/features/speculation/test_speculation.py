@@ -190,7 +190,7 @@ def test_300_random_requests_are_answered_as_without_draft_tokens(checkpoint, op
     for _ in ("cold", "warm"):
         found = generate(llm, requests)
         # Only a request's index differs, from which it gets its seed if it has none.
-        llm.engine._num_requests = 0
+        llm.engine._next_index = 0
         assert_same(found, expected, tolerance)
     stats = llm.stats()
     assert 0 < stats["num_accepted_tokens"] < stats["num_draft_tokens"] * 0.9
@@ -216,11 +216,11 @@ def test_three_ranks_give_the_same(tmp_path, processes):
     assert_same(together, expected, 1e-5)
     alone = []
     for i, request in enumerate(requests):
-        llm.engine._num_requests = i
+        llm.engine._next_index = i
         alone += generate(llm, [request])
     assert_same(alone, together)
     hostile(llm, expected, seed=2)
-    llm.engine._num_requests = 0
+    llm.engine._next_index = 0
     assert_same(generate(llm, requests), together)
     assert llm.stats()["num_accepted_tokens"] > 30
 
@@ -398,7 +398,7 @@ def test_known_mistakes_are_seen(checkpoint, monkeypatch, plant):
     with pytest.raises((AssertionError, ValueError, IndexError, RuntimeError, KeyError)):
         for _ in ("cold", "warm"):
             found = generate(llm, requests)
-            llm.engine._num_requests = 0
+            llm.engine._next_index = 0
             assert_same(found, expected)
 
 
