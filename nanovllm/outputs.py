@@ -45,7 +45,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(slots=True)
+@dataclass
 class RequestMetrics(TokenCounts):
     """Points in time of a request, in seconds of time.perf_counter(); None until they have happened.
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 class TokenCounts:
     """Counters of output tokens and draft tokens, and what follows from them."""
 
-    __slots__ = ()
-
     num_output_tokens: int
     num_draft_tokens: int
     num_accepted_tokens: int

@@ -120,7 +120,7 @@ class SchedulerOutput:
 
 
 def split_rows(rows: list[Row], counts: list[int]) -> list[list[Row]]:
-    """Split a flat list into lists of so many entries; an empty one, which a rank without logits has, into empty ones."""
+    """Split a flat list into lists of so many entries. An empty one, of a rank without logits, gives empty lists."""
     ends = accumulate(counts)
     return [rows[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
