@@ -33,8 +33,8 @@ DECOYS = {
     1: Fault("cache_salt is not None or lora_id is not None", "cache_salt is not None"),
     2: Fault("min(len(hits) * self.block_size, len(seq.tokens) - 1)", "len(hits) * self.block_size"),
     3: Fault(
-        "if budget == 0 or len(self.running) == self.max_num_seqs",
-        "if budget == 0 or len(self.running) >= self.max_num_seqs - 1",
+        "budget > 0 and len(self.running) < self.max_num_seqs:",
+        "budget > 0 and len(self.running) < self.max_num_seqs - 1:",
     ),
     4: Fault(
         "        self.waiting = deque(seq for seq in self.waiting if seq.status is not SequenceStatus.FINISHED)\n", ""
