@@ -46,9 +46,20 @@ def caption_of(image: Token) -> str:
 
 def embedded(path: Path, caption: str) -> str:
     """The file itself in the page: it moves, and its styles stay its own."""
+    return f'<figure class="file">{image(path, caption)}</figure>\n'
+
+
+def image(path: Path, caption: str) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
-    source = f"data:image/svg+xml;base64,{data}"
-    return f'<figure class="file"><img src="{source}" alt="{html.escape(caption)}"></figure>\n'
+    return f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(caption)}">'
+
+
+def embed_images(inline: Token, folder: Path) -> None:
+    """Those within a line, such as a badge."""
+    for at, child in enumerate(inline.children or []):
+        if child.type == "image" and FOLDER in (source := str(child.attrs["src"])):
+            drawn = Token("html_inline", "", 0, content=image(folder / source, caption_of(child)))
+            inline.children[at] = drawn  # type: ignore[index]
 
 
 def figure(drawn: str | Moved, caption: str) -> str:

@@ -15,7 +15,7 @@ from markdown_it.token import Token
 from chapters.recording import Recording
 from chapters.site.diagrams import figure
 from chapters.site.expectations import cover
-from chapters.site.figures import picture_of
+from chapters.site.figures import embed_images, picture_of
 from chapters.site.markdown import inline_html, plain
 from chapters.site.scenes import Scenes
 from chapters.site.sources import ROOT, TEXTS, Sources, line_of, relative
@@ -76,6 +76,8 @@ def draw_pictures(tokens: list[Token], folder: Path) -> list[Token]:
             drawn.append(Token("html_block", "", 0, content=picture, map=tokens[at].map))
             at += 3
         else:
+            if tokens[at].type == "inline":
+                embed_images(tokens[at], folder)
             drawn.append(tokens[at])
             at += 1
     return drawn
