@@ -325,7 +325,9 @@ class LLMEngine:
     def schedule(self, drafts: dict[int, list[int]], started: float) -> SchedulerOutput:
         """Choose the step's work. started: the step's time, for the metrics of requests that are first worked on."""
         scheduled = self.scheduler.schedule(drafts)
-        assert scheduled.chunks or self.scheduler.next_waiting() is None, "no chunk, and a sequence may start"
+        assert scheduled.chunks or self.scheduler.next_waiting() is None, (
+            "no chunk, although a waiting sequence may start"
+        )
         for wing in self.wings.values():
             wing.after_schedule(scheduled)
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
