@@ -1,6 +1,7 @@
 """examples/colab.ipynb, run by a kernel: whole, on the CPU; and its engine on a pretend T4."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,24 @@ def test_on_a_cpu(folder, demo_checkpoint):
     assert ", 0 of them from the cache" in out["cache"] and "'hits': " in out["cache"]
     assert (folder.parent / "gpu_report.md").stat().st_size > 1000
     assert out["check"].startswith("NotPassed: 0 of 9 checks passed\nnot started")
+
+
+def test_alone(folder, tmp_path):
+    """Opened from GitHub: it says what it lacks, clones what it is told to, and may be run again."""
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", "-C", str(folder.parent)]
+    for command in (["init", "-q"], ["add", "pyproject.toml", "nanovllm"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], check=True)
+    alone = tmp_path / "deeper" / "alone"
+    alone.mkdir(parents=True)
+    shutil.copy(folder / "colab.ipynb", alone)
+    cells = {cell.id: cell for cell in nbformat.read(alone / "colab.ipynb", 4).cells}
+    fetch, install = cells["fetch"], cells["install-cell"]
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match="write the repository's address"):
+        run(alone, [fetch, install])
+    fetch.source = f"repository = {folder.parent.as_uri()!r}"
+    where = nbformat.v4.new_code_cell("import nanovllm\nprint(nanovllm.__file__)")
+    out = run(alone, [fetch, install, install, where])
+    assert out[where.id] == f"{alone}/nanovllm-clone/nanovllm/__init__.py\n"
 
 
 def test_on_a_t4(folder, checkpoint):

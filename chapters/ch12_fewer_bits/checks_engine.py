@@ -130,11 +130,18 @@ def generate_with_quantize(function: Quantize, bench: Bench) -> None:
 
 
 def generate_with_restore(function: Restore, bench: Bench) -> None:
+    generate_with_rows(bench, lambda rows, index: function(row_of(rows, index)))
+
+
+def generate_with_rows(bench: Bench, restored: Callable[[QuantizedRows, int], list[float] | None]) -> None:
+    """A row of each weight is what restored(rows, index) says of it, unless that is None."""
     rng = random.Random(1)
 
     def dequantize(rows: QuantizedRows) -> Tensor:
         weight, index = OUR_DEQUANTIZE(rows), rng.randrange(len(rows.codes))
-        weight[index] = torch.tensor(function(row_of(rows, index)))
+        numbers = restored(rows, index)
+        if numbers is not None:
+            weight[index] = torch.tensor(numbers)
         return weight
 
     _ = float32_bench(bench.model)  # what is expected comes without the student's code
@@ -192,18 +199,15 @@ def generate_with_linear(function: QuantizedLinear, bench: Bench) -> None:
 
 
 def generate_with_unpack(function: UnpackWords, bench: Bench) -> None:
-    """A row of each matrix of 8 bits is put into words, as GPTQ does."""
-    rng = random.Random(4)
+    """Rows of 8 bits are put into words, as GPTQ does."""
 
-    def dequantize(rows: QuantizedRows) -> Tensor:
-        weight, index = OUR_DEQUANTIZE(rows), rng.randrange(len(rows.codes))
-        if rows.minimums is None:
-            codes, scales = rows.codes[index].tolist(), rows.scales[index].tolist()
-            groups = [make_stored(c, bits=8, scale=s, zero=128, added=1) for c, s in zip(codes, scales, strict=True)]
-            numbers = [compare_unpack(function, group, "in the engine, a group of 8 bits") for group in groups]
-            weight[index] = torch.tensor(numbers).flatten()[: rows.k]
-        return weight
+    def restored(rows: QuantizedRows, index: int) -> list[float] | None:
+        if rows.minimums is not None:
+            return None
+        numbers: list[float] = []
+        for codes, scale in zip(rows.codes[index].tolist(), rows.scales[index].tolist(), strict=True):
+            group = make_stored(codes, bits=8, scale=scale, zero=128, added=1)
+            numbers += compare_unpack(function, group, "in the engine, a group of 8 bits")
+        return numbers[: rows.k]
 
-    _ = float32_bench(bench.model)  # what is expected comes without the student's code
-    with replaced(QuantizedRows, "dequantize", dequantize):
-        check_tokens(bench)
+    generate_with_rows(bench, restored)

@@ -102,8 +102,8 @@ def read_model_fields(
 
 def _check_method(engine_config: Any, own: str | None, path: Path) -> None:
     """Raise ValueError unless the quantization that the caller names, if any, is the checkpoint's own."""
-    named = None if engine_config is None else engine_config.quantization
-    if named in (None, "int8", "int4", own):
+    named = None if engine_config is None or engine_config.round_to else engine_config.quantization
+    if named in (None, own):
         return
     would = 'leave quantization out, or choose "int8" or "int4"' if own is None else f"leave it out, or write {own!r}"
     holds = "weights that nobody has quantized" if own is None else f"weights of {own}"

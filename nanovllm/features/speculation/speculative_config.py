@@ -6,9 +6,9 @@ from typing import Any
 
 from nanovllm.checks.names import check_options, names_checked, option
 from nanovllm.checks.values import MAX_INT32, check_choice, shorten
+from nanovllm.config import BITS
 
 METHODS = ("ngram", "draft_model", "self")
-QUANTIZATIONS = ("int8", "int4")
 NGRAM_LENGTHS = 4, 2  # longest and shortest
 ONLY_OF = {  # option -> the methods that have it
     **dict.fromkeys(("prompt_lookup_max", "prompt_lookup_min"), ("ngram",)),
@@ -57,7 +57,7 @@ class SpeculativeConfig:
         if self.method == "self":
             assign("quantization", self.quantization or "int4")
         if self.quantization is not None:
-            check_choice("speculative_config: quantization", self.quantization, QUANTIZATIONS)
+            check_choice("speculative_config: quantization", self.quantization, BITS)
         if self.method == "ngram":
             given = [n for n in (self.prompt_lookup_max, self.prompt_lookup_min) if n is not None] or NGRAM_LENGTHS
             assign("prompt_lookup_max", given[0])

@@ -13,7 +13,7 @@ from nanovllm import LLM, LoRARequest
 from nanovllm.worker.cuda import dtypes
 from tests.checkpoints import edit, make_checkpoint
 from tests.errors import expect
-from tests.features.lora.test_lora import make_adapter
+from tests.features.lora.adapters import make_adapter
 from tests.pretend_gpu import pretend_gpu
 from tests.published_files import FORMATS, publish
 from tests.worker.cuda.test_gpu_engine import FLASH, OPTIONS, PYTORCH, TRITON, tokens_of
@@ -67,7 +67,7 @@ def test_bfloat16_is_refused(in_bfloat16, checkpoint):
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
 def test_weights_beyond_float16(in_bfloat16, caplog, name):
-    """Then auto is float32; what the weight does is taken back by another one."""
+    """Then auto is float32."""
     weight = load_file(in_bfloat16 / "model.safetensors")[name]
     weight[-1] = 1e5
     to_bfloat16(in_bfloat16, **{name: weight})
