@@ -15,6 +15,7 @@ from rich.table import Table
 
 from chapters import lab_notebook, quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
+from chapters.reading import all_minutes, minutes_of, only_short, shown
 from chapters.report import record, report
 from chapters.story import Story, busy
 from chapters.submission import LIMIT_S, readable
@@ -22,6 +23,7 @@ from chapters.words import Words, default_language, languages, translated, words
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 
 OTHERS = {  # commands that are not about one chapter: a module with add_arguments(parser) and run(args, console)
+    "minutes": ("reading", "say how long the texts take, the short paths and the whole"),
     "site": ("site.command", "build the course as web pages"),
     "pictures": ("pictures", "draw the pictures in the texts"),
     "capstone": ("capstone.command", "serve a trace of requests with your own policies; repair broken engines"),
@@ -63,6 +65,8 @@ def main(argv: list[str] | None = None) -> int:
             about = "use no model: checks that need one stay open"
             command.add_argument("--no-model", action="store_true", help=about)
             command.add_argument("--jobs", type=int, default=0, metavar="N", help=jobs)
+        if name == "read":
+            command.add_argument("--short", action="store_true", help="only its short path")
         if name in ("read", "quiz"):
             what = "for translated chapters (default: NANOVLLM_LANGUAGE, or en)"
             command.add_argument("--language", choices=languages(), default=default_language(), help=what)
@@ -103,7 +107,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def show_progress(console: Console, progress: Progress, words: Words) -> int:
-    table = Table("", *(words(f"progress.{name}") for name in ("chapter", "read", "quiz", "exercises")))
+    columns = ("chapter", "minutes", "read", "quiz", "exercises")
+    table = Table("", *(words(f"progress.{name}") for name in columns), pad_edge=False)
     todo: list[str] = []
     for chapter in all_chapters():
         done, tasks = progress.get(chapter), EXERCISES[chapter.number]
@@ -111,16 +116,22 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
             table.add_section()
             table.add_row("", words("progress.part_two"))
         solved, score = [name for name in done.get("solved", []) if name in tasks], done.get("quiz")
+        read = words("progress.short") if done.get("short") else ""
+        if done.get("read"):
+            read = words("progress.yes")
         table.add_row(
             str(chapter.number),
             words.title(chapter),
-            words("progress.yes") if done.get("read") else "",
+            shown(minutes_of(chapter)),
+            read,
             words("progress.of", done=score[0], count=score[1]) if score else "",
             words("progress.of", done=len(solved), count=len(tasks)),
         )
         missing = {"read": done.get("read"), "quiz": score, "check": len(solved) == len(tasks)}
         todo += [f"python -m chapters {name} {chapter.number}" for name, is_done in missing.items() if not is_done]
     console.print(table)
+    if hours := round(all_minutes()[0] / 60):
+        console.print(words("progress.paths", command="[bold]python -m chapters read N --short[/]", hours=hours))
     if todo:
         console.print(words("progress.next", command=f"[bold]{todo[0]}[/]"))
     else:
@@ -130,14 +141,16 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
 
 
 def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    language = words_of(args.language).language
-    text = Markdown(translated(chapter.folder / "README.md", language).read_text("utf-8"))
+    text = translated(chapter.folder / "README.md", words_of(args.language).language).read_text("utf-8")
+    if args.short:
+        text = only_short(text)
+    page = Markdown(text)
     if console.is_terminal:
         with console.pager(styles=True):
-            console.print(text)
+            console.print(page)
     else:
-        console.print(text)
-    progress.note(chapter, read=True)
+        console.print(page)
+    progress.note(chapter, **{"short" if args.short else "read": True})
     return 0
 
 

@@ -106,7 +106,8 @@ class Progress:
             self.problem = str(error)
 
     def get(self, chapter: Chapter) -> dict[str, Any]:
-        """read (bool), quiz ([right, of]), solved (names of exercises), machine (its speeds); each may be missing."""
+        """Each may be missing: read and short (bool: the text, and its short path), quiz ([right, of]), solved (names
+        of exercises), machine (its speeds)."""
         return self._chapters.get(str(chapter.number), {})
 
     def note(self, chapter: Chapter, **what: Any) -> None:
@@ -140,9 +141,8 @@ def read_progress(path: Path) -> dict[str, dict[str, Any]]:
 
 def _known(entry: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
-    read, quiz, solved = (entry.get(name) for name in ("read", "quiz", "solved"))
-    if isinstance(read, bool):
-        kept["read"] = read
+    quiz, solved = entry.get("quiz"), entry.get("solved")
+    kept |= {name: entry[name] for name in ("read", "short") if isinstance(entry.get(name), bool)}
     if isinstance(quiz, list) and len(quiz) == 2 and all(type(n) is int and 0 <= n < 1000 for n in quiz):
         kept["quiz"] = quiz
     if isinstance(solved, list) and all(isinstance(name, str) for name in solved):

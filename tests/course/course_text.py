@@ -63,17 +63,3 @@ def assert_quoted(quote: str, source: str) -> None:
         found = next((i for i in range(at, len(lines) - size + 1) if lines[i : i + size] == stretch), None)
         assert found is not None, "not in the source:\n" + "\n".join(stretch)
         at = found + size
-
-
-def minutes_to_read(text: str) -> float:
-    """Of a chapter: 200 words a minute, 6 s for a line of code, 5 s for a row of a table, half a minute for a picture,
-    and one for a question to be guessed. What is under "Where to read on" is looked up, and not read."""
-    text = re.sub(r"^## Where to read on\n.*?(?=^## |\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
-    seconds = 60 * text.count("> **What do you expect?**") + 30 * text.count("](drawn/")
-    for block in FENCE.finditer(text):
-        is_table = block["info"] not in ("python", "c", "text output", "bash")
-        seconds += sum((5 if is_table else 6) for line in block["text"].splitlines() if line.strip("━╇ "))
-    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", FENCE.sub("", text))
-    seconds += 5 * len(re.findall(r"^\|", text, re.MULTILINE))
-    words = re.sub(r"^\|.*$", "", re.sub(r"\]\([^)]*\)", "]", text), flags=re.MULTILINE).split()
-    return (seconds + 60 * len(words) / 200) / 60

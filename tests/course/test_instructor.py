@@ -24,7 +24,7 @@ def numbers(text: str) -> set[int]:
 
 def needs_of(chapter) -> str:
     """What the top of a text says of times and of chapters that it needs."""
-    return next(" ".join(part.split()) for part in text_of(chapter).split("\n\n") if "Reading takes" in part)
+    return next(" ".join(part.split()) for part in text_of(chapter).split("\n\n") if "the lab ten" in part)
 
 
 def needed(chapter) -> set[int]:
@@ -43,11 +43,10 @@ def test_the_tables_agree_with_the_text(chapter):
     [row] = [row for row in table("", "chapter", "a student can", "needs chapters") if row[0] == str(number)]
     assert row[1] == f"[{TITLES[number]}]({chapter.folder.name}/README.md)"
     assert numbers(row[3]) == needed(chapter), needs
-    [times] = [row for row in table("chapter", "reading", "lab alone") if row[0] == str(number)]
-    assert int(times[1]) == int(re.search(r"Reading takes about (\d+) minutes", needs)[1])
+    [times] = [row for row in table("chapter", "short path", "whole text", "lab alone") if row[0] == str(number)]
     hours = re.search(r"the exercises (an hour or two|two hours)", needs)[1]
-    assert "the lab ten" in needs and times[2] == "10"
-    assert times[5:] == [str(len(EXERCISES[number])), {"an hour or two": "1 to 2", "two hours": "2"}[hours]]
+    assert times[3] == "10"
+    assert times[6:] == [str(len(EXERCISES[number])), {"an hour or two": "1 to 2", "two hours": "2"}[hours]]
 
 
 @for_each_chapter
@@ -72,7 +71,7 @@ def test_a_plan_has_each_chapter_behind_those_it_needs(plan):
 
 def test_every_chapter_has_its_rows():
     everyone = [str(number) for number in TITLES]
-    for columns in (("chapter", "first lesson"), ("chapter", "misconceptions", "ask"), ("chapter", "reading")):
+    for columns in (("chapter", "first lesson"), ("chapter", "misconceptions", "ask"), ("chapter", "short path")):
         assert [row[0] for row in table(*columns)] == everyone
     briefs = numbers(" ".join(re.findall(r"\*\* \((chapter \d+)\)\.", GUIDE)))
     assert briefs == set(range(PART_TWO, len(TITLES) + 1))

@@ -11,17 +11,7 @@ import pytest
 from chapters.course import TITLES
 from chapters.site.sources import first_line, node_of
 from nanovllm import LLM
-from tests.course.course_text import (
-    CHAPTERS,
-    FENCE,
-    ROOT,
-    assert_quoted,
-    blocks,
-    for_each_chapter,
-    minutes_to_read,
-    source_of,
-    text_of,
-)
+from tests.course.course_text import CHAPTERS, FENCE, ROOT, assert_quoted, blocks, for_each_chapter, source_of, text_of
 
 
 def test_the_chapters_there_are():
@@ -40,12 +30,6 @@ def test_shape(chapter):
     for name in ("lab", "quiz", "check"):
         assert f"python -m chapters {name} {chapter.number}" in text
     assert "nanovllm/" in text and "arXiv" in text
-
-
-@for_each_chapter
-def test_reading_takes_as_long_as_is_said(chapter):
-    said = re.search(r"Reading takes about (\d+) minutes", text_of(chapter))
-    assert said and abs(int(said[1]) - minutes_to_read(text_of(chapter))) <= 4
 
 
 PAPER = re.compile(r"\[arXiv:([\d.]+)\]\(https://arxiv\.org/abs/([\d.]+)\)|\d{4}\.\d{5}(?!\d)")

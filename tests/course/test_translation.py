@@ -58,7 +58,7 @@ def test_words_that_are_used_are_there():
     }
     said |= {f"page.tab_{name}" for name in ("index", "quiz", "lab", "exercises")}
     said |= {f"expect.{name}" for name in ("asks", "expect", "show")}
-    said |= {f"progress.{name}" for name in ("chapter", "read", "quiz", "exercises")}
+    said |= {f"progress.{name}" for name in ("chapter", "minutes", "read", "quiz", "exercises")}
     assert keys <= said, f"nobody says {sorted(keys - said)}"
     assert set(re.findall(r"WORDS\.(\w+)", scripts)) == set(ENGLISH.said["script"])
 
