@@ -2,9 +2,9 @@
 
 Adults read English non-fiction silently at 238 words a minute, most of them at 175 to 300 (Brysbaert 2019). Studying is
 slower: Carver (1992) gives 200 words a minute for reading to learn, and 138 for reading to remember. These texts are to
-be remembered, and followed with a pencil, so we take 138. Words of code and of tables count as words; a picture takes a
-minute, and so does a question before its answer. "Where to read on" is looked up, not read. Readers differ by more than
-these details, so times are rounded to five minutes.
+be remembered, and followed with a pencil, so we take 138. Words of code and of tables count as words. A picture takes a
+minute, and so does a prediction before a table; a question takes two, one to answer it and one to compare, as in a quiz.
+"Where to read on" is looked up, not read. Readers differ by more than these details, so times are rounded to five minutes.
 
 Marc Brysbaert, "How many words do we read per minute? A review and meta-analysis of reading rate", Journal of Memory
 and Language 109 (2019), https://doi.org/10.1016/j.jml.2019.104047. Ronald P. Carver, "Reading rate: Theory, research,
@@ -45,22 +45,22 @@ class Reading:
     """What there is to read in a text."""
 
     words: int
-    pictures: int
-    questions: int
+    pictures: int = 0
+    predictions: int = 0
+    questions: int = 0
 
     @property
     def minutes(self) -> int:
-        exact = self.words / WORDS_PER_MINUTE + self.pictures + self.questions
+        exact = self.words / WORDS_PER_MINUTE + self.pictures + self.predictions + 2 * self.questions
         return 5 * max(1, round(exact / 5))
 
     @classmethod
     def of(cls, text: str) -> "Reading":
         text = LOOKED_UP.sub("", text)
         pictures = len(PICTURE.findall(text)) + len(DIAGRAM.findall(text))
-        questions = len(ANSWER.findall(text)) + text.count(PREDICTION)
         plain = HIDDEN.sub("", PICTURE.sub("", DIAGRAM.sub("", text)))
         words = sum(any(map(str.isalnum, word)) for word in plain.split())
-        return cls(words, pictures, questions)
+        return cls(words, pictures, text.count(PREDICTION), len(ANSWER.findall(text)))
 
 
 def text_of(chapter: Chapter) -> str:

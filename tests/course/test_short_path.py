@@ -100,19 +100,20 @@ def test_sums(path):
 
 def test_what_is_read():
     """Words, code and cells of tables; neither signs, nor links, nor marks, nor what is looked up."""
-    assert Reading.of("Two words") == Reading(2, 0, 0)
-    assert Reading.of("**Two** [words](https://a/long/address b) -- 3 × 4 =") == Reading(4, 0, 0)
-    assert Reading.of("<!-- slide: A title -->\n\nOne\n\n## Where to read on\n\nA long list\n") == Reading(1, 0, 0)
-    assert Reading.of("| a | b |\n|---|---|\n| 1 | `x = y` |\n") == Reading(5, 0, 0)
-    assert Reading.of("```python\nx = f(1)\n```\n") == Reading(3, 0, 0)  # the word python, too
+    assert Reading.of("Two words") == Reading(2)
+    assert Reading.of("**Two** [words](https://a/long/address b) -- 3 × 4 =") == Reading(4)
+    assert Reading.of("<!-- slide: A title -->\n\nOne\n\n## Where to read on\n\nA long list\n") == Reading(1)
+    assert Reading.of("| a | b |\n|---|---|\n| 1 | `x = y` |\n") == Reading(5)
+    assert Reading.of("```python\nx = f(1)\n```\n") == Reading(3)  # the word python, too
     picture = "![What it\nshows](drawn/a.svg)\n\n```mermaid\nflowchart LR\n A --> B\n```\n"
-    assert Reading.of(picture) == Reading(0, 2, 0)
+    assert Reading.of(picture) == Reading(0, pictures=2)
     asks = "1. Why?\n\n<details><summary>Answer</summary>\n\nSo.\n\n</details>\n\n> **What do you expect?** What?\n"
-    assert Reading.of(asks).questions == 2
+    assert (Reading.of(asks).questions, Reading.of(asks).predictions) == (1, 1)
 
 
 @pytest.mark.parametrize(("reading", "minutes"), [
-    (Reading(1, 0, 0), 5), (Reading(138 * 11, 1, 3), 15), (Reading(138 * 14, 1, 3), 20), (Reading(138 * 60, 0, 0), 60),
+    (Reading(1), 5), (Reading(138 * 8, pictures=1, questions=3), 15), (Reading(138 * 60), 60),
+    (Reading(138 * 8, pictures=2, predictions=8, questions=3), 25),
 ])  # fmt: skip
 def test_minutes(reading, minutes):
     assert reading.minutes == minutes
