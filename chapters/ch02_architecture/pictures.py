@@ -1,9 +1,9 @@
-"""The picture of chapter 2: the six lines of a step, as they stand in the engine."""
+"""The pictures of chapter 2: the two planes, and the six lines of a step, as they stand in the engine."""
 
 import ast
 
 from chapters.site.sources import node_of
-from chapters.svg import box, svg, words
+from chapters.svg import arrow, box, svg, words
 
 WHO = {  # method -> who does its work, what it does
     "poll": ("cache tiers", "take in blocks that arrived"),
@@ -57,3 +57,40 @@ def step() -> str:
             parts.append(f'<path class="tip" d="M44,{y2 + 12 + 8 * (end - start - 2)}l-5,-3.5v7z"/>')
     parts.append(words(44, 10, "LLMEngine.step()", "name"))
     return svg("A step of the engine in six lines", "; ".join(said) + ".", parts, 18 + ROW * len(said) - 6)
+
+
+def planes() -> str:
+    """The control plane and the data plane, the loop above them, and what the loop carries between them."""
+    parts = [box(90, 0, 140, 26, "LLM"), words(144, 41, "prompts", "name", "end"), words(176, 41, "text", "name")]
+    parts += [arrow(150, 26, 150, 48), arrow(170, 48, 170, 26)]
+    parts += [box(8, 48, 304, 36, "LLMEngine.step()\nthe loop, with the Detokenizer", "strong")]
+    parts += [arrow(22, 84, 22, 128), arrow(96, 128, 96, 84), arrow(224, 84, 224, 128), arrow(298, 128, 298, 84)]
+    parts += [words(160, 103, "SchedulerOutput", "name", "middle")]
+    parts += [words(30, 118, "token ids", "name"), words(290, 118, "token ids", "name", "end")]
+    parts += ['<path class="wire dashed" d="M160,112V252"/>']
+    for left, kind, name, boxes, texts in (
+        (
+            0,
+            "one",
+            "control plane: decides",
+            ("Scheduler", "BlockManager"),
+            ("which tokens are next", "whose block is whose"),
+        ),
+        (
+            170,
+            "two",
+            "data plane: computes",
+            ("ModelRunner", "weights, KV cache"),
+            ("one pass, one batch", "tensors, gigabytes"),
+        ),
+    ):
+        for number in range(2):
+            parts.append(box(left + 8, 128 + 50 * number, 134, 26, boxes[number], kind))
+            parts.append(words(left + 75, 167 + 50 * number, texts[number], "tick", "middle"))
+        parts.append(words(left + 75, 246, name, f"strong {kind}", "middle"))
+    text = (
+        "The LLM hands prompts to the loop, LLMEngine.step(), and gets text. Below the loop, on the left, the control "
+        "plane: Scheduler and BlockManager. On the right the data plane: ModelRunner, weights and KV cache. The loop "
+        "carries a SchedulerOutput from left to right and token ids from right to left."
+    )
+    return svg("The two planes of the engine", text, parts, 254)

@@ -26,7 +26,7 @@ def block_table() -> Moved:
             f"{block_id * BLOCK_SIZE + offset}."
         )
         frames.append(Frame(str(position), draw(manager, second, third, position), text))
-    return Moved("position in the third sequence", frames, 9)
+    return Moved("position in the third sequence", frames, 13)
 
 
 def draw(manager: BlockManager, second: Sequence, third: Sequence, position: int) -> str:

@@ -166,7 +166,7 @@ def tell_head_of_the_line(story):
 def tell_price_of_preemption(story):
     story.part("What a small pool costs")
     _table = Table(
-        "blocks", "prefix cache", "steps", "preemptions", "tokens computed", "of them again", show_edge=False
+        "blocks", "prefix cache", "steps", "preemptions", "tokens computed", "a second time", show_edge=False
     )
     for _num_blocks in (40, 20, 16, 12, 8):
         for _caching in (True, False):
