@@ -42,8 +42,8 @@ def way() -> str:
         parts.append(box(left + 8, 228, 139, 34, f"cache: has {NUM_PROMPT_TOKENS - missing:,}\nof its tokens", "three"))
     parts.append(words(1, 289, "leaves the line: refused, if the wait would be too long"))
     parts.append(words(1, 305, "leaves a seat: answered, or its client has gone"))
-    text = f"The router compares {'; '.join(said)}. It takes replica {taken}. In a replica requests wait, then have seats."
-    return svg("The way of a request", text, parts, 312)
+    compared = f"The router compares {'; '.join(said)}. It takes replica {taken}."
+    return svg("The way of a request", f"{compared} In a replica requests wait, then have seats.", parts, 312)
 
 
 def waiting() -> Moved:
