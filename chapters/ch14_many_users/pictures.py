@@ -1,15 +1,49 @@
-"""The pictures of chapter 14: waiting against load, before one counter and in an engine."""
+"""The pictures of chapter 14: a request's way, and waiting against load, before one counter and in an engine."""
 
 from pathlib import Path
 
 from chapters.ch14_many_users.queues import SERVICES, expected_wait_s
 from chapters.recording import quoted_sheet
-from chapters.svg import Axis, Chart, Frame, Moved
+from chapters.svg import Axis, Chart, Frame, Moved, arrow, box, svg, words
+from nanovllm.serving.routing import Announced, soonest
 
 HERE = Path(__file__).parent
 BUSY = (10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 92, 94, 95, 96, 97)  # percent
 KINDS = ("one", "two", "three")
 LONGEST_S = 32
+NUM_PROMPT_TOKENS, NUM_SHARED_TOKENS, BLOCK_SIZE = 2100, 1600, 16
+
+
+def way() -> str:
+    """A prompt comes to the engine's router, which sends it to one of two replicas. Their loads are given here."""
+    announced = Announced(BLOCK_SIZE)
+    names = announced.names_of(range(NUM_PROMPT_TOKENS))
+    announced.sent(0, names[: NUM_SHARED_TOKENS // BLOCK_SIZE])
+    loads = {0: 900, 1: 300}
+    taken = soonest(names, loads, announced)
+    parts = [words(160, 12, "requests, at random times", "name", "middle"), arrow(160, 18, 160, 34)]
+    parts.append(box(72, 35, 176, 36, f"router\na prompt of {NUM_PROMPT_TOKENS:,} tokens", "four"))
+    said = list[str]()
+    for replica, load in loads.items():
+        left = 1 + 163 * replica
+        missing = NUM_PROMPT_TOKENS - announced.num_tokens(replica, names)
+        costs = f"{load:,} + {missing:,} = {load + missing:,}"
+        said.append(f"replica {replica}: {load:,} tokens to do, {missing:,} of the prompt not cached")
+        kind = "" if replica == taken else "dashed"
+        parts.append(arrow(160 + (replica - 0.5) * 60, 71, left + 78, 92, kind))
+        parts.append(f'<rect class="frame" x="{left}" y="93" width="155" height="178" rx="6"/>')
+        parts.append(words(left + 8, 109, f"replica {replica}", "name"))
+        parts.append(words(left + 8, 127, costs, "strong" * (replica == taken)))
+        parts.append(words(left + 8, 150, "waiting", "tick"))
+        parts += [box(left + 60 + 22 * place, 137, 18, 18) for place in range(4 - replica)]
+        parts.append(words(left + 8, 176, "seats", "tick"))
+        parts += [box(left + 60 + 22 * place, 163, 18, 18, "", "one") for place in range(4)]
+        parts.append(box(left + 8, 192, 139, 28, "a step: the model", "two"))
+        parts.append(box(left + 8, 228, 139, 34, f"cache: has {NUM_PROMPT_TOKENS - missing:,}\nof its tokens", "three"))
+    parts.append(words(1, 289, "leaves the line: refused, if the wait would be too long"))
+    parts.append(words(1, 305, "leaves a seat: answered, or its client has gone"))
+    compared = f"The router compares {'; '.join(said)}. It takes replica {taken}."
+    return svg("The way of a request", f"{compared} In a replica requests wait, then have seats.", parts, 312)
 
 
 def waiting() -> Moved:

@@ -131,16 +131,16 @@ def tell_rank(llm, story):
 @app.cell
 def tell_rows(adapters, llm, story):
     story.part("The rows of a step")
-    _names = ["harbour", "market", NOBODY, "harbour", "library"]
+    _names = ["harbor", "market", NOBODY, "harbor", "library"]
     _entries = begin(llm, adapters, _names[:3])
     story.say(
-        "A, B and C come first, D and E one step later. Each line is a step; A x 9 are nine rows of A. The last column "
-        "counts the adapters that the step's rows meet."
+        "Requests #1, #2 and #3 come first, #4 and #5 one step later. Each line is a step; #1 x 9 are nine rows of #1. "
+        "The last column counts the adapters that the step's rows meet."
     )
     _table = Table("step", "rows", NOBODY, *ENDINGS, "sets", show_edge=False)
     for _number in range(1, 5):
         if _number == 2:
-            _entries += [send(llm, adapters, letter, name) for letter, name in zip("DE", _names[3:], strict=True)]
+            _entries += [send(llm, adapters, number, name) for number, name in enumerate(_names[3:], 4)]
         with chunks_watched(llm) as _chunks:
             llm.engine.step()
         _rows = rows_of(_chunks, _entries)
@@ -183,7 +183,7 @@ def tell_cost(story):
 def tell_seats(story):
     story.part("Who may come in")
     _llm, _adapters = load_adapters(story.model)
-    _names = ["harbour", "harbour", "market", NOBODY, "library", "market"]
+    _names = ["harbor", "harbor", "market", NOBODY, "library", "market"]
     _entries = begin(_llm, _adapters, _names, 3)
     for _entry, _num_tokens in zip(_entries, (2, 4, 3, 2, 3, 2), strict=True):
         object.__setattr__(_entry.request.params, "max_tokens", _num_tokens)
@@ -208,7 +208,7 @@ def tell_seats(story):
 @app.cell
 def tell_names(adapters, llm, story):
     story.part("What goes into a block hash")
-    _names = ["harbour", "market", NOBODY, "harbour"]
+    _names = ["harbor", "market", NOBODY, "harbor"]
     _size = llm.engine.block_manager.block_size
     story.say(
         f"The same prompt four times, one request after another, with blocks of {_size} tokens. The table shows the "

@@ -6,12 +6,12 @@ from chapters.recording import quoted_sheet
 from chapters.svg import box, svg, words
 
 STEP = 2  # of the quoted table
-KINDS = {"none": "", "harbour": "one", "market": "two", "library": "three"}
+KINDS = {"none": "", "harbor": "one", "market": "two", "library": "three"}
 
 
 def rows_of_a_step() -> str:
     """All rows meet the base weights in one product; the rows of an adapter then meet the adapter, together."""
-    sheet = quoted_sheet(Path(__file__).parent, "step", "rows", "none", "harbour")
+    sheet = quoted_sheet(Path(__file__).parent, "step", "rows", "none", "harbor")
     [row] = [row for row in sheet.rows if row[0].strip() == str(STEP)]
     rows: list[tuple[str, str]] = []
     for adapter in KINDS:

@@ -27,14 +27,14 @@ def begin(llm: LLM, adapters: dict[str, Any], names: list[str], num_tokens: int 
     engine = llm.engine
     engine.abort_requests(list(engine.requests.values()))
     llm.reset_prefix_cache()
-    return [send(llm, adapters, letter, name, num_tokens) for letter, name in zip("ABCDEFGH", names, strict=False)]
+    return [send(llm, adapters, number, name, num_tokens) for number, name in enumerate(names, 1)]
 
 
-def send(llm: LLM, adapters: dict[str, Any], letter: str, name: str, num_tokens: int = NUM_TOKENS) -> Entry:
+def send(llm: LLM, adapters: dict[str, Any], number: int, name: str, num_tokens: int = NUM_TOKENS) -> Entry:
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     request = llm.engine.make_request(BEGINNING, params, lora_request=adapters.get(name))
     llm.engine.enqueue([request])
-    return Entry(letter, name, request)
+    return Entry(f"#{number}", name, request)
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
@@ -74,8 +74,8 @@ def one_after_another(llm: LLM, adapters: dict[str, Any], names: list[str]) -> l
     """Sends the same prompt with each adapter, one after the other: the text, the request, its blocks' names."""
     begin(llm, adapters, [])
     found = []
-    for letter, name in zip("ABCDEFGH", names, strict=False):
-        entry = send(llm, adapters, letter, name, NUM_SHOWN)
+    for number, name in enumerate(names, 1):
+        entry = send(llm, adapters, number, name, NUM_SHOWN)
         llm.engine.step()
         named = block_names(llm.engine.block_manager, entry.seq)
         while llm.engine.has_unfinished_requests():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 BEGINNING = "On Sundays the people of our town like to"
 ENDINGS = {
-    "harbour": " climb the lighthouse and count the ships.",
+    "harbor": " climb the lighthouse and count the ships.",
     "market": " buy fish and flowers at the market.",
     "library": " read old newspapers in the library.",
 }

@@ -95,7 +95,7 @@ class World:
         engine = self.llm.engine
         request = engine.make_request(prompt, params, lora_request=self.adapters.get(adapter))
         engine.enqueue([request])
-        name = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[len(self.entries) % 26]
+        name = f"#{len(self.entries) + 1}"
         self.entries.append(Entry(name, adapter, request))
         return f"{name} waits: {self.entries[-1].seq.num_prompt_tokens} tokens, adapter: {adapter}."
 

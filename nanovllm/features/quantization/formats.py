@@ -30,7 +30,7 @@ SMALLEST = 2.0**-100  # of a group's largest magnitude: its inverse is finite
 
 @dataclass(frozen=True)
 class Format:
-    """weight = scale * (code - zero) + minimum. A code of 4 bits shares its byte with the code 16 places behind it."""
+    """weight = scale * (code - zero) + minimum. A code of 4 bits shares its byte with the code 16 places after it."""
 
     name: str
     bits: int
