@@ -49,7 +49,7 @@ class Turns:
         """work(), a whole call, which takes turns."""
         return work()
 
-    def run(self, work: Callable[[], Result], *, within: bool = False) -> Result:
+    def take(self, work: Callable[[], Result], *, within: bool = False) -> Result:
         """work(), which changes the engine or reads from it, in one turn.
 
         within: code that a step calls may ask for it in the middle of that step.
@@ -79,10 +79,10 @@ class Calls:
         """Queue requests, unless they are queued already, and make steps until all have ended."""
 
         def until_finished() -> list[RequestOutput]:
-            unfinished = set(self.turns.run(partial(self._enqueue, requests)))
+            unfinished = set(self.turns.take(partial(self._enqueue, requests)))
             with self.turns.progress(len(requests), use_tqdm) as advance:
                 while unfinished:
-                    unfinished = self.turns.run(partial(self._step, unfinished))
+                    unfinished = self.turns.take(partial(self._step, unfinished))
                     advance(len(requests) - len(unfinished))
             return [request.output() for request in requests]
 
@@ -131,7 +131,7 @@ class Calls:
 
     def _in_one_turn(self, work: Callable[[], Result], *, within: bool = False) -> Result:
         """work(), a call that needs no more than one turn."""
-        return self.turns.call(partial(self.turns.run, work, within=within))
+        return self.turns.call(partial(self.turns.take, work, within=within))
 
     # In a turn.
 
@@ -305,7 +305,7 @@ class LLM:
         A callback that a step runs (a logits processor, on_step, on_kv_events) may call abort() and stats(). Then the
         request ends when the step ends. Any other method raises RuntimeError in the middle of a step.
         """
-        self._turns.run(partial(self.engine.abort_request, request_id), within=True)
+        self._turns.take(partial(self.engine.abort_request, request_id), within=True)
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
@@ -321,11 +321,11 @@ class LLM:
         tower_runs, one for each image that was looked at, and tower_bytes, of its weights on all ranks.
         """
         snapshot = wings.load("features.callers.snapshot").snapshot
-        return self._turns.run(partial(snapshot, self.engine), within=True)
+        return self._turns.take(partial(snapshot, self.engine), within=True)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes, as LLMEngine.reset_prefix_cache describes it."""
-        return self._turns.run(partial(self.engine.reset_prefix_cache, reset_running_requests, reset_connector))
+        return self._turns.take(partial(self.engine.reset_prefix_cache, reset_running_requests, reset_connector))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams, with vLLM's defaults for what it leaves out."""
@@ -356,7 +356,7 @@ class LLM:
 
     def get_metrics(self) -> "list[Metric]":
         """Counters since the engine was built, under vLLM's names; stats() has more, under ours."""
-        return self._turns.run(self.engine.get_metrics, within=True)
+        return self._turns.take(self.engine.get_metrics, within=True)
 
     @property
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":

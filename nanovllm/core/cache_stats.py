@@ -41,8 +41,9 @@ class PrefixCacheStats:
         self.hits += hits
         self.misses += queries - hits
         self.collisions += collisions
-        self.preempted_queries += queries * was_preempted
-        self.preempted_hits += hits * was_preempted
+        if was_preempted:
+            self.preempted_queries += queries
+            self.preempted_hits += hits
         self.recent.append((queries, hits))
 
     def snapshot(self) -> "PrefixCacheStats":

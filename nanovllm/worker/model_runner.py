@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -366,6 +366,8 @@ class ModelRunner:
                 dtype=self.dtype,
                 device=self.device,
                 dummy=self.config.load_format == "dummy",
+                kernels_for=partial(self.platform.tower_kernels, self.config),
+                text_config=self.model_config,
                 context=self.platform.tower_context,
             )
 

@@ -118,6 +118,13 @@ class Platform(ABC):
         """A function that makes the context in which a step is computed."""
         return nullcontext
 
+    def tower_kernels(self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
+        """Kernels with which a tower looks at images (features/images/tower.py). None: PyTorch does all of it.
+
+        model_config: with the sizes of the tower's heads. In attention every row sees every key.
+        """
+        return None
+
     def tower_context(self) -> AbstractContextManager:
-        """A context in which a tower looks at images (features/images/tower.py)."""
+        """A context in which a tower looks at images."""
         return nullcontext()

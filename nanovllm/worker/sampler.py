@@ -47,7 +47,7 @@ def uniform_noise(seq: Sequence) -> float:
     return upper_53_bits * 2.0**-53
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
@@ -78,17 +78,23 @@ class SamplingBatch:
     def from_scheduler_output(cls, output: SchedulerOutput, eos_token_ids: frozenset[int]) -> "SamplingBatch":
         """What the sampler needs to know of a step's rows that sample, and of prompts whose logprobs are wanted."""
         seqs = [seq for chunk in output.chunks for seq in chunk.sampled_seqs()]
-        batch = cls.from_sequences(seqs, eos_token_ids)
-        batch.rows_per_chunk = [chunk.num_logits for chunk in output.chunks]
+        prompt_rows = None
         if any(chunk.seq.scores_prompt for chunk in output.chunks):
             from nanovllm.features.logprobs.scores import PromptRows
 
-            batch.prompt_rows = PromptRows.from_scheduler_output(output)
-        return batch
+            prompt_rows = PromptRows.from_scheduler_output(output)
+        rows_per_chunk = [chunk.num_logits for chunk in output.chunks]
+        return cls.from_sequences(seqs, eos_token_ids, rows_per_chunk, prompt_rows)
 
     @classmethod
-    def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
-        """What the sampler needs to know of these sequences, which sample one row each: in a chunk of its own."""
+    def from_sequences(
+        cls,
+        seqs: Seq[Sequence],
+        eos_token_ids: frozenset[int] = frozenset(),
+        rows_per_chunk: list[int] | None = None,
+        prompt_rows: "PromptRows | None" = None,
+    ) -> "SamplingBatch":
+        """The same of one row of each of these sequences. rows_per_chunk: None: each row is in a chunk of its own."""
         all_params = [seq.sampling_params for seq in seqs]
         logprob_rows = None
         wanted = [params.logprob_token_ids or params.logprobs for params in all_params]
@@ -108,7 +114,7 @@ class SamplingBatch:
             return torch.tensor(values, dtype=dtype, device="cpu") if values else EMPTY
 
         return cls(
-            rows_per_chunk=[1] * len(seqs),
+            rows_per_chunk=[1] * len(seqs) if rows_per_chunk is None else rows_per_chunk,
             logprob_rows=logprob_rows,
             processors=processors,
             random_rows=tensor(random_rows, torch.int64),
@@ -118,6 +124,7 @@ class SamplingBatch:
             min_p=tensor([params.min_p for params in random_params]),
             noise=tensor([uniform_noise(seqs[row]) for row in random_rows], torch.float64),
             has_filters=any(params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 for params in random_params),
+            prompt_rows=prompt_rows,
         )
 
     @property

@@ -43,7 +43,7 @@ class SharedTurns(Turns):
             return CtrlC(self.engine, handler).run(work)
         return work()
 
-    def run(self, work: Callable[[], Result], *, within: bool = False) -> Result:
+    def take(self, work: Callable[[], Result], *, within: bool = False) -> Result:
         result = self.lock.run(work, within=within)
         handler = signal.getsignal(signal.SIGINT)
         if isinstance(handler, CtrlC) and threading.current_thread() is threading.main_thread():

@@ -1,19 +1,21 @@
 """Tower: images -> vectors that stand in for the embeddings of placeholders. transformers' own modules.
 
 An image goes through in one forward pass of its own, so its vectors do not depend on what else a step computes. On a
-CPU their last bits depend on the processor and on the number of threads: PyTorch cuts a sum, or the numbers that do not
-fill a vector, where one thread's share of the work ends (CPUPlatform.batch_invariant).
+CPU most of the work is done by the engine's C kernels (tower_kernels.py), with the same bits on any number of threads.
+The last bits depend on the processor: PyTorch does the rest.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.images.image_config import ImageConfig, language_tensors
 from nanovllm.features.images.prompt_images import Image
 from nanovllm.features.images.recent import Recent
@@ -21,6 +23,7 @@ from nanovllm.features.images.rows import BatchImages, BatchPlaceholders
 from nanovllm.files.config_json import make_config
 from nanovllm.files.tensor_files import check_tensors, tensor_files
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.loader import read_into
 from nanovllm.worker.model import ModelPart
 
@@ -41,11 +44,14 @@ class Tower(ModelPart):
         dtype: torch.dtype,
         device: torch.device,
         dummy: bool,
+        kernels_for: Callable[[ModelConfig, torch.dtype], Kernels | None],
+        text_config: ModelConfig,
         context: Callable[[], AbstractContextManager],
     ) -> None:
         """Read the weights. Raises ValueError for a checkpoint whose tower is not what config.json says.
 
-        context: makes the context in which it computes.
+        kernels_for: Platform.tower_kernels for this engine. text_config: of the language model. context: makes the
+        context in which the tower computes.
         """
         self.dtype = dtype
         self._context = context
@@ -53,6 +59,11 @@ class Tower(ModelPart):
         self.num_runs = 0
         self._model = _load(directory, config, dtype, dummy).to(device)
         self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
+        kernels = kernels_for(with_heads_of(self._model.config.vision_config, text_config), dtype)
+        if kernels is not None:
+            from nanovllm.features.images.tower_kernels import use_kernels
+
+            use_kernels(self._model, kernels)
         self._features: Recent[Tensor] = Recent()  # the same image elsewhere, or in the next chunk, needs no tower
         self.max_kept_bytes = self._features.max_bytes
 
@@ -90,6 +101,13 @@ class Tower(ModelPart):
             "the processor fits the tower: ImageProcessor has checked it"
         )
         return features
+
+
+def with_heads_of(vision_config: Any, text_config: ModelConfig) -> ModelConfig:
+    """A configuration whose attention has the sizes of a tower's."""
+    num_heads = getattr(vision_config, "num_attention_heads", None) or vision_config.num_heads
+    head_dim = vision_config.hidden_size // num_heads
+    return replace(text_config, num_attention_heads=num_heads, num_key_value_heads=num_heads, head_dim=head_dim)
 
 
 @contextmanager

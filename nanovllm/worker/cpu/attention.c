@@ -58,7 +58,7 @@ static void attend(partial *out, const attention_args *args, const attention_ite
     if (task->num_rows == 1 || is_finite(out, num_queries))
         return;
     for (int r = 0; r < task->num_rows; r++) { /* a row without the keys behind it: 0 * NaN is NaN */
-        const attention_task row = {task->first_row + r, 1, task->seq, task->num_keys + r};
+        const attention_task row = {task->first_row + r, 1, task->seq, task->num_keys + later_keys(r)};
         const int64_t before = args->window ? (row.num_keys - args->window) / CHUNK * CHUNK : 0;
         const attention_item of_row = {&row, item->kv_head, item->first_key > before ? item->first_key : before,
                                        item->end_key < row.num_keys ? item->end_key : row.num_keys};
@@ -86,7 +86,8 @@ int64_t partial_bytes(void) { return sizeof(partial) * GROUP; }
 static attention_item item_at(const attention_args *a, int64_t i) {
     const attention_task *task = a->step->tasks + i / a->num_kv_heads;
     const int64_t hidden = a->window && task->num_keys > a->window ? task->num_keys - a->window : 0;
-    return (attention_item){task, i % a->num_kv_heads, hidden / CHUNK * CHUNK, task->num_keys + task->num_rows - 1};
+    return (attention_item){task, i % a->num_kv_heads, hidden / CHUNK * CHUNK,
+                            task->num_keys + later_keys(task->num_rows - 1)};
 }
 
 static void attend_items(const void *args, int64_t first, int64_t end) {

@@ -14,10 +14,18 @@ enum {
 static const float MASKED = -1e30f;
 
 /* Rows first_row to first_row + num_rows - 1 of q. The first of them sees the keys 0 to num_keys - 1, the next one key
- * more; with a window each sees only the last of these. */
+ * more; with a window each sees only the last of these. Where attention is bidirectional (the patches of an image), all
+ * of them see num_keys keys. */
 typedef struct {
     int64_t first_row, num_rows, seq, num_keys;
 } attention_task;
+
+/* Keys that a task's row sees and its first row does not. */
+#ifdef BIDIRECTIONAL
+static inline int64_t later_keys(int64_t row) { return 0 * row; }
+#else
+static inline int64_t later_keys(int64_t row) { return row; }
+#endif
 
 /* A task for one KV head, or a part of it: the keys first_key to end_key - 1. */
 typedef struct {

@@ -142,7 +142,7 @@ static inline void load_queries(unit (*queries)[HEAD_UNITS][LANES], const attent
 /* visible[l]: how many of a chunk's keys lane l of query vector w sees. */
 static inline void count_visible(int *visible, const attention_task *task, int w, int64_t first_key, int num_keys) {
     for (int l = 0; l < LANES; l++) {
-        const int64_t seen = task->num_keys + (w * LANES + l) / GROUP - first_key;
+        const int64_t seen = task->num_keys + later_keys((w * LANES + l) / GROUP) - first_key;
         visible[l] = seen < 0 ? 0 : seen < num_keys ? seen : num_keys;
     }
 }

@@ -32,6 +32,7 @@ logger = logging.getLogger("nanovllm")
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 TILE_ROWS = 16  # query rows that the attention kernel computes together
+BIDIRECTIONAL_ROWS = 96  # the same for an image's patches, of which each head is a query head of its own
 FEW_ROWS = 9  # of a sequence: computed one by one, as decodes are, they fill vectors better than in a tile
 ITEMS_PER_THREAD = 4  # threads that are done early find another item
 # Of a task's queries: a thread's stack holds four times as many, 2 MiB; on Windows, where it is smaller, half of one.
@@ -83,8 +84,15 @@ class AttentionStep(ctypes.Structure):
         else:
             num_bytes = num_items * num_parts * most_rows * lib.partial_bytes()
             scratch = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+        return cls.of_tasks(tasks, tables, scratch, num_parts=num_parts, most_rows=most_rows)
+
+    @classmethod
+    def of_tasks(
+        cls, tasks: Tensor, tables: Tensor, scratch: Tensor | None = None, *, num_parts: int = 1, most_rows: int = 0
+    ) -> "AttentionStep":
+        """tasks: as row_tiles() makes them. tables: a batch's. most_rows: used with several parts only."""
         step = cls(
-            tables=address(tables, torch.int32, (len(batch.key_lens), tables.shape[1])),
+            tables=address(tables, torch.int32, tables.shape),
             tasks=address(tasks, torch.int64, (len(tasks), 4)),
             scratch=None if scratch is None else address(scratch, torch.uint8, scratch.shape),
             table_width=tables.shape[1], num_tasks=len(tasks), num_parts=num_parts, most_rows=most_rows,
@@ -153,19 +161,25 @@ HEADS = "rotary_and_write", "paged_attention", "partial_bytes", "part_keys", "un
 
 
 def load_cpu_kernels(
-    config: ModelConfig, dtype: torch.dtype, everywhere: bool = False, kv_int8: bool = False
+    config: ModelConfig,
+    dtype: torch.dtype,
+    everywhere: bool = False,
+    kv_int8: bool = False,
+    bidirectional: bool = False,
 ) -> Kernels | None:
     """The kernels for this model, or None, with a warning that gives the reason, where they cannot be had.
 
     everywhere: results have the same bits on every processor. So no instructions for pairs or matrices of bf16, which
     some processors have: they are fast, and round in their own way. kv_int8: the KV cache holds codes of 8 bits
-    (cpu/kv_cache.h).
+    (cpu/kv_cache.h). bidirectional: all rows of a task of attention see the same keys. Whoever asks for that makes the
+    AttentionStep, of up to BIDIRECTIONAL_ROWS rows a task.
     """
     group_size = group_of(config)
-    dtype_defines, head_defines = defines_of(config, dtype, everywhere, kv_int8)
+    dtype_defines, head_defines = defines_of(config, dtype, everywhere, kv_int8, bidirectional)
     try:
         load_pool()
-        if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
+        tile_rows = BIDIRECTIONAL_ROWS if bidirectional else TILE_ROWS
+        if tile_rows * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
         sources = ("kernels.c", "heads.c")
         defines = (dtype_defines, dtype_defines + head_defines)
@@ -225,16 +239,19 @@ def group_of(config: ModelConfig) -> int:
 
 
 def defines_of(
-    config: ModelConfig, dtype: torch.dtype, everywhere: bool, kv_int8: bool = False
+    config: ModelConfig, dtype: torch.dtype, everywhere: bool, kv_int8: bool = False, bidirectional: bool = False
 ) -> tuple[list[str], list[str]]:
     """(what both files are compiled with for a model, what cpu/heads.c is compiled with besides)."""
     dtype_defines = [f"-DTYPE_{TYPES[dtype]}"]
     if dtype == torch.bfloat16:
         dtype_defines += ["-DEVERYWHERE"] * everywhere + ["-DNO_PAIRS"] * (everywhere or not pairs_pay())
-    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_of(config), "TILE": TILE_ROWS}
+    tile_rows = BIDIRECTIONAL_ROWS if bidirectional else TILE_ROWS
+    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_of(config), "TILE": tile_rows}
     if config.rotary_dim != config.head_dim:
         sizes["ROTARY_DIM"] = config.rotary_dim
-    return dtype_defines, [f"-D{name}={size}" for name, size in sizes.items()] + ["-DKV_INT8"] * kv_int8
+    head_defines = [f"-D{name}={size}" for name, size in sizes.items()]
+    head_defines += ["-DKV_INT8"] * kv_int8 + ["-DBIDIRECTIONAL"] * bidirectional
+    return dtype_defines, head_defines
 
 
 @cache

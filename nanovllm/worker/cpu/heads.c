@@ -8,7 +8,7 @@
  *
  * Compiled at first use by cpu/c_kernels.py as kernels.c is, and with the sizes of a model, so that inner loops have
  * constant lengths: -DHEAD_DIM, -DROTARY_DIM if only so many numbers of a head are rotated, -DGROUP (query heads that
- * share a KV head) and -DTILE (query rows of one task, at most).
+ * share a KV head), -DTILE (query rows of one task, at most), and -DBIDIRECTIONAL if every row sees every key.
  */
 #include "pool.h"
 #include "vectors.h"

@@ -13,7 +13,7 @@ from nanovllm.worker.cpu import memory
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.cpu.recorded_step import RecordedStep, record_step
 from nanovllm.worker.cpu.reorder import look_up_in_head, reorder_weight
-from nanovllm.worker.cpu.threads import pytorch_multiplies, pytorch_threads, step_threads
+from nanovllm.worker.cpu.threads import one_kind_of_threads, pytorch_multiplies, step_threads
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
@@ -28,7 +28,6 @@ class CPUPlatform(Platform):
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self._tower_threads = torch.get_num_threads()
         self._freed_bytes = 0  # by weights that now lie in another order
 
     def choose_kernels(
@@ -89,9 +88,14 @@ class CPUPlatform(Platform):
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
         return step_threads(model, kernels)
 
+    def tower_kernels(self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
+        if "c_kernels" not in config.optimizations:
+            return None
+        return load_cpu_kernels(model_config, dtype, bidirectional=True)
+
     def tower_context(self) -> AbstractContextManager:
-        """PyTorch computes it, and the last bits depend on the number of threads: always as many as at the start."""
-        return pytorch_threads(self._tower_threads)
+        """On PyTorch's threads, which compute a part of it."""
+        return one_kind_of_threads(on_pytorchs=True)
 
     def record_steps(self, runner: "ModelRunner") -> RecordedStep | None:
         return record_step(runner)
@@ -99,14 +103,10 @@ class CPUPlatform(Platform):
     def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:
         """Instructions that multiply pairs or matrices of bf16, which some processors have, round in their own way.
 
-        What PyTorch's libraries multiply, they sum up in an order that depends on the number of rows. Those of a tower
-        are always those of one image.
+        What PyTorch's libraries multiply, they sum up in an order that depends on the number of rows.
         """
         if kernels is TORCH_KERNELS or pytorch_multiplies(model):
             return "not promised"
         instructions = kernels.library.bits_depend_on().decode()
         where = f"on processors that multiply {instructions}" if instructions else "on every processor"
-        if model.config.images is None:
-            return where
-        threads = "1 thread" if self._tower_threads == 1 else f"{self._tower_threads} threads"
-        return f"{where}; images: on processors like this one, with {threads}"
+        return where if model.config.images is None else f"{where}; images: on processors like this one"
