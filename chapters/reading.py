@@ -37,7 +37,7 @@ LOOKED_UP = re.compile(r"^## Where to read on\n.*?(?=^## |\Z)", re.MULTILINE | r
 DIAGRAM = re.compile(r"^```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 HIDDEN = re.compile(r"<!--.*?-->|(?<=\])\([^)]*\)", re.DOTALL)  # marks of slides, and where links lead
-ANSWER = re.compile(r"<details>\s*<summary>.*?</summary>(.*?)</details>", re.DOTALL)
+ANSWER = re.compile(r"<details>\s*<summary>Answer</summary>(.*?)</details>", re.DOTALL)
 PREDICTION = "> **What do you expect?**"
 
 
