@@ -2,10 +2,11 @@
 
 Adults read English non-fiction silently at 238 words a minute, most of them at 175 to 300 (Brysbaert 2019). Studying
 is slower: Carver (1992) gives 200 words a minute for reading to learn, and 138 for reading to remember. These texts
-are to be remembered, and followed with a pencil, so we take 138. Words of code and of tables count as words. A
-picture takes a minute, and so does a prediction before a table; a question takes two, one to answer it and one to
-compare, as in a quiz. "Where to read on" is looked up, not read. Readers differ by more than these details, so times
-are rounded to five minutes.
+are to be remembered, and followed with a pencil, so we take 138. (Brysbaert doubts that readers have such gears; what
+counts here is the average of somebody who stops, goes back and calculates.) Words of code and of tables count as
+words. A picture takes a minute, and so does a prediction before a table; a question takes two, one to answer it and
+one to compare, as in a quiz. "Where to read on" is looked up, not read. Readers differ by more than these details, so
+times are rounded to five minutes.
 
 Marc Brysbaert, "How many words do we read per minute? A review and meta-analysis of reading rate", Journal of Memory
 and Language 109 (2019), https://doi.org/10.1016/j.jml.2019.104047. Ronald P. Carver, "Reading rate: Theory, research,
@@ -37,7 +38,7 @@ LOOKED_UP = re.compile(r"^## Where to read on\n.*?(?=^## |\Z)", re.MULTILINE | r
 DIAGRAM = re.compile(r"^```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 HIDDEN = re.compile(r"<!--.*?-->|(?<=\])\([^)]*\)", re.DOTALL)  # marks of slides, and where links lead
-ANSWER = re.compile(r"<details>\s*<summary>.*?</summary>(.*?)</details>", re.DOTALL)
+ANSWER = re.compile(r"<details>\s*<summary>Answer</summary>(.*?)</details>", re.DOTALL)
 PREDICTION = "> **What do you expect?**"
 
 

@@ -24,7 +24,8 @@ def numbers(text: str) -> set[int]:
 
 def needs_of(chapter) -> str:
     """What the top of a text says of times and of chapters that it needs."""
-    return next(" ".join(part.split()) for part in text_of(chapter).split("\n\n") if "the lab ten" in part)
+    parts = [" ".join(part.split()) for part in text_of(chapter).split("\n\n")]
+    return next(part for part in parts if re.search(r"the lab (takes )?ten\b", part))
 
 
 def needed(chapter) -> set[int]:

@@ -109,6 +109,8 @@ def test_what_is_read():
     assert Reading.of(picture) == Reading(0, pictures=2)
     asks = "1. Why?\n\n<details><summary>Answer</summary>\n\nSo.\n\n</details>\n\n> **What do you expect?** What?\n"
     assert (Reading.of(asks).questions, Reading.of(asks).predictions) == (1, 1)
+    folded = "<details><summary>In C.</summary>\n\nx = 1\n\n</details>\n"
+    assert Reading.of(folded).questions == 0 and Reading.of(folded).words > 2
 
 
 @pytest.mark.parametrize(("reading", "minutes"), [
