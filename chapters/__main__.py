@@ -15,6 +15,7 @@ from rich.table import Table
 
 from chapters import lab_notebook, quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
+from chapters.folds import unfolded
 from chapters.report import record, report
 from chapters.story import Story, busy
 from chapters.submission import LIMIT_S, readable
@@ -131,7 +132,7 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
 
 def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
     language = words_of(args.language).language
-    text = Markdown(translated(chapter.folder / "README.md", language).read_text("utf-8"))
+    text = Markdown(unfolded(translated(chapter.folder / "README.md", language).read_text("utf-8")))
     if console.is_terminal:
         with console.pager(styles=True):
             console.print(text)
