@@ -70,8 +70,8 @@ def k_block() -> str:
         parts += [box(left + wide * lane, top, wide, 19, letter or str(lane), kind) for lane in range(lanes)]
     return svg(
         "A block of K and the lanes that read it",
-        "Number 1 of sixteen keys lies together in memory and fills the sixteen lanes of a vector. Multiplied by number 1 "
-        "of the query, it is added to sixteen scores.",
+        "Number 1 of sixteen keys lies together in memory and fills the sixteen lanes of a vector. Multiplied by "
+        "number 1 of the query, it is added to sixteen scores.",
         parts,
         254,
     )
