@@ -76,7 +76,7 @@ def tell_each_alone(story: Story, world: World, times: dict[str, dict[Setup, Tim
         "saved (0.0 if that is below the noise):"
     )
     columns = (name for kind in DECODES for name in (f"{kind}: promised", "saved"))
-    table = make_table("alone", *columns, width=8)
+    table = make_table("alone", *columns, width=8, first=15)
     for setup in world.alone[2 if world.c_kernels else 1 :]:
         name = setup.name.removeprefix("C: ") if world.c_kernels else "matrix products"
         cells = list[str]()
