@@ -40,7 +40,7 @@ def trips() -> str:
         parts += [arrow(236, top + 40, 236, top + 84), arrow(290, top + 84, 290, top + 40)]
         parts.append(words(232, top + 66, comes, "tick", "end"))
         said.append(f"{slow}: six trips; {fast}: two")
-    parts.append(words(2, 250, "thick: n x n scores, for each head of each layer", "name"))
+    parts.append(words(2, 250, "thick: n × n scores, for each head of each layer", "name"))
     return svg("Trips between memory and the processor", "; ".join(said) + ".", parts, 256)
 
 
