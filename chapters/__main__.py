@@ -15,6 +15,7 @@ from rich.table import Table
 
 from chapters import lab_notebook, quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
+from chapters.folds import unfolded
 from chapters.reading import all_minutes, minutes_of, only_short, shown
 from chapters.report import record, report
 from chapters.story import Story, busy
@@ -144,7 +145,7 @@ def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progr
     text = translated(chapter.folder / "README.md", words_of(args.language).language).read_text("utf-8")
     if args.short:
         text = only_short(text)
-    page = Markdown(text)
+    page = Markdown(unfolded(text))
     if console.is_terminal:
         with console.pager(styles=True):
             console.print(page)

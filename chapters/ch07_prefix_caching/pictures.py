@@ -1,4 +1,5 @@
-"""The pictures of chapter 7, of the simulator's BlockManager: the chain of hashes, the worked example, a conversation.
+"""The pictures of chapter 7, of the simulator's BlockManager: a lookup, the chain of hashes, the worked example, a
+conversation.
 
 A block's border says who has touched it in this step; its four small cells are its slots.
 """
@@ -8,6 +9,7 @@ from chapters.svg import Axis, Chart, Frame, Moved, arrow, box, svg, words
 from nanovllm.core.block_manager import Block
 from nanovllm.core.sequence import Sequence
 
+COMMON = "the lamp is lit at night in fog for all at sea"
 TEXTS = (
     "the lamp is lit when the night comes down over the sea",
     "the lamp is lit when the night comes down over the town",
@@ -16,6 +18,43 @@ TEXTS = (
 KINDS = ("one", "two", "three")  # colours of three requests
 SIGNS = {"hit": "=", "miss": "+", "own": "·"}
 CELL, STEP = 27, 31.5  # a block's width, and from one block to the next
+
+
+def lookup() -> str:
+    """A prompt when another with the same beginning has ended: its blocks, their hashes, and where each of them is."""
+    world = Simulator(8)
+    world.typed(f"{COMMON} who sees it from the land")
+    world.end_oldest()
+    world.typed(f"{COMMON} may I go up now")
+    [request] = world.running
+    tokens = request.seq.tokens
+    texts = [world.text(tokens[at : at + BLOCK_SIZE]) for at in range(0, len(tokens), BLOCK_SIZE)]
+    parts = [words(2, y, text, "name") for y, text in ((38, "prompt"), (103, "hashes"), (168, "pool"))]
+    said = list[str]()
+    for index, (text, block_id) in enumerate(zip(texts, request.table, strict=True)):
+        left, goal = 54 + 53.5 * index, 54 + 33 * block_id + 14
+        is_hit, is_full = index < request.num_hits, len(text.split()) == BLOCK_SIZE
+        kind, below = "one" if is_hit else "two", 54
+        two = text.split()[:2], text.split()[2:]
+        parts.append(box(left, 14, 47, 40, "\n".join(" ".join(line) for line in two if line), kind))
+        if is_full:
+            block_hash = world.manager.hash_block(request.seq, index)[0].hex()[:6]
+            parts += [arrow(left + 23, 54, left + 23, 88), box(left, 88, 47, 22, block_hash, kind)]
+            parts += [arrow(left - 6.5, 99, left, 99)] * (index > 0)
+            below = 110
+        dashed = "" if is_hit else " dashed"
+        parts.append(f'<path class="wire{dashed}" d="M{left + 23:.1f},{below}V116L{goal},146"/>')
+        parts.append(f'<path class="tip" d="M{goal},152l-3.5,-6h7z"/>')
+        found = "found in" if is_hit else "not found, computed into" if is_full else "not full, computed into"
+        said.append(f"{text}: {found} block {block_id}")
+    for block in world.manager.blocks:
+        kind = "gone" if block.block_hash else "empty"
+        if block.block_id in request.table:
+            kind = "one" if request.table.index(block.block_id) < request.num_hits else "two"
+        parts.append(box(54 + 33 * block.block_id, 152, 28, 24, str(block.block_id), kind))
+    for left, kind, text in ((54, "one", "found"), (112, "two", "computed"), (194, "gone", "cached, not used")):
+        parts += [box(left, 188, 11, 11, "", kind), words(left + 16, 198, text)]
+    return svg("From a prompt to blocks", "; ".join(said) + ".", parts, 204)
 
 
 def names() -> str:

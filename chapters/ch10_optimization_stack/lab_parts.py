@@ -75,13 +75,14 @@ def tell_each_alone(story: Story, world: World, times: dict[str, dict[Setup, Tim
         "Now each is alone, and everything else plain. In ms a step, this is what the bytes promised, and what was "
         "saved (0.0 if that is below the noise):"
     )
-    table = make_table("alone", *DECODES, width=14)
+    columns = (name for kind in DECODES for name in (f"{kind}: promised", "saved"))
+    table = make_table("alone", *columns, width=8, first=15)
     for setup in world.alone[2 if world.c_kernels else 1 :]:
         name = setup.name.removeprefix("C: ") if world.c_kernels else "matrix products"
-        cells = []
+        cells = list[str]()
         for kind in DECODES:
             before, after = parts[name][kind]
-            cells.append(f"{(before - after) / rate:.1f}, {times[kind][setup].saved(times[kind][plain]):.1f}")
+            cells += [f"{(before - after) / rate:.1f}", f"{times[kind][setup].saved(times[kind][plain]):.1f}"]
             if not times[kind][setup].is_faster_than(times[kind][plain]):
                 noise.append(f"{name} ({kind})")
         table.add_row(name, *cells, "(measured)")

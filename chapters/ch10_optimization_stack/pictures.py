@@ -1,4 +1,6 @@
-"""The pictures of chapter 10: what each optimization takes away, and the setups under the line that memory draws."""
+"""The pictures of chapter 10: trips to memory, a block of K and its lanes, what each optimization takes away, and the
+setups under the line that memory draws.
+"""
 
 import re
 from pathlib import Path
@@ -6,12 +8,73 @@ from pathlib import Path
 from chapters.ch06_prefill_decode.pictures import readers_machine
 from chapters.ch06_prefill_decode.roofline import demo_decodes
 from chapters.recording import quoted_sheet, quotes
-from chapters.svg import Axis, Chart, Frame, Moved, box, svg, words
+from chapters.svg import Axis, Chart, Frame, Moved, arrow, box, svg, words
 
 HERE = Path(__file__).parent
 CONTEXT = 256  # tokens of a sequence, as in the lab
 LABELS, LONGEST, ROW = 114, 156, 19  # widths of the names and of the longest bar, height of a row
 KINDS = {"1 decode": ("one", 1, "start", 9), "16 decodes": ("two", 16, "end", -9)}  # and where the words stand
+
+
+def trips() -> str:
+    """What goes to memory and comes back: of three operations and of one, and of attention's scores and of tiles."""
+    rows = (
+        ("three operations", ("x · cos", "x · sin", "+"), "one fused kernel", "all three", ""),
+        ("attention, plain", ("q · k", "softmax", "· v"), "in tiles", "max, sum, acc", "K, V"),
+    )
+    parts, said = list[str](), list[str]()
+    for row, (slow, operations, fast, kernel, comes) in enumerate(rows):
+        top = 126 * row
+        parts += [words(2, top + 12, slow, "name"), words(208, top + 12, fast, "name")]
+        parts += [box(2, top + 18, 194, 22, "memory", "gone"), box(208, top + 18, 110, 22, "memory", "gone")]
+        for place, name in enumerate(operations):
+            left = 2 + 68 * place
+            parts.append(box(left, top + 84, 58, 24, name, "two"))
+            for x, is_down in ((left + 17, True), (left + 41, False)):
+                is_scores = row == 1 and (x, is_down) not in ((19, True), (179, False))
+                ends = (top + 40, top + 84) if is_down else (top + 84, top + 40)
+                parts.append(arrow(x, ends[0], x, ends[1]))
+                if is_scores:
+                    parts.append(f'<path class="stream" d="M{x},{min(ends) + 6}V{max(ends) - 6}"/>')
+        parts.append(box(208, top + 84, 110, 24, kernel, "one"))
+        parts += [arrow(236, top + 40, 236, top + 84), arrow(290, top + 84, 290, top + 40)]
+        parts.append(words(232, top + 66, comes, "tick", "end"))
+        said.append(f"{slow}: six trips; {fast}: two")
+    parts.append(words(2, 250, "thick: n × n scores, for each head of each layer", "name"))
+    return svg("Trips between memory and the processor", "; ".join(said) + ".", parts, 256)
+
+
+def k_block() -> str:
+    """A block of K as the C kernels keep it, a key in each column, and the vectors that one instruction multiplies."""
+    lanes, left, wide, high = 16, 62, 16, 15
+    parts = [words(left, 12, "a block of K: a column is a key", "name")]
+    dims = ("0", "1", "2", "3", "...", "63")
+    for row, dim in enumerate(dims):
+        top = 20 + high * row
+        parts.append(words(left - 6, top + 11, f"number {dim}" if dim != "..." else dim, "tick", "end"))
+        for lane in range(lanes):
+            kind = "one" if dim == "1" else "three" if lane == 2 else "empty"
+            parts.append(box(left + wide * lane, top, wide, high, "", kind))
+    middle = left + wide * 2.5
+    parts.append(arrow(middle, 20 + high * len(dims) + 13, middle, 20 + high * len(dims), ""))
+    parts.append(words(middle + 9, 20 + high * len(dims) + 12, "key 2", "tick"))
+    parts.append(words(left + wide * lanes, 20 + high * len(dims) + 12, "memory runs along the rows", "tick", "end"))
+    vectors = (
+        ("one vector", "", "one", "number 1 of 16 keys: one load"),
+        ("times", "q", "two", "number 1 of the query, in all lanes"),
+        ("added to", "", "", "a lane has the score of one key"),
+    )
+    for row, (name, letter, kind, note) in enumerate(vectors):
+        top = 142 + 38 * row
+        parts += [words(left - 6, top + 13, name, "tick", "end"), words(left, top + 31, note, "tick")]
+        parts += [box(left + wide * lane, top, wide, 19, letter or str(lane), kind) for lane in range(lanes)]
+    return svg(
+        "A block of K and the lanes that read it",
+        "Number 1 of sixteen keys lies together in memory and fills the sixteen lanes of a vector. Multiplied by "
+        "number 1 of the query, it is added to sixteen scores.",
+        parts,
+        254,
+    )
 
 
 def best_ms(column: str) -> dict[str, float]:

@@ -24,6 +24,13 @@ def test_progress_survives_a_spoiled_file(tmp_path):
     assert Progress().get(CHAPTERS[0]) == {}
 
 
+def test_a_terminal_shows_what_a_text_folds(capsys):
+    assert main(["read", "10"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    folded = shown.index("In C, replay writes the number of rows into the arguments of each recorded call")
+    assert "void replay(const recorded_call *calls" in shown[folded:] and "details" not in shown
+
+
 def test_exercise_of_a_student(tmp_path, monkeypatch, checkpoint, capsys):
     """The whole way: a student's exercise.py in place of the skeleton, graded by the command, remembered."""
     chapter = find_chapter(4)

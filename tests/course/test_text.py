@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from chapters.course import TITLES
+from chapters.folds import FOLD, unfolded
 from chapters.site.sources import first_line, node_of
 from nanovllm import LLM
 from tests.course.course_text import CHAPTERS, FENCE, ROOT, assert_quoted, blocks, for_each_chapter, source_of, text_of
@@ -64,6 +65,21 @@ C_KEYWORDS = {
 }
 C_KEYWORDS |= {*"typedef union unsigned void volatile while int32_t int64_t uint32_t".split()}
 C_SIGNS = re.compile(r"->|\+\+|[+*/-]=|[?{}]|/\*|\(\*|&(?!&)|(?<=[ (])\*(?=\w)")
+
+
+@for_each_chapter
+def test_a_terminal_can_open_every_fold(chapter):
+    text = text_of(chapter)
+    assert "<details" not in unfolded(text) and text.count("</details>") == len(FOLD.findall(text))
+
+
+def test_listings_of_c_are_folded_away():
+    """Chapter 10: behind a sentence each, which says in English what the listing does."""
+    text = text_of(CHAPTERS[9])
+    folded = [(said, hidden) for said, hidden in FOLD.findall(text) if "```c\n" in hidden]
+    assert len(folded) == text.count("```c\n") > 3
+    for said, hidden in folded:
+        assert said.startswith("In C, <code>") and said.endswith(".") and hidden.count("```") == 2
 
 
 def words_of_c(source: str) -> set[str]:

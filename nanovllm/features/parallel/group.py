@@ -44,7 +44,7 @@ class RankGroup:
             raise PeerError(str(error).splitlines()[0]) from error
 
     def share(self, whole_size: int, size: int) -> slice:
-        """This rank's part, `size` indices, of a dimension. With fewer parts than ranks, neighbours share one."""
+        """This rank's part, `size` indices, of a dimension. With fewer parts than ranks, neighbors share one."""
         start = self.rank * (whole_size // size) // self.size * size
         return slice(start, start + size)
 
