@@ -37,7 +37,7 @@ TITLES = {
 EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     1: "causal_attention greedy_loop".split(),
     2: "engine_step stream_text".split(),
-    3: "kv_bytes_per_token slot_mapping write_kv".split(),
+    3: "pool_blocks window_slots write_kv".split(),
     4: "allocate append_slots free".split(),
     5: "finish_reason preempt_last schedule".split(),
     6: "step_cost pack token_budget".split(),
