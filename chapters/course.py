@@ -49,7 +49,7 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     12: "quantize restore group_dot quantized_linear unpack_words".split(),
     13: "guess accept_tokens share_guesses resume".split(),
     14: "abort admit route provision".split(),
-    15: "add_adapters slot_for".split(),
+    15: "add_adapters slot_for id_of_weights".split(),
     16: "delta_chunk plan_snapshots read_guesses".split(),
     17: "assign_experts meet_experts".split(),
 }
