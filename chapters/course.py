@@ -37,7 +37,7 @@ TITLES = {
 EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     1: "causal_attention greedy_loop".split(),
     2: "engine_step stream_text".split(),
-    3: "kv_bytes_per_token slot_mapping write_kv".split(),
+    3: "pool_blocks window_slots write_kv".split(),
     4: "allocate append_slots free".split(),
     5: "finish_reason preempt_last schedule".split(),
     6: "step_cost pack token_budget".split(),
@@ -49,7 +49,7 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     12: "quantize restore group_dot quantized_linear unpack_words".split(),
     13: "guess accept_tokens share_guesses resume".split(),
     14: "abort admit route provision".split(),
-    15: "add_adapters slot_for".split(),
+    15: "add_adapters slot_for id_of_weights".split(),
     16: "delta_chunk plan_snapshots read_guesses".split(),
     17: "assign_experts meet_experts".split(),
 }

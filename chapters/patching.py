@@ -1,11 +1,13 @@
 """Patching: labs and checks put other code into the engine for a while."""
 
 import builtins
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from inspect import isfunction
 from typing import Any
 
+from chapters.expect import Wrong
 from nanovllm import LLM
 from nanovllm.core.block_hash import BlockHasher
 from nanovllm.core.block_manager import BlockManager
@@ -28,6 +30,26 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, ours) if is_own else delattr(owner, name)
+
+
+@contextmanager
+def yours_to_write(owner: type, *names: str) -> Iterator[None]:
+    """These methods of ours do what a task asks for: a student's code that calls them is told so. The engine may."""
+
+    def refusing(name: str) -> Any:
+        ours = getattr(owner, name)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if not sys._getframe(1).f_globals.get("__name__", "").startswith("nanovllm."):
+                raise Wrong(f"{name} does a part of this task. That part is yours to write: do it without {name}")
+            return ours(*args, **kwargs)
+
+        return method
+
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(replaced(owner, name, refusing(name)))
+        yield
 
 
 @contextmanager

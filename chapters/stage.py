@@ -51,6 +51,7 @@ class Stage:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 32,
         max_model_len: int | None = None,  # None: as long as the pool
+        long_prefill_token_threshold: int = 0,  # 0: none
         checking: bool = True,
     ) -> None:
         self.manager = BlockManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
@@ -60,6 +61,7 @@ class Stage:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len or num_blocks * block_size,
             eos_token_ids=frozenset([EOS]),
+            long_prefill_token_threshold=long_prefill_token_threshold,
         )
         self.scheduler.make_chunk = self._make_chunk  # type: ignore[method-assign]
         self.checking = checking
@@ -74,7 +76,9 @@ class Stage:
 
     # -- what one can do ------------------------------------------------------------------------------------------
 
-    def add(self, tokens: int | list[int], answer: int | Iterable[int] = (), **params: Any) -> Sequence:
+    def add(
+        self, tokens: int | list[int], answer: int | Iterable[int] = (), *, priority: int = 0, **params: Any
+    ) -> Sequence:
         """A request: its prompt, or the length of a prompt like nobody else's. The rest goes into SamplingParams.
 
         answer: the first tokens to sample for it, or how many until EOS. After them come numbers that depend on all
@@ -82,7 +86,9 @@ class Stage:
         """
         first = 1000 * (len(self.seqs) + 1)
         prompt = list(range(first, first + tokens)) if isinstance(tokens, int) else tokens
-        return self.enter(Sequence(prompt, SamplingParams(**{"max_tokens": None} | params)), answer)
+        seq = Sequence(prompt, SamplingParams(**{"max_tokens": None} | params))
+        seq.priority = priority
+        return self.enter(seq, answer)
 
     def enter(self, seq: Sequence, answer: int | Iterable[int] = ()) -> Sequence:
         """A request that is a Sequence already."""
@@ -231,7 +237,7 @@ class Stage:
                 )
 
 
-def compare_with_ours(theirs: Stage, ours: Stage, seed: int, num_requests: int = 10) -> None:
+def compare_with_ours(theirs: Stage, ours: Stage, seed: int, num_requests: int = 10, num_priorities: int = 1) -> None:
     """Random requests, beginnings alike and twins among them, on two stages with the same limits.
 
     Each step of `theirs`, with what is being checked, must be what the same step of `ours` is with our engine.
@@ -247,7 +253,9 @@ def compare_with_ours(theirs: Stage, ours: Stage, seed: int, num_requests: int =
                 own = rng.choices(range(2, 50), k=rng.randint(1, scheduler.max_model_len - 12))
                 prompt = [1] * rng.choice([0, 0, 4, 8]) + own
             answer = rng.randint(1, 12) if rng.random() < 0.5 else ()
-            params = {"max_tokens": rng.randint(1, 12), "ignore_eos": rng.random() < 0.3}
+            params: dict[str, Any] = {"max_tokens": rng.randint(1, 12), "ignore_eos": rng.random() < 0.3}
+            if num_priorities > 1:
+                params["priority"] = rng.randrange(num_priorities)
             for stage in (theirs, ours):
                 stage.add(prompt, answer, **params)
         unfinished = [name for name, seq in ours.seqs.items() if seq.status is not SequenceStatus.FINISHED]

@@ -14,12 +14,11 @@ from typing import Any
 
 from chapters.expect import ensure, expect, read_again
 from chapters.grading import Bench, NoModel, Task, Wrong, answers_as_before, case, cases
-from chapters.patching import replaced
 from chapters.published import published_config
 from nanovllm.checkpoint import ModelConfig
 
-Bytes = Callable[[ModelConfig, int], int]
-Slots = Callable[[list[int], int, int, int, int], list[int]]
+PoolBlocks = Callable[[ModelConfig, int, int, int | None, int, int, int], int]
+WindowSlots = Callable[[list[int], int, int, int, int], list[list[int]]]
 MINUS_ONE_SECTION = "Slot -1"
 
 
@@ -41,110 +40,178 @@ def asked_twice(function: Any, bench: Bench) -> None:
     engine().ask_twice(bench)
 
 
-# -- kv_bytes_per_token -------------------------------------------------------------------------------------------
+# -- pool_blocks ---------------------------------------------------------------------------------------------------
 
 
-MISTAKES = {
-    128: "that is K or V alone: a token leaves both",
+MISTAKES = {  # of the bytes of a token of Llama-3.1-8B
+    65_536: "that is K or V alone: a token leaves both",
     131_072 // 32: "every layer has a K and a V of its own",
     524_288: "query heads are not kept: count the KV heads",
 }
+ROOM = 10**9  # sequences: no reason for fewer blocks
 
 
-def compare_bytes(
-    function: Bytes, hint: str, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, itemsize: int = 2
+def compare_blocks(
+    function: PoolBlocks,
+    hint: str,
+    sizes: tuple[int, int, int, int, int],
+    block_size: int,
+    itemsize: int,
+    memory: dict[str, int],
+    num_seqs: int = ROOM,
+    max_model_len: int = 100,
 ) -> None:
-    sizes = dict(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim)
-    expected = 2 * layers * kv_heads * head_dim * itemsize
-    got = function(replace(published_config("Llama-2-7B"), hidden_size=hidden, **sizes), itemsize)  # type: ignore[arg-type]
+    """sizes: hidden_size, layers, query heads, KV heads, head_dim. memory: given, free."""
+    hidden, layers, heads, kv_heads, head_dim = sizes
+    named = dict(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim)
+    config = replace(published_config("Llama-2-7B"), hidden_size=hidden, **named)  # type: ignore[arg-type]
+    block_bytes = 2 * layers * kv_heads * head_dim * itemsize * block_size
+    given, free = memory.get("given"), memory.get("free", 10**9)
+    expected: Any = (free if given is None else given) // block_bytes
+    if expected == 0:
+        expected = "ValueError"
+    elif given is None:
+        expected = min(expected, num_seqs * sum(1 for _ in range(0, max_model_len, block_size)))
+    try:
+        got: Any = function(config, block_size, itemsize, given, free, num_seqs, max_model_len)
+    except ValueError:
+        got = "ValueError"
     if got != expected:
-        raise Wrong(MISTAKES.get(got, hint), expected=f"{expected} for {sizes}, itemsize {itemsize}", got=got)
-    ensure(isinstance(got, int), "a number of bytes is an int: multiply, don't divide with /", got=repr(got))
+        bytes_used = {
+            (free if given is None else given) // (wrong * block_size): say for wrong, say in MISTAKES.items()
+        }
+        hint = bytes_used.get(got, hint) if sizes == LLAMA else hint
+        asked = f"block_size {block_size}, itemsize {itemsize}, given_bytes {given}, free_bytes {free}, "
+        asked += f"{num_seqs} sequences of {max_model_len} tokens"
+        raise Wrong(f"{hint} ({named}, {asked})", expected=expected, got=got)
+    ensure(got == "ValueError" or isinstance(got, int), "a number of blocks is an int", got=repr(got))
 
 
+SMALL, LLAMA, QWEN3 = (64, 1, 1, 1, 64), (4096, 32, 32, 8, 128), (1024, 28, 16, 8, 128)
+DEMO = (576, 30, 9, 3, 64)
 ITEMSIZE = "itemsize is the bytes of one number: 4 for float32, 1 for fp8"
-BYTES: dict[str, list[tuple[Any, ...]]] = {  # hint, hidden_size, layers, heads, KV heads, head_dim, itemsize
-    "one layer, one head of 64 numbers, 2 bytes each: 256 bytes": [
-        ("64 numbers of K and 64 of V, 2 bytes each", 64, 1, 1, 1, 64)
+WHOLE = "a pool has whole blocks: what is left over is no block"
+GIVEN = "the user has said how large the pool is: then it is neither limited by what is free nor by what is needed"
+NEEDED = "no more than max_num_seqs sequences of max_model_len tokens can hold"
+OWN = "the last block of a sequence is its own, however few tokens are in it: round up for each sequence, then multiply"
+BLOCKS: dict[str, list[tuple[Any, ...]]] = {
+    "one layer, one head of 64 numbers, 2 bytes each: 256 bytes a token": [
+        ("64 numbers of K and 64 of V, 2 bytes each", SMALL, 1, 2, {"given": 2560}),
+        ("a block has block_size tokens", SMALL, 4, 2, {"given": 4096}),
     ],
     "several layers, and query heads that share KV heads (Llama-3.1-8B)": [
-        ("2 (K and V) * layers * KV heads * head_dim * itemsize", 4096, 32, 32, 8, 128)
+        ("2 (K and V) * layers * KV heads * head_dim * itemsize", LLAMA, 16, 2, {"given": 400 * 16 * 131_072})
     ],
     "itemsize counts: float32 takes twice what bfloat16 takes": [
-        (ITEMSIZE, 64, 3, 4, 2, 16, 4),
-        (ITEMSIZE, 64, 3, 4, 2, 16, 1),
+        (ITEMSIZE, (64, 3, 4, 2, 16), 8, 4, {"given": 614_400}),
+        (ITEMSIZE, (64, 3, 4, 2, 16), 8, 1, {"given": 614_400}),
     ],
     "a model whose head_dim is not hidden_size / query heads (Qwen3-0.6B)": [
-        ("Qwen3-0.6B has hidden_size / heads = 64 and head_dim = 128: take head_dim", 1024, 28, 16, 8, 128)
+        (
+            "Qwen3-0.6B has hidden_size / heads = 64 and head_dim = 128: take head_dim",
+            QWEN3,
+            16,
+            2,
+            {"given": 100 * 16 * 114_688},
+        )
+    ],
+    "whole blocks, one at least": [
+        (WHOLE, SMALL, 4, 2, {"given": 3 * 1024 + 1023}),
+        (WHOLE, SMALL, 4, 2, {"free": 3 * 1024 + 1023}),
+        ("not even one block fits: raise ValueError", SMALL, 4, 2, {"given": 1023}),
+        ("not even one block fits: raise ValueError", SMALL, 4, 2, {"free": 1023}),
+        ("exactly one block fits", SMALL, 4, 2, {"given": 1024}),
+    ],
+    "measured memory: no more than can ever be needed": [
+        ("5 blocks fit, and 4 sequences could use 28", SMALL, 16, 2, {"free": 5 * 4096}, 4, 100),
+        (NEEDED, SMALL, 16, 2, {}, 4, 96),
+        (OWN, SMALL, 16, 2, {}, 4, 100),
+        (OWN, DEMO, 16, 2, {}, 4, 100),
+        (OWN, SMALL, 256, 2, {}, 8, 20),
+    ],
+    "given memory: that much": [
+        (GIVEN, SMALL, 16, 2, {"given": 1000 * 4096}, 4, 100),
+        (GIVEN, SMALL, 16, 2, {"given": 1000 * 4096, "free": 10 * 4096}, 4, 100),
+        ("0 bytes were given, and that is not None: raise ValueError", SMALL, 4, 2, {"given": 0}, 4, 100),
     ],
 }
 
 
-def allowed_pool(function: Bytes, bench: Bench) -> None:
-    """a real engine that is given a number of bytes makes a KV pool of that size, and generates the same tokens"""
-    engine().make_allowed_pool(bench)
+@read_again("How many bytes is a token?")
+def pools_of_engines(function: PoolBlocks, bench: Bench) -> None:
+    """real engines make pools of these sizes, given and measured, and generate the same tokens"""
+    engine().make_pools(bench)
 
 
-# -- slot_mapping -------------------------------------------------------------------------------------------------
+# -- window_slots -------------------------------------------------------------------------------------------------
 
 
 def show_call(*call: Any) -> str:
-    return "slot_mapping({}, start={}, end={}, write_start={}, block_size={})".format(*call)
+    return "window_slots({}, start={}, end={}, window={}, block_size={})".format(*call)
 
 
-def compare_slots(function: Slots, hint: str, table: list[int], start: int, end: int, write: int, size: int) -> None:
-    """Compares with the slots of the engine's own Batch, found in a shorter way: a list of all slots, cut."""
+def compare_slots(
+    function: WindowSlots, hint: str, table: list[int], start: int, end: int, window: int, size: int
+) -> None:
+    """Compares with the slots found in a shorter way: a list of all slots, cut."""
     slots = [block_id * size + offset for block_id in table for offset in range(size)]
-    expected = [-1] * (write - start) + slots[write:end]
-    given, call = list(table), show_call(table, start, end, write, size)
-    got = function(given, start, end, write, size)
+    expected = [slots[: row + 1][-window:] for row in range(start, end)]
+    given, call = list(table), show_call(table, start, end, window, size)
+    got = function(given, start, end, window, size)
     expect(table, given, f"{call} changed block_table")
-    ensure(got is not None, f"{call} returned nothing", expected=expected)
-    if len(got) != len(expected):
-        hint = f"one slot for each position from start to end - 1. {hint}"
-    expect(expected, list(got), f"{call}: {hint}")
+    ensure(isinstance(got, list), f"{call} must return a list of lists", expected=expected, got=repr(got))
+    expect(end - start, len(got), f"{call}: a list for each row, from position start to position end - 1")
+    for row, (ours, theirs) in enumerate(zip(expected, got, strict=True)):
+        expect(ours, list(theirs), f"{call}, row {row} (position {start + row}): {hint}")
 
 
 BORDER = "position 8 is offset 0 of the second block, if a block has 8 slots; position 7 is the last of the first"
 MIDDLE = "start is a position of the sequence: the block table still begins at position 0"
-MINUS_ONE = "positions before write_start get slot -1, write_start itself is written"
-SLOTS: dict[str, list[tuple[Any, ...]]] = {  # hint, block_table, start, end, write_start, block_size
-    "a short prompt in block 0: slots count up from 0": [
-        ("positions 0 to 3 are offsets 0 to 3 of block 0", [0], 0, 4, 0, 8)
+CAUSAL = "a row sees the positions up to its own, which was written before attention reads, and none after it"
+OWN_ROW = "the row's own position is one of the `window` positions"
+EACH = "each row has a window of its own, which ends with the row"
+BEGINS = "a window that is longer than the text begins at position 0"
+SLOTS: dict[str, list[tuple[Any, ...]]] = {  # hint, block_table, start, end, window, block_size
+    "without a window: all positions up to the row's own": [
+        ("positions 0 to 3 are offsets 0 to 3 of block 0", [0], 3, 4, 0, 8),
+        (CAUSAL, [0], 0, 4, 0, 8),
     ],
-    "across the border of a block, and up to the border": [(BORDER, [0, 1], 0, end, 0, 8) for end in (12, 7, 8, 9)],
+    "across the border of a block, and up to the border": [(BORDER, [0, 1], end - 1, end, 0, 8) for end in (12, 8, 9)],
     "blocks that lie anywhere in the pool": [
-        ("the slot comes from the physical id block_table[index], not from the index", [6, 2, 9], 0, 11, 0, 4)
+        ("the slot comes from the physical id block_table[index], not from the index", [6, 2, 9], 10, 11, 0, 4)
     ],
-    "a step that begins in the middle of the sequence (decode, or the second chunk of a prompt)": [
-        (MIDDLE, [6, 2, 9], 5, 11, 5, 4),
-        (MIDDLE, [6, 2, 9], 9, 10, 9, 4),
+    "a decode with a window: the last few positions": [
+        (OWN_ROW, [0, 1], 10, 11, 3, 8),
+        (f"{OWN_ROW}; these lie in two blocks", [6, 2, 9], 9, 10, 4, 4),
+        ("a window of 1 is the row itself", [6, 2, 9], 9, 10, 1, 4),
+        ("the window lies in blocks that do not begin the table", [6, 2, 9], 11, 12, 2, 4),
+    ],
+    "a window longer than the text": [(BEGINS, [6, 2], 2, 3, 5, 4), (BEGINS, [6, 2], 4, 5, 5, 4)],
+    "several rows: each has a window of its own": [(EACH, [6, 2], 3, 6, 3, 4), (EACH, [6, 2, 9], 0, 12, 5, 4)],
+    "a step that begins in the middle of the sequence": [
+        (MIDDLE, [6, 2, 9], 5, 11, 0, 4),
+        (MIDDLE, [6, 2, 9], 5, 11, 4, 4),
+        ("the table may have more blocks than are read", [6, 2, 9, 1, 3], 5, 7, 4, 4),
     ],
 }
-written_from = case(
-    "positions before write_start get -1 and keep their place",
-    compare_slots,
-    *((MINUS_ONE, [6, 2], *span, 4) for span in ((2, 6, 3), (7, 8, 8))),
-    section=MINUS_ONE_SECTION,
-)
 
 
-def random_tables(function: Slots, bench: Bench) -> None:
-    """300 random tables and chunks"""
+def random_tables(function: WindowSlots, bench: Bench) -> None:
+    """300 random tables, chunks and windows"""
     rng = random.Random(3)
     for _ in range(300):
         size, num_blocks = rng.choice([1, 2, 4, 7, 16]), rng.randint(1, 6)
         end = rng.randint(1, size * num_blocks)
         start = rng.randint(0, end - 1)
-        write = rng.choice([start, start, end, rng.randint(start, end)])
+        window = rng.choice([0, 1, 3, size, rng.randint(1, end + 3)])
         table = rng.sample(range(40), num_blocks)
-        compare_slots(function, "work this one out by hand", table, start, end, write, size)
+        compare_slots(function, "work this one out by hand", table, start, end, window, size)
 
 
 @read_again("The same in a real generation")
-def slots_in_the_engine(function: Slots, bench: Bench) -> None:
-    """the real model answers as before, with your slots"""
-    bench.same_tokens()
+def slots_in_the_engine(function: WindowSlots, bench: Bench) -> None:
+    """the real model, with a window in every second layer, reads your slots and answers the same"""
+    engine().read_windows(function, bench)
 
 
 # -- write_kv -----------------------------------------------------------------------------------------------------
@@ -171,11 +238,10 @@ WRITES = (
     case("a cache of bfloat16", compare_write, BF16),
 )
 
-LAST = random_tables, asked_twice, slots_in_the_engine
-use_bytes = partial(replaced, ModelConfig, "kv_bytes_per_token")
-use_slots, use_write = partial(use_in_engine, "use_slot_mapping"), partial(use_in_engine, "use_write_kv")
+use_blocks, use_write = partial(use_in_engine, "use_pool_blocks"), partial(use_in_engine, "use_write_kv")
+LAST = random_tables, slots_in_the_engine
 TASKS = [
-    Task("kv_bytes_per_token", "How many bytes is a token?", use_bytes, (*cases(compare_bytes, BYTES), allowed_pool)),
-    Task("slot_mapping", "Where a token goes", use_slots, (*cases(compare_slots, SLOTS), written_from, *LAST)),
+    Task("pool_blocks", "How many bytes is a token?", use_blocks, (*cases(compare_blocks, BLOCKS), pools_of_engines)),
+    Task("window_slots", "Where a token goes", lambda function: nullcontext(), (*cases(compare_slots, SLOTS), *LAST)),
     Task("write_kv", "Writing it", use_write, (*WRITES, asked_twice, answers_as_before)),
 ]

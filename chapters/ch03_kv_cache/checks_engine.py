@@ -1,20 +1,24 @@
 """A student's functions of chapter 3 in the real engine, and in caches made of tensors. Needs torch."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from chapters.ch03_kv_cache.checks import Slots, show_call
+from chapters.ch03_kv_cache.checks import PoolBlocks, WindowSlots, show_call
+from chapters.ch03_kv_cache.solution import window_slots
 from chapters.expect import ensure, expect
 from chapters.grading import Bench, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
+from nanovllm.worker import model_runner
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.recorded_step import RecordedStep
 from nanovllm.worker.cuda.graphs import DecodeGraphs
@@ -39,39 +43,95 @@ def ask_twice(bench: Bench) -> None:
     expect([], changed, "the prompt is in the cache, but sending it again wrote to these slots of the pool")
 
 
-def make_allowed_pool(bench: Bench) -> None:
-    """A real engine that is given a number of bytes makes a KV pool of that size, and generates the same tokens."""
+def make_pools(bench: Bench) -> None:
+    """Real engines make pools of these sizes, given and measured, and generate the same tokens."""
     runner = bench.llm.engine.model_runner
     per_block = runner.kv_cache.num_bytes // runner.num_blocks
-    allowed = 40 * per_block + per_block // 2  # 40 blocks and a half
-    llm = LLM(bench.model, max_model_len=128, max_num_seqs=8, block_size=16, kv_cache_memory_bytes=allowed)
+    given = 40 * per_block + per_block // 2  # 40 blocks and a half
+    options: dict[str, Any] = {"max_num_seqs": 8, "block_size": 16}
+    llm = LLM(bench.model, max_model_len=128, kv_cache_memory_bytes=given, **options)
     taken = llm.engine.model_runner.kv_cache.num_bytes
-    hint = "the pool took more than it was allowed: you count too few bytes"
-    ensure(taken <= allowed, hint, expected=allowed, got=taken)
+    hint = "the pool took more than it was given: you count too few bytes"
+    ensure(taken <= given, hint, expected=given, got=taken)
     hint = "more blocks would have fit: you count too many bytes"
-    ensure(taken + per_block > allowed, hint, expected=40 * per_block, got=taken)
+    ensure(taken + per_block > given, hint, expected=40 * per_block, got=taken)
     with replaced(bench, "llm", llm):
         bench.same_tokens()
+    measured = LLM(bench.model, max_model_len=100, **options)
+    hint = "memory was measured: the pool has what 8 sequences of 100 tokens can use, in blocks of 16"
+    expect(8 * 7, measured.engine.model_runner.num_blocks, hint)
 
 
 @contextmanager
-def use_slot_mapping(function: Slots) -> Iterator[None]:
-    """Every Batch gets the student's slots. Slots of other sequences are refused: a kernel would write there."""
-    ours = Batch.from_scheduler_output
+def use_pool_blocks(function: PoolBlocks) -> Iterator[None]:
+    """An engine that is built has the student's number of blocks, unless it was told a number."""
 
-    def from_scheduler_output(output: SchedulerOutput, block_size: int) -> Batch:
-        batch, slots = ours(output, block_size), []
-        for chunk in output.chunks:
-            table = chunk.seq.block_table
-            call = list(table), chunk.start, chunk.end, chunk.write_start, block_size
-            got = function(*call)
-            expect(chunk.end - chunk.start, len(got), f"{show_call(*call)}: one slot for each computed position")
-            strange = [s for s in got if s != -1 and s // block_size not in table]
-            ensure(not strange, f"{show_call(*call)}: slots {strange} are not in a block of this sequence", got=got)
-            slots += got
-        return replace(batch, slot_mapping=torch.tensor(slots, dtype=torch.int64))
+    def num_blocks_for_pool(
+        config: EngineConfig, model: ModelConfig, block_size: int, itemsize: int, max_model_len: int, free_bytes: int
+    ) -> int:
+        if config.num_gpu_blocks_override is not None:
+            return config.num_gpu_blocks_override
+        given = config.kv_cache_memory_bytes
+        return function(model, block_size, itemsize, given, free_bytes, config.max_num_seqs, max_model_len)
 
-    with replaced(Batch, "from_scheduler_output", staticmethod(from_scheduler_output)):
+    with replaced(model_runner, "num_blocks_for_pool", num_blocks_for_pool):
+        yield
+
+
+WINDOW = 6  # of every second layer
+
+
+def read_windows(function: WindowSlots, bench: Bench) -> None:
+    """The real model, with a window in every second layer, reads these slots and answers the same as with ours."""
+    model = bench.llm.engine.model_runner.model
+    with ExitStack() as stack:
+        for layer in model.layers[::2]:
+            stack.enter_context(replaced(layer.self_attn, "window", WINDOW))
+        with use_window_slots(window_slots):
+            expected = bench.generate()
+        with use_window_slots(function):
+            bench.same_tokens(expected)
+
+
+@contextmanager
+def use_window_slots(function: WindowSlots) -> Iterator[None]:
+    """Each row attends to K and V in the slots that the function says, in PyTorch."""
+
+    def slots_of_rows(block_table: list[int], start: int, end: int, window: int, block_size: int) -> list[list[int]]:
+        table = block_table[: -(-end // block_size)]
+        call = table, start, end, window, block_size
+        ours, theirs = window_slots(*call), function(list(table), start, end, window, block_size)
+        expect(ours, theirs, f"in the engine: {show_call(*call)}")
+        return ours
+
+    def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
+        out, row, kv = torch.empty_like(q), 0, [cache.flatten(0, 1) for cache in (k_cache, v_cache)]
+        tables = batch.block_tables.tolist()
+        for table, num_rows, num_keys in zip(tables, batch.query_lens, batch.key_lens, strict=True):
+            for slots in slots_of_rows(table, num_keys - num_rows, num_keys, window, k_cache.shape[1]):
+                k, v = (cache[slots].transpose(0, 1) for cache in kv)  # [num_kv_heads, keys, head_dim]
+                query = q[row].view(k.shape[0], -1, q.shape[2])
+                out[row] = scaled_dot_product_attention(query, k, v).view(q.shape[1:])
+                row += 1
+        return out
+
+    def forward(runner: ModelRunner, batch: Batch) -> Tensor:
+        # PyTorch's layout of a block: the C kernels have one of their own.
+        write = TORCH_KERNELS.rotary_and_write
+        kernels = replace(runner.kernels, rotary_and_write=write, paged_attention=attention)
+        return runner.model(batch, runner.rotary, runner.kv_cache, kernels)
+
+    with replaced(ModelRunner, "forward", forward), nothing_recorded():
+        yield
+
+
+def run_nothing(recorded: RecordedSteps, batch: Batch) -> None:
+    """A recorded step would replay what was recorded, with our kernels."""
+
+
+@contextmanager
+def nothing_recorded() -> Iterator[None]:
+    with replaced(RecordedStep, "run", run_nothing), replaced(DecodeGraphs, "run", run_nothing):
         yield
 
 
@@ -91,14 +151,7 @@ def use_write_kv(function: Write) -> Iterator[None]:
         kernels = replace(runner.kernels, rotary_and_write=rotary_and_write, paged_attention=attention)
         return runner.model(batch, runner.rotary, runner.kv_cache, kernels)
 
-    def run(recorded: RecordedSteps, batch: Batch) -> None:
-        """A recorded step would replay what was recorded, with our kernel."""
-
-    with (
-        replaced(ModelRunner, "forward", forward),
-        replaced(RecordedStep, "run", run),
-        replaced(DecodeGraphs, "run", run),
-    ):
+    with replaced(ModelRunner, "forward", forward), nothing_recorded():
         yield
 
 

@@ -1,10 +1,13 @@
 """How the exercises of chapter 4 are graded."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from chapters.expect import ensure, expect, expect_answer, expect_sane, read_again
+from chapters.expect import Wrong, ensure, expect, expect_answer, expect_sane, read_again
 from chapters.grading import Bench, Task, answers_in_a_small_pool
-from chapters.patching import replaced
+from chapters.patching import our_engine, replaced, yours_to_write
 from chapters.stage import Stage, compute
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
@@ -16,9 +19,9 @@ OTHERS = [901, 902, 903, 904, 905, 906, 907, 908]  # tokens that no other prompt
 # -- small pools ------------------------------------------------------------------------------------------------------
 
 
-def pool(num_blocks: int, first: int = 0, caching: bool = False) -> BlockManager:
+def pool(num_blocks: int, first: int = 0, caching: bool = False, order: str = "uncached_first") -> BlockManager:
     """Blocks of 4, the free queue rotated so that block `first` is at its head."""
-    manager = BlockManager(num_blocks, 4, enable_prefix_caching=caching)
+    manager = BlockManager(num_blocks, 4, enable_prefix_caching=caching, free_order=order)
     for block in manager.blocks[:first]:
         manager.free_blocks.remove(block)
         manager.free_blocks.append(block)
@@ -45,7 +48,12 @@ def state(manager: BlockManager, seq: Sequence) -> dict[str, Any]:
 def refuse(function: Any, manager: BlockManager, when: str, seq: Sequence, *num_tokens: int) -> None:
     """The answer must be False, with nothing changed."""
     before = state(manager, seq)
-    expect_answer(False, function(manager, seq, *num_tokens), when)
+    try:
+        answer = function(manager, seq, *num_tokens)
+    except AssertionError as error:  # of an empty queue
+        hint = f"the answer should be False {when}. Instead it took blocks until the free queue was empty"
+        raise Wrong(hint) from error
+    expect_answer(False, answer, when)
     for name, value in state(manager, seq).items():
         hint = "find out whether there are enough blocks before you take the first one"
         expect(before[name], value, f"it said False, but the {name} changed: {hint}")
@@ -90,16 +98,12 @@ def generates_the_same(function: Any, bench: Bench) -> None:
 
 
 def allocates_from_the_head(allocate: Any, bench: Bench) -> None:
-    """6 tokens get two blocks of 4, from the head of the free queue"""
+    """nothing is cached: fresh blocks from the head of the queue, one more only when the last one is full"""
     manager, seq = pool(8, first=5), Sequence(list(range(6)))
     expect_answer(True, allocate(manager, seq), "when the pool has room")
     expect([5, 6], seq.block_table, "6 tokens need 2 blocks of 4, taken from the head of the free queue (5 6 7 0 ...)")
     expect([7, 0, 1, 2, 3, 4], list(manager.free_blocks), "a block that was taken must leave the free queue")
     expect_taken(manager, seq)
-
-
-def allocates_at_the_border(allocate: Any, bench: Bench) -> None:
-    """one block more only when the last one is full"""
     for num_tokens in (1, 3, 4, 5, 8, 9, 12, 13):
         manager, seq = pool(8), Sequence(list(range(num_tokens)))
         expect_answer(True, allocate(manager, seq), f"for {num_tokens} tokens in an empty pool")
@@ -108,14 +112,58 @@ def allocates_at_the_border(allocate: Any, bench: Bench) -> None:
         expect_taken(manager, seq)
 
 
+def with_two_cached_blocks(num_blocks: int, in_use: bool) -> BlockManager:
+    """Blocks 0 and 1 have the K and V of OTHERS. If nobody uses them, they are at the head of the queue, 1 before 0."""
+    manager = pool(num_blocks, caching=True)
+    with our_engine():
+        seq = running(manager, OTHERS)
+        if not in_use:
+            manager.free(seq)
+            for block in manager.blocks[2:]:
+                manager.free_blocks.remove(block)
+                manager.free_blocks.append(block)
+    return manager
+
+
+def allocates_hits(allocate: Any, bench: Bench) -> None:
+    """blocks that the cache has come first in the table, whoever uses them"""
+    manager, seq = with_two_cached_blocks(6, in_use=True), Sequence([*OTHERS, 1, 2, 3])
+    expect_answer(True, allocate(manager, seq), "when two blocks are hits and one fresh block is needed")
+    expect([0, 1, 2], seq.block_table, "the hits are blocks 0 and 1, and the head of the queue was 2")
+    counts = [block.ref_count for block in manager.blocks[:3]]
+    expect([2, 2, 1], counts, "ref_count of blocks 0, 1 and 2: a hit gets one more reference, a fresh block its first")
+    expect((8, 8, 2), fields(seq), f"{FIELDS}: two hits hold 8 tokens")
+    expect_sane(manager)
+    manager, seq = with_two_cached_blocks(6, in_use=False), Sequence([*OTHERS, 1, 2, 3])
+    expect_answer(True, allocate(manager, seq), "when two blocks are hits and one fresh block is needed")
+    hint = "the queue was 1 0 2 3 4 5, and 0 and 1 are hits: take them out before fresh ones are taken from its head"
+    expect([0, 1, 2], seq.block_table, hint)
+    expect([3, 4, 5], list(manager.free_blocks), f"the free queue afterwards: {hint}")
+    expect_taken(manager, seq)
+    hashes = [block.block_hash is not None for block in manager.blocks[:2]]
+    expect([True, True], hashes, "hits keep their hashes: only a fresh block loses its own")
+
+
+FIELDS = "num_cached_tokens, num_computed_tokens and num_registered_blocks"
+
+
+def fields(seq: Sequence) -> tuple[int, int, int]:
+    return seq.num_cached_tokens, seq.num_computed_tokens, seq.num_registered_blocks
+
+
 def allocates_again(allocate: Any, bench: Bench) -> None:
-    """a sequence that has run before starts from nothing"""
+    """a sequence that has run before starts from what is cached, which leaves a token to compute"""
     manager, seq = pool(8), Sequence(list(range(6)))
     seq.num_computed_tokens, seq.num_cached_tokens, seq.num_registered_blocks, seq.hash_collision = 6, 4, 1, True
     expect_answer(True, allocate(manager, seq), "for a sequence that was preempted")
-    for name in ("num_computed_tokens", "num_cached_tokens", "num_registered_blocks"):
-        expect(0, getattr(seq, name), f"the blocks are new and nothing in them is computed: {name} must be 0")
+    hint = f"{FIELDS} must be set again: nothing is cached, so the blocks are new and nothing in them is computed"
+    expect((0, 0, 0), fields(seq), hint)
     expect(False, seq.hash_collision, "hash_collision must be False for a sequence that starts again")
+    manager, seq = with_two_cached_blocks(6, in_use=False), Sequence(list(OTHERS))
+    expect_answer(True, allocate(manager, seq), "when all of the prompt is cached")
+    hint = f"{FIELDS}: both blocks are hits, and the last of the 8 tokens is computed again, to have logits"
+    expect((7, 7, 2), fields(seq), hint)
+    expect([0, 1], seq.block_table, "all of the prompt is cached in blocks 0 and 1: no fresh block is needed")
 
 
 def allocates_all_or_nothing(allocate: Any, bench: Bench) -> None:
@@ -124,6 +172,17 @@ def allocates_all_or_nothing(allocate: Any, bench: Bench) -> None:
     expect_answer(True, allocate(manager, Sequence(list(range(12)))), "when the pool has room")
     refuse(allocate, manager, "when 3 blocks are needed and 2 are free", three)
     expect_answer(True, allocate(manager, two), "when exactly as many blocks are free as are needed")
+    long, just = Sequence([*OTHERS, *range(9)]), Sequence([*OTHERS, *range(8)])
+    when = "when 2 hits are in use, 3 fresh blocks are needed and 2 are free"
+    refuse(allocate, with_two_cached_blocks(4, in_use=True), when, long)
+    when = "when 2 hits are in use, 2 fresh blocks are needed and 2 are free: a hit that others use costs nothing"
+    expect_answer(True, allocate(with_two_cached_blocks(4, in_use=True), just), when)
+    manager = with_two_cached_blocks(4, in_use=False)
+    when = "when 3 fresh blocks are needed and 4 are free, of which 2 are the hits: don't count these twice"
+    refuse(allocate, manager, when, Sequence([*OTHERS, *range(9)]))
+    just = Sequence([*OTHERS, *range(8)])
+    when = "when 2 fresh blocks are needed and 4 are free, of which 2 are the hits"
+    expect_answer(True, allocate(manager, just), when)
 
 
 def allocates_hashed_blocks(allocate: Any, bench: Bench) -> None:
@@ -237,6 +296,10 @@ def frees_the_last_first(free: Any, bench: Bench) -> None:
     free(manager, running(manager, 10))  # block 4 has 2 tokens and no hash
     hint = "block 4 has no hash, so it must be at the head; then the queue as it was (5 0 1), then 3 and 2"
     expect([4, 5, 0, 1, 3, 2], list(manager.free_blocks), hint)
+    manager = pool(6, first=2, caching=True, order="release")
+    free(manager, running(manager, 10))
+    hint = 'manager.free_order is "release": all blocks go to the tail in the order 4, 3, 2, with a hash or without'
+    expect([5, 0, 1, 4, 3, 2], list(manager.free_blocks), hint)
 
 
 def frees_shared_blocks(free: Any, bench: Bench) -> None:
@@ -279,13 +342,20 @@ def frees_nothing(free: Any, bench: Bench) -> None:
 
 
 TRIALS = runs_in_the_scheduler, generates_the_same, answers_in_a_small_pool
-ALLOCATES = allocates_from_the_head, allocates_at_the_border, allocates_again, allocates_all_or_nothing
+ALLOCATES = allocates_from_the_head, allocates_hits, allocates_again, allocates_all_or_nothing
 APPENDS = appends_nothing, appends_at_the_border, appends_many, appends_in_a_reserved_prompt, appends_in_a_full_pool
 FREES = frees_a_sequence, frees_the_last_first, frees_shared_blocks, frees_and_keeps_hashes, frees_nothing
 
 
+@contextmanager
+def use(name: str, function: Any) -> Iterator[None]:
+    parts = yours_to_write(BlockManager, "_has_room", "can_allocate", "touch", "take_fresh_blocks")
+    with parts, replaced(BlockManager, METHODS[name], function):
+        yield
+
+
 def task(name: str, section: str, *checks: Any) -> Task:
-    return Task(name, section, lambda function: replaced(BlockManager, METHODS[name], function), (*checks, *TRIALS))
+    return Task(name, section, partial(use, name), (*checks, *TRIALS))
 
 
 TASKS = [

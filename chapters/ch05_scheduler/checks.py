@@ -1,15 +1,17 @@
 """Checks of chapter 5: a scheduler with the student's method, step by step beside one that is all ours."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import Any
 
 from chapters.expect import ensure, expect, read_again
-from chapters.grading import Bench, Task, answers_as_before, answers_in_a_small_pool, cases
-from chapters.patching import our_engine, replaced
+from chapters.grading import PROMPTS, Bench, Task, answers_as_before, answers_in_a_small_pool, cases
+from chapters.patching import our_engine, replaced, yours_to_write
 from chapters.stage import EOS, Stage, compare_with_ours
 from nanovllm.core.scheduler import Scheduler
-from nanovllm.core.sequence import Sequence, SequenceStatus
+from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
 from nanovllm.sampling_params import SamplingParams
 
 STEP_SECTION = "A step: running first, then newcomers"
@@ -22,28 +24,53 @@ def random_workloads(function: Any, bench: Bench) -> None:
         rng = Random(seed)
         limits: dict[str, Any] = {"num_blocks": rng.randint(5, 11), "max_num_seqs": rng.randint(1, 5)}
         limits |= {"max_num_batched_tokens": rng.choice([1, 2, 3, 5, 8, 13, 21, 34]), "max_model_len": 20}
-        compare_with_ours(Stage(**limits), Stage(**limits), seed)
+        limits |= {"long_prefill_token_threshold": rng.choice([0, 0, 3, 5])}
+        compare_with_ours(Stage(**limits), Stage(**limits), seed, num_priorities=rng.choice([1, 3]))
 
 
 # -- finish_reason ----------------------------------------------------------------------------------------------------
 
 
+class Text:
+    """A request's stop checker: notes the tokens of its text. Token 9 completes the stop string "end"."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+
+    def append(self, token_ids: list[int]) -> str | None:
+        self.token_ids += token_ids
+        return "end" if 9 in token_ids else None
+
+
 def compare_reason(function: Any, hint: str, params: dict, token_id: int, num_generated: int, *expected: Any) -> None:
-    """The answer for a sequence of 6 prompt tokens whose num_generated-th token is token_id."""
+    """The answer for a sequence of 6 prompt tokens whose num_generated-th token is token_id.
+
+    text: params have stop strings, and these tokens belong to the text.
+    """
     given: dict[str, Any] = {"max_tokens": 8} | params
-    shown = ", ".join(f"{name}={value}" for name, value in given.items())
+    shown = ", ".join(f"{name}={value}" for name, value in given.items() if name != "text")
+    text = given.pop("text", None)
     scheduler = Stage(max_model_len=given.pop("max_model_len", 64)).scheduler
     seq = Sequence([11] * 6, SamplingParams(**given))
-    seq.tokens += [12] * (num_generated - 1) + [token_id]
+    seq.tokens += [12] * (num_generated - 1) + [token_id] * (token_id != NO_TOKEN)
+    if text is not None:
+        seq.stop_checker = Text()  # type: ignore[assignment]
+        shown += "; with stop strings"
     before = list(seq.tokens)
     got = function(scheduler, seq, token_id)
     only_answers = "finish_reason only answers: the token is in seq.tokens already, and update ends the sequence"
     ensure(seq.tokens == before and seq.status is SequenceStatus.WAITING, only_answers)
     call = f"token {token_id} as generated token {num_generated} of a prompt of 6; EOS is {EOS}; {shown}"
     expect(expected, got, f"{hint} ({call})")
+    if text is not None:
+        heard = seq.stop_checker.token_ids  # type: ignore[union-attr]
+        expect(text, heard, f"what the stop checker was given: {hint} ({call})")
 
 
 FIRST = "it is one of the first min_tokens: neither EOS nor a stop token id may end it"
+ONCE = "the stop checker gets each token of the text, once"
+NO_TEXT = "a token that ends the sequence as EOS or stop token is no part of the text: the stop checker does not get it"
+HELD_BACK = "among the first min_tokens an EOS or stop token ends nothing, so it belongs to the text"
 COUNTS = "max_tokens counts generated tokens, the new one included"
 LENGTH = "max_model_len counts prompt and output, the new token included"
 REASONS: dict[str, list[tuple[Any, ...]]] = {  # hint, params, token, its number, and what to answer
@@ -80,7 +107,42 @@ REASONS: dict[str, list[tuple[Any, ...]]] = {  # hint, params, token, its number
         ("min_tokens have come before it: EOS may end it", dict(min_tokens=4), EOS, 5, "stop", None),
         ("min_tokens holds back the stops, never a length", dict(min_tokens=8), 7, 8, "length", None),
     ],
+    "a stop string ends it, and is named": [
+        ("token 9 completes the stop string", dict(text=[9]), 9, 3, "stop", "end"),
+        (ONCE, dict(text=[7]), 7, 3, None, None),
+        ("a stop comes before a length: the text ended by itself", dict(text=[9]), 9, 8, "stop", "end"),
+        (f"the last token allowed is text, too: {ONCE}", dict(text=[7]), 7, 8, "length", None),
+    ],
+    "the stop checker hears of the text, and of nothing else": [
+        (NO_TEXT, dict(text=[]), EOS, 3, "stop", None),
+        (NO_TEXT, dict(text=[], stop_token_ids=[9]), 9, 3, "stop", 9),
+        ("an EOS that is ignored is a token of the text", dict(text=[EOS], ignore_eos=True), EOS, 3, None, None),
+        (HELD_BACK, dict(text=[EOS], min_tokens=4), EOS, 3, None, None),
+        (HELD_BACK, dict(text=[7], min_tokens=4, stop_token_ids=[7]), 7, 3, None, None),
+    ],
+    "without a token nothing can go on": [
+        ("NO_TOKEN is no token: it ends the sequence with an error", {}, NO_TOKEN, 3, "error", None),
+        ("an error comes first, and NO_TOKEN is no text", dict(text=[], min_tokens=5), NO_TOKEN, 3, "error", None),
+    ],
 }
+
+
+def ends_in_texts(function: Any, bench: Bench) -> None:
+    """the real model's answers end at the same strings"""
+
+    def answers(strings: list[str]) -> list[tuple[Any, ...]]:
+        bench.llm.reset_prefix_cache()
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=strings)
+        outputs = bench.llm.generate(PROMPTS, params, False)
+        samples = [output.outputs[0] for output in outputs]
+        return [(one.text, len(one.token_ids), one.finish_reason, one.stop_reason) for one in samples]
+
+    with our_engine():
+        strings = [text[len(text) // 2 :][:3] or "?" for text, *_ in answers([])]
+        expected = answers(strings)
+    for prompt, ours, theirs in zip(PROMPTS, expected, answers(strings), strict=True):
+        hint = f"stop={strings}, the answer to {prompt!r}: its text, number of tokens, finish_reason and stop_reason"
+        expect(ours, theirs, hint)
 
 
 # -- preempt_last -----------------------------------------------------------------------------------------------------
@@ -117,6 +179,22 @@ def head_of_the_queue(function: Any, bench: Bench) -> None:
     for expected in ("C D", "B C D"):
         function(stage.scheduler)
         expect(expected, stage.list_names(stage.scheduler.waiting), hint)
+
+
+def before_its_priority(function: Any, bench: Bench) -> None:
+    """with priorities: it waits before those of its own, and behind the more important"""
+    stage = Stage(max_num_seqs=3)
+    for priority in (1, 1, 2):  # A B C run
+        stage.add(7, priority=priority)
+    with our_engine():
+        stage.step()
+    for priority in (0, 1, 2, 3):  # D E F G wait
+        stage.add(7, priority=priority)
+    hint = "running A 1, B 1, C 2, waiting D 0, E 1, F 2, G 3 (the numbers are priorities, the lowest comes first)"
+    for expected in ("D E C F G", "D B E C F G", "D A B E C F G"):
+        function(stage.scheduler)
+        why = "a preempted sequence waits before the others of its priority, and behind all that are more important"
+        expect(expected, stage.list_names(stage.scheduler.waiting), f"{why}; {hint}, one after another preempted")
 
 
 def blocks_come_back(function: Any, bench: Bench) -> None:
@@ -218,6 +296,42 @@ def seats(function: Any, bench: Bench) -> None:
     stage.expect_step("A 3..4, B 3..4", hint)
 
 
+def threshold(function: Any, bench: Bench) -> None:
+    """long_prefill_token_threshold limits each chunk, and the budget is for the rest"""
+    stage = filled(Stage(max_num_batched_tokens=16, long_prefill_token_threshold=5), 11, 12, 3)
+    hint = (
+        "long_prefill_token_threshold=5: no chunk has more than 5 tokens, and what is left of the budget of 16 goes on"
+    )
+    stage.expect_step("A 0..5, B 0..5, C 0..3", f"{hint} to the next who waits")
+    stage.expect_step("A 5..10, B 5..10, C 3..4", f"{hint}: A and B are in the middle of their prompts, both")
+    stage.expect_step("A 10..11, B 10..12, C 4..5", hint)
+
+
+def priorities(function: Any, bench: Bench) -> None:
+    """a more important newcomer goes before those who run, not behind them"""
+    stage = Stage(6)
+    stage.add(11, priority=1)
+    stage.expect_step("A 0..11", "one prompt, and room for it: it is computed whole")
+    stage.add(11, priority=0)
+    output = stage.schedule()
+    expect("A 11..12, B 0..11", stage.describe(output), "A runs, B is admitted")
+    expect("B A", stage.list_names(stage.scheduler.running), f"A has priority 1, B has 0: {ORDER}")
+    stage.finish(output)
+    hint = "B has priority 0 and A priority 1: B asks first, and when no block is free, A gives way"
+    stage.expect_step("B 11..12; preempted: A", hint)
+    stage = Stage(16)
+    for priority in (1, 0, 1, 0):
+        stage.add(3, priority=priority)
+        output = stage.schedule()
+        names, hint = stage.list_names(stage.scheduler.running), "of A 1, B 0, C 1 and D 0 one came in each step"
+        expect(IN_ORDER[names.count(" ")], names, f"{hint}: {ORDER}")
+        stage.finish(output)
+
+
+IN_ORDER = "A", "B A", "B A C", "B D A C"
+ORDER = "running is sorted by priority, and a newcomer stands behind the others of its own"
+
+
 def nobody_overtakes(function: Any, bench: Bench) -> None:
     """the first that does not fit stops the admissions"""
     stage = filled(Stage(8), 14, 20, 3)
@@ -258,16 +372,24 @@ def admits_nobody(function: Any, bench: Bench) -> None:
     stage.expect_step("A 8..9; preempted: B", hint)
 
 
+@contextmanager
+def use_schedule(function: Any) -> Iterator[None]:
+    parts = yours_to_write(Scheduler, "num_new_tokens", "make_room", "admit")
+    with parts, replaced(Scheduler, "schedule", function):
+        yield
+
+
 ENDS = cases(compare_reason, REASONS)
 SMALL = answers_in_a_small_pool
 ANSWERS = random_workloads, answers_as_before
-PREEMPTS = youngest_leaves, head_of_the_queue, blocks_come_back, starts_again, counted
-STEPS = one_request, running_first, cached_prefix, budget, small_budget, seats, nobody_overtakes
+PREEMPTS = youngest_leaves, head_of_the_queue, before_its_priority, blocks_come_back, starts_again, counted
+STEPS = one_request, running_first, cached_prefix, budget, small_budget, threshold, seats, nobody_overtakes
 DRY = youngest_gives_way, itself, admits_nobody
+REASON_CHECKS = *ENDS, *ANSWERS, ends_in_texts
 
 
 TASKS = [
-    Task("finish_reason", "Taking the tokens in", partial(replaced, Scheduler, "check_stop"), (*ENDS, *ANSWERS)),
+    Task("finish_reason", "Taking the tokens in", partial(replaced, Scheduler, "check_stop"), REASON_CHECKS),
     Task("preempt_last", DRY_SECTION, partial(replaced, Scheduler, "preempt_last"), (*PREEMPTS, *ANSWERS, SMALL)),
-    Task("schedule", STEP_SECTION, partial(replaced, Scheduler, "schedule"), (*STEPS, *DRY, *ANSWERS, SMALL)),
+    Task("schedule", STEP_SECTION, use_schedule, (*STEPS, priorities, *DRY, *ANSWERS, SMALL)),
 ]

@@ -1,7 +1,8 @@
 """How the exercises of chapter 7 are graded. Hashes have a file of their own, and so do the larger trials."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from chapters.ch07_prefix_caching.checks_of_names import NAMES, use_name
@@ -19,12 +20,14 @@ from chapters.ch07_prefix_caching.trials import (
     worked_example,
     wrong_text,
 )
-from chapters.expect import Wrong, expect, expect_answer, expect_sane
+from chapters.expect import Wrong, ensure, expect, expect_answer, expect_sane
 from chapters.grading import Bench, Task
-from chapters.patching import replaced
+from chapters.patching import our_engine, replaced, yours_to_write
+from chapters.stage import Stage, compare_with_ours
 from nanovllm.core.block_hash import BlockHasher, ExtraKeys
 from nanovllm.core.block_manager import BlockManager, Content
 from nanovllm.core.sequence import Sequence
+from nanovllm.core.snapshots.cache import SnapshotCache
 
 # -- allocate_with_prefix ---------------------------------------------------------------------------------------------
 
@@ -215,6 +218,80 @@ def allocates_one_of_two_copies(allocate: Any, bench: Bench) -> None:
     expect([1, 2], seq.block_table, "blocks 1 and 0 have one hash; the first in hash_to_block[block_hash] is 1")
     expect([0, 2, 1], refs(manager)[:3], "the reference counts of blocks 0, 1, 2: only the copy that is a hit gets one")
     expect_sane(manager)
+
+
+# -- of a hybrid model ------------------------------------------------------------------------------------------------
+
+
+def hybrid_pool(num_blocks: int, snapshots_after: tuple[int, ...], max_running: int = 4) -> BlockManager:
+    """range(16) is cached in blocks 0 to 3, which nobody uses, with snapshots after some of them."""
+    manager = pool(num_blocks)
+    with our_engine():
+        manager.free(admit(manager, range(16)))
+    manager.snapshots = make_snapshots(manager, max_running)
+    for index in snapshots_after:
+        block_hash = manager.blocks[index].block_hash
+        assert block_hash is not None
+        manager.snapshots.add(block_hash, manager.snapshots.free_slots.pop(), is_wanted=True)
+    return manager
+
+
+def make_snapshots(manager: BlockManager, max_running: int) -> SnapshotCache:
+    snapshots = SnapshotCache(max_running=max_running, max_snapshots=4)
+    snapshots.on_event = manager._emit_snapshot
+    return snapshots
+
+
+DEEPEST = "the last hit is the deepest block found after which there is a snapshot"
+ONE_LEFT = "one token must be left to be computed, and a state can't give one back: the hits end before the last token"
+
+
+def allocates_from_a_snapshot(allocate: Any, bench: Bench) -> None:
+    """a hybrid model: what is found ends in a snapshot, or is no hit"""
+    for snapshots_after, num_tokens, num_hits, hint in (
+        ((1,), 20, 2, DEEPEST),
+        ((0, 2), 20, 3, DEEPEST),
+        ((), 20, 0, "there is no snapshot: the model begins with the first token, whatever K and V there are"),
+        ((3,), 20, 4, DEEPEST),
+        ((1, 3), 16, 2, ONE_LEFT),
+        ((3,), 17, 4, DEEPEST),
+        ((3,), 16, 0, ONE_LEFT),
+    ):
+        manager, seq, told = hybrid_pool(12, snapshots_after), Sequence(list(range(num_tokens))), list[int]()
+        with replaced(manager.snapshots, "allocate", lambda seq, num_found, block_size: told.append(num_found)):  # noqa: B023
+            expect_answer(True, allocate(manager, seq), "when there is room for all of it")
+        where = f"{num_tokens} tokens; the first 16 are in blocks 0 to 3, with snapshots after {[*snapshots_after]}"
+        expect(4 * num_hits, seq.num_cached_tokens, f"num_cached_tokens: {hint} ({where})")
+        expect(4 * num_hits, seq.num_computed_tokens, f"num_computed_tokens: {hint} ({where})")
+        expect([*range(num_hits)], seq.block_table[:num_hits], f"the hits: {hint} ({where})")
+        expect(-(-num_tokens // 4), len(seq.block_table), f"the length of block_table ({where})")
+        expect(num_hits, manager.stats.hits, f"the hits that stats.record was told of: {hint} ({where})")
+        ensure(bool(told), f"snapshots.allocate was not called: the sequence has no state ({where})")
+        expect([16], told, f"num_found_tokens of snapshots.allocate: all tokens that were found ({where})")
+        expect_sane(manager)
+
+
+def allocates_room_for_a_state(allocate: Any, bench: Bench) -> None:
+    """a hybrid model: room for blocks, and for a state"""
+    manager, seq = hybrid_pool(5, (1,)), Sequence(list(range(20)))
+    when = "when 2 hits and 3 fresh blocks are needed, of 5 that are free; the fresh ones may have been found, too"
+    expect_answer(True, allocate(manager, seq), when)
+    expect([0, 1], seq.block_table[:2], f"the hits, {when}")
+    expect_sane(manager)
+    refuse(allocate, hybrid_pool(5, (1,)), Sequence(list(range(24))), "when 2 hits and 4 fresh blocks are needed of 5")
+    manager = hybrid_pool(12, (1,), max_running=1)
+    expect_answer(True, allocate(manager, Sequence([7])), "when there is room for one state")
+    refuse(allocate, manager, Sequence(list(range(20))), "when there is no room for one more state")
+
+
+def allocates_in_a_hybrid_engine(allocate: Any, bench: Bench) -> None:
+    """the real scheduler with snapshots: every step is the same as ours"""
+    for seed in range(10):
+        limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 40}
+        theirs, ours = Stage(11, **limits), Stage(11, **limits)
+        for stage in (theirs, ours):
+            stage.manager.snapshots = make_snapshots(stage.manager, max_running=4)
+        compare_with_ours(theirs, ours, seed)
 
 
 # -- register_prefix --------------------------------------------------------------------------------------------------
@@ -445,12 +522,24 @@ ALLOCATES = allocates_fresh, allocates_hits_in_use, allocates_hits_in_the_queue,
 MORE = allocates_after_preemption, allocates_one_of_two_copies, allocates_on_collision, allocates_without_caching
 REGISTERS = registers_full_blocks, registers_chunks, registers_answers, registers_copies, registers_nothing
 TAKES = takes_from_the_head, forgets_what_it_takes, takes_whatever_is_next, keeps_the_other_copy, forgets_from_the_end
+HYBRID = allocates_from_a_snapshot, allocates_room_for_a_state, allocates_in_a_hybrid_engine
+PARTS = {
+    "allocate_with_prefix": ("get_computed_blocks", "_reusable", "_has_room", "can_allocate", "touch"),
+    "take_fresh_blocks": ("uncache",),
+}
 CALLS_SECTION = "Two calls around prefill"
+
+
+@contextmanager
+def use(method: str, function: Any) -> Iterator[None]:
+    parts = yours_to_write(BlockManager, *PARTS.get(method, ()))
+    with parts, yours_to_write(SnapshotCache, "reusable"), replaced(BlockManager, method, function):
+        yield
 
 
 def task(name: str, section: str, *checks: Any) -> Task:
     method = {"take_fresh": "take_fresh_blocks"}.get(name, name)
-    return Task(name, section, lambda function: replaced(BlockManager, method, function), (*checks, *TRIALS))
+    return Task(name, section, partial(use, method), (*checks, *TRIALS))
 
 
 TASKS = [
@@ -458,7 +547,7 @@ TASKS = [
     task(
         "allocate_with_prefix",
         CALLS_SECTION,
-        *(*ALLOCATES, allocates_all_or_nothing, worked_example, *MORE, allocates_and_counts),
+        *(*ALLOCATES, allocates_all_or_nothing, worked_example, *MORE, allocates_and_counts, *HYBRID),
     ),
     task("register_prefix", CALLS_SECTION, *REGISTERS, registers_on_collision, worked_example),
     task("take_fresh", "What is forgotten first", *TAKES, worked_example),

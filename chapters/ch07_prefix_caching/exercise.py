@@ -76,10 +76,20 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
         manager.hash_to_block: dict[bytes, dict[int, Block]]    hash -> the blocks that have it, by block_id
         block.holds(content) -> bool                            is that really what the block stands for?
 
-    The hit is the first block of hash_to_block[block_hash].values(), if that block holds the content. The first full
-    block without a hit ends the search. If it ends because the hash stands for different content, that is a collision.
+    The block found is the first of hash_to_block[block_hash].values(), if that block holds the content. The first full
+    block that is not found ends the search. If it ends because the hash stands for different content, that is a
+    collision.
 
-    Return False when the pool cannot hold the sequence. Then nothing has changed: reference counts, free queue,
+    If manager.snapshots is None, as for most models, all blocks found are hits. It is not None for a hybrid model
+    (Qwen3.5 and others, chapter 16), in which some layers keep no K and V, but a *state* that has taken in all tokens
+    so far. To go on after some token, such a model needs the state after just that token. States are large, so the
+    engine has kept only a few, called snapshots: manager.snapshots.by_hash has the hash of each block after whose last
+    token there is one. Decide which of the blocks found are hits then. The computation goes on from the state after the
+    last hit, and takes in all tokens after it, one at least. A state can't give a token back, and K and V of a token
+    that is taken in anyway are of no use. As many hits as possible are wanted.
+
+    Return False when the pool cannot hold the sequence. (For a hybrid model also if manager.snapshots.can_allocate() is
+    False: there is no room for one more state.) Then nothing has changed: reference counts, free queue,
     statistics, and the sequence's fields, including seq.hash_collision. (The hashes that hash_block keeps on the
     sequence don't count.) Each fresh block comes out of manager.free_blocks, and so does each hit that nobody is using,
     whose ref_count is 0. There must be room for both.
@@ -97,12 +107,15 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     - seq.num_registered_blocks is the number of hits (register_prefix goes on from there), seq.hash_collision says
       whether there was a collision. Both may still be set from an earlier run, before the sequence was preempted;
     - manager.stats.record(queries, hits, collisions) has been called once, with the number of full blocks of
-      seq.tokens, the number of hits among them, and 1 or 0 collisions.
+      seq.tokens, the number of hits among them, and 1 or 0 collisions;
+    - for a hybrid model, after all that, manager.snapshots.allocate(seq, num_found_tokens, manager.block_size) has been
+      called, with the number of tokens in the blocks found, whether they are hits or not.
 
     If manager.enable_prefix_caching is False, nothing is looked up, hash_block and stats.record are not called, and all
     blocks are fresh.
 
-    Also useful: manager.block_size, manager.blocks (index == block_id), len(manager.free_blocks).
+    Also useful: manager.block_size, manager.blocks (index == block_id), len(manager.free_blocks). What the engine has
+    besides for this task (get_computed_blocks, can_allocate, touch and the like) is yours to write.
 
     Example: blocks of 4. Blocks 0 and 1 are cached for tokens 1 to 4 and, after them, 5 to 8. The free queue is
     6 1 0 9. A sequence with the tokens 1 to 10 gets block_table [0, 1, 6], num_cached_tokens 8; the queue is 9.

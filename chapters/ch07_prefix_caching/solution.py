@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from nanovllm.core.block_hash import MMSpan
-from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.block_manager import Block, BlockManager
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.tiers.store import Store
 from nanovllm.core.tiers.tiers import MAX_IN_VAIN
@@ -40,7 +40,7 @@ def _text(text: str) -> bytes:
 
 def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     # First pass: look and count. Nothing is touched, so there is nothing to undo.
-    hits, hash_collision = [], False
+    found, hash_collision = [], False
     num_full = len(seq.tokens) // manager.block_size if manager.enable_prefix_caching else 0
     for index in range(num_full):
         block_hash, content = manager.hash_block(seq, index)
@@ -51,10 +51,12 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
         if not block.holds(content):
             hash_collision = True
             break
-        hits.append(block)
+        found.append(block)
+    hits = _hits(manager, seq, found)
     num_fresh = manager.num_blocks_for(len(seq.tokens)) - len(hits)
     unused_hits = [block for block in hits if block.ref_count == 0]
-    if num_fresh + len(unused_hits) > len(manager.free_blocks):
+    has_state = manager.snapshots is None or manager.snapshots.can_allocate()
+    if not has_state or num_fresh + len(unused_hits) > len(manager.free_blocks):
         return False
 
     # Second pass: the hits, before one of them is popped as a fresh block. Third: the fresh ones.
@@ -71,7 +73,19 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     seq.hash_collision = hash_collision
     if manager.enable_prefix_caching:
         manager.stats.record(num_full, len(hits), int(hash_collision))
+    if manager.snapshots is not None:
+        manager.snapshots.allocate(seq, len(found) * manager.block_size, manager.block_size)
     return True
+
+
+def _hits(manager: BlockManager, seq: Sequence, found: list[Block]) -> list[Block]:
+    if manager.snapshots is None:
+        return found
+    most = (len(seq.tokens) - 1) // manager.block_size  # a token is left: no state goes back by one
+    num_hits = min(len(found), most)
+    while num_hits > 0 and found[num_hits - 1].block_hash not in manager.snapshots.by_hash:
+        num_hits -= 1
+    return found[:num_hits]
 
 
 def register_prefix(manager: BlockManager, seq: Sequence) -> None:

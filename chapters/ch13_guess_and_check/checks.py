@@ -18,13 +18,13 @@ from chapters.patching import replaced
 from nanovllm import SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
-from nanovllm.core.sequence import Sequence, SequenceStatus
+from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
 from nanovllm.features.speculation import choose as speculation_module
 from nanovllm.features.speculation.choose import Speculation
 
 Guess = Callable[[dict[Any, Any], list[int], int, int, int], list[int]]
 AcceptTokens = Callable[[Scheduler, ScheduledChunk, list[int]], None]
-ShareGuesses = Callable[[list[float], list[int], list[float]], list[int]]
+ShareGuesses = Callable[[list[float], list[int], list[float], float], list[int]]
 
 CACHE_SECTION = "What a cache must not keep"
 AGAIN = [1, 2, 3, 50, 9, 2, 3, 60, 1, 2, 3]
@@ -193,7 +193,7 @@ def one_step(
     function: AcceptTokens, draft: list[int], sampled: list[int], hint: str, num_prompt: int = 6, **params: Any
 ) -> Scheduler:
     """A prompt 0, 1, 2, ..., a first token 20, then a step with this draft in which this is sampled. Compares."""
-    scheduler = make()
+    scheduler, stop_checker = make(), params.pop("stop_checker", None)
     seq = Sequence(list(range(num_prompt)), SamplingParams(max_tokens=params.pop("max_tokens", 30), **params))
     scheduler.add(seq)
     scheduler.update(scheduler.schedule(), [[20]])
@@ -203,9 +203,11 @@ def one_step(
     before, taken = list(seq.tokens), list[int]()
     copy = Sequence(seq.tokens[:num_prompt], seq.sampling_params)
     copy.tokens = list(seq.tokens)
+    seq.stop_checker, copy.stop_checker = stop_checker, stop_checker and type(stop_checker)()
     for token_id, draft_token_id in zip(sampled, [*chunk.draft_token_ids, None], strict=True):
-        taken.append(token_id)
-        copy.append(token_id)
+        if token_id != NO_TOKEN:
+            taken.append(token_id)
+            copy.append(token_id)
         reason, _ = scheduler.check_stop(copy, token_id)
         if reason is not None or token_id != draft_token_id:
             break
@@ -246,6 +248,44 @@ def check_blocks_back(function: AcceptTokens, bench: Bench) -> None:
     scheduler.schedule()
     hint = "full blocks are registered before the sequence gives them back"
     expect(8, again.num_cached_tokens, hint)
+
+
+class Text:
+    """A request's stop checker: notes the tokens of its text. Token 55 completes the stop string "end"."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+
+    def append(self, token_ids: list[int]) -> str | None:
+        self.token_ids += token_ids
+        return "end" if 55 in token_ids else None
+
+
+@read_again(CACHE_SECTION)
+def check_stop_strings(function: AcceptTokens, bench: Bench) -> None:
+    """A stop string ends among the draft tokens"""
+    for draft, sampled, heard in (
+        ([21, 22], [21, 22, 23], [21, 22, 23]),
+        ([21, 55, 23], [21, 55, 23, 24], [21, 55]),
+        ([21, 31, 55], [21, 22, 55, 24], [21, 22]),
+        ([21, 55], [21, 22, 23], [21, 22]),
+        ([55, 22], [55, 22, 23], [55]),
+        ([21, 22], [21, 22, 55], [21, 22, 55]),
+    ):
+        text = Text()
+        hint = "55 completes the stop string, and token ids after it do not count, whatever was drafted"
+        scheduler = one_step(function, draft, sampled, hint, stop_checker=text)
+        said = f"draft tokens {draft}, sampled {sampled}: what the stop checker has heard. It hears of each token that "
+        expect(heard, text.token_ids, f"{said}counts, once, and of no other: nothing can be taken out of a text")
+        expect(heard[-1] != 55, scheduler.has_unfinished(), f"{said}counts, and 55 ends the sequence")
+
+
+def check_no_token(function: AcceptTokens, bench: Bench) -> None:
+    """A row without a token ends the sequence with an error"""
+    hint = "NO_TOKEN is not appended, and check_stop says that the sequence has ended with an error"
+    one_step(function, [], [NO_TOKEN], hint)
+    one_step(function, [21, 22], [21, NO_TOKEN, 23], hint)
+    one_step(function, [21, 22], [NO_TOKEN, 22, 23], hint)
 
 
 def next_token(tokens: list[int]) -> int:
@@ -336,6 +376,8 @@ ACCEPT_CHECKS = (
         },
     ),
     check_ends,
+    check_stop_strings,
+    check_no_token,
     check_blocks_back,
     check_many,
     check_accept_generates,
@@ -345,17 +387,23 @@ ACCEPT_CHECKS = (
 # -- share_guesses ----------------------------------------------------------------------------------------------------
 
 
-def rate(acceptances: list[float], counts: list[int], step_s: list[float]) -> float:
+def rate(acceptances: list[float], counts: list[int], step_s: list[float], draft_s: float) -> float:
     num_tokens = sum(sum(a**j for j in range(n + 1)) for a, n in zip(acceptances, counts, strict=True))
-    return num_tokens / step_s[sum(counts)]
+    return num_tokens / (step_s[sum(counts)] + max(counts) * draft_s)
 
 
 def compare_shares(
-    function: ShareGuesses, acceptances: list[float], limits: list[int], step_s: list[float], hint: str
+    function: ShareGuesses,
+    acceptances: list[float],
+    limits: list[int],
+    step_s: list[float],
+    hint: str,
+    draft_s: float = 0.0,
 ) -> list[int]:
     with unchanged("the lists that you were given have been changed", acceptances, limits, step_s):
-        got: Any = function(acceptances, limits, step_s)
+        got: Any = function(acceptances, limits, step_s, draft_s)
     said = f"acceptances {acceptances}, limits {limits}, step_s {[round(s, 4) for s in step_s]}"
+    said += f", draft_s {draft_s}" if draft_s else ""
     if not isinstance(got, list) or len(got) != len(limits) or not all(isinstance(n, int) for n in got):
         raise Wrong(f"return a list of ints, one for each sequence ({said})", got=repr(got)[:80])
     most = len(step_s) - 1
@@ -363,10 +411,10 @@ def compare_shares(
         raise Wrong(f"{said}: no sequence may go above its limit, nor all of them above {most}", got=got)
     possible = product(*(range(limit + 1) for limit in limits))
     choices = [list(counts) for counts in possible if sum(counts) <= most]
-    best = max(rate(acceptances, counts, step_s) for counts in choices)
-    as_good = [counts for counts in choices if rate(acceptances, counts, step_s) >= best * (1 - 1e-9)]
+    best = max(rate(acceptances, counts, step_s, draft_s) for counts in choices)
+    as_good = [counts for counts in choices if rate(acceptances, counts, step_s, draft_s) >= best * (1 - 1e-9)]
     expected = min(as_good, key=sum)
-    found = rate(acceptances, got, step_s)
+    found = rate(acceptances, got, step_s, draft_s)
     if found < best * (1 - 1e-9):
         what = f"{expected}: {best:.5g} tokens a second"
         raise Wrong(f"{said}: {hint}", expected=what, got=f"{got}: {found:.5g} tokens a second")
@@ -381,7 +429,14 @@ def random_steps(num: int) -> Iterator[tuple]:
         acceptances = [round(rng.random(), 2) for _ in range(rng.randint(1, 4))]
         limits = [rng.randint(0, 4) for _ in acceptances]
         costs = [rng.choice([0.0, 0.05, 0.1, 0.2, 0.5]) for _ in range(rng.randint(0, sum(limits) + 2))]
-        yield acceptances, limits, [*accumulate(costs, initial=1.0)], "compare all possible numbers of draft tokens"
+        draft_s = rng.choice([0.0, 0.0, 0.05, 0.2])
+        yield (
+            acceptances,
+            limits,
+            [*accumulate(costs, initial=1.0)],
+            "compare all possible numbers of draft tokens",
+            draft_s,
+        )
 
 
 def seconds(num: int, first: float, more: float) -> list[float]:
@@ -414,7 +469,7 @@ def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
     def choose(acceptances: list[float], limits: list[int], step_s: list[float], draft_s: float = 0.0) -> list[int]:
         nonlocal num_asked
         num_asked += 1
-        return compare_shares(function, acceptances, limits, step_s, "asked by the engine")
+        return compare_shares(function, acceptances, limits, step_s, "asked by the engine", draft_s)
 
     with engine_of(bench) as other, replaced(speculation_module, "choose_num_draft_tokens", choose):
         expected = other.expected
@@ -428,6 +483,8 @@ def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
 
 ALL = "do not stop at the first number that is no better: look at all"
 LARGEST = "the j-th draft token of a sequence adds a**j tokens; take the largest first, of whichever sequence"
+DRAFTING = "the time is that of the step and of the draft model's steps: as many as the longest draft has tokens"
+TOGETHER = "a step of the draft model makes a token for every sequence that wants one: decide how many steps it takes"
 EXPECTED = "expected tokens: 1 + a + a**2 + ..., divided by the seconds of that step"
 SHARE_CHECKS = (
     *cases(
@@ -450,6 +507,13 @@ SHARE_CHECKS = (
                 ([0.9, 0.3], [4, 4], seconds(9, 10.0, 0.5), LARGEST),
                 ([0.5, 0.9, 0.7], [3, 3, 3], seconds(10, 10.0, 0.8), LARGEST),
                 ([0.9, 0.9], [1, 5], seconds(5, 10.0, 0.8), "keep the limits"),
+            ],
+            "A draft model makes them, and its steps cost time, too": [
+                ([0.5], [3], seconds(4, 10.0, 1.0), DRAFTING, 2.0),
+                ([0.9], [4], seconds(5, 10.0, 0.0), DRAFTING, 1.0),
+                ([0.9, 0.8], [4, 4], seconds(9, 10.0, 0.0), TOGETHER, 1.0),
+                ([0.95, 0.3, 0.3], [6, 6, 6], seconds(19, 10.0, 0.1), TOGETHER, 2.0),
+                ([0.9, 0.5, 0.5, 0.5], [4, 1, 1, 1], seconds(8, 10.0, 0.05), TOGETHER, 3.0),
             ],
             "200 random steps": random_steps(200),
         },

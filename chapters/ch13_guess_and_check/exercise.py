@@ -6,7 +6,7 @@ Four functions with which the real engine then drafts, checks and starts over. T
 from typing import Any
 
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
-from nanovllm.core.sequence import Sequence, SequenceStatus  # noqa: F401 (you will need them)
+from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus  # noqa: F401 (you will need them)
 
 
 def guess(memory: dict[Any, Any], tokens: list[int], num_draft_tokens: int, longest: int, shortest: int) -> list[int]:
@@ -41,12 +41,17 @@ def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[i
         chunk.seq              the sequence. Its tokens do not include the draft tokens
         chunk.draft_token_ids  the tokens that were expected to come next, perhaps none
         token_ids              what was sampled: after the known tokens, then after each draft token; one more than
-                               there are draft tokens
+                               there are draft tokens. NO_TOKEN where no token could be chosen
 
     A draft token is accepted if it is the token that was sampled in its place. A row counts only if all draft tokens
-    before it were accepted. Append each sampled token that counts with seq.append(token_id), in order. After each one
-    call scheduler.check_stop(seq, token_id), once: it returns (reason, stop_reason). With a reason that is not
-    None the sequence ends there, and nothing more is appended.
+    before it were accepted and the sequence had not ended. Append each sampled token that counts with
+    seq.append(token_id), in order; NO_TOKEN is no token, and is not appended. For each row that counts, and after its
+    token was appended, call scheduler.check_stop(seq, token_id), once: it returns (reason, stop_reason), and ends the
+    sequence with a reason that is not None.
+
+    check_stop does not only answer. A request may have stop strings; then check_stop adds the token to the request's
+    text, where nothing can be taken back, and the string may be complete in the middle of the draft tokens. So decide
+    which rows it may hear of, and when.
 
     Then put the counts right. So far seq.num_computed_tokens counts the known tokens only. K and V have been written
     for the known tokens and for all draft tokens; they are right for the known and for the accepted ones. So
@@ -60,20 +65,24 @@ def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[i
     raise NotImplementedError
 
 
-def share_guesses(acceptances: list[float], limits: list[int], step_s: list[float]) -> list[int]:
+def share_guesses(acceptances: list[float], limits: list[int], step_s: list[float], draft_s: float = 0.0) -> list[int]:
     """How many draft tokens each sequence gets in the next step, so that the step gives the most tokens a second.
 
         acceptances  for each sequence, the probability that a draft token is accepted if those before it are, 0 to 1
         limits       for each sequence, the most draft tokens that it may have
         step_s       seconds that a step takes with 0, 1, 2, ... draft tokens, counted over all sequences; the end of
                      the list limits their sum. More draft tokens never take less time
+        draft_s      seconds of a step of the draft model, which makes the draft tokens before the step: one more for
+                     every sequence that wants one. Its steps come one after another, so making n draft tokens for a
+                     sequence takes n of them. 0 if draft tokens come from the text
 
     Every sequence gets one token from the step anyway, whether or not a draft token is accepted. Return a number for
-    each sequence. What counts is the expected number of tokens of all sequences, divided by the seconds of the step. Of
-    choices that are equally good, take one with the fewest draft tokens.
+    each sequence. What counts is the expected number of tokens of all sequences, divided by the seconds of the step and
+    of the draft model before it. Of choices that are equally good, take one with the fewest draft tokens.
 
     Example: acceptances [0.5], limits [3], step_s [10, 11, 12, 13]: 1 token in 10 s, 1.5 in 11, 1.75 in 12, 1.875 in
-    13: the third choice is the best, so the answer is [2].
+    13: the third choice is the best, so the answer is [2]. With draft_s 2 it is [1]: 1.5 tokens in 13 s, 1.75 in 16.
+    With two sequences and draft_s 2, two draft tokens of one sequence take 4 s to make, and one of each takes 2.
     """
     raise NotImplementedError
 

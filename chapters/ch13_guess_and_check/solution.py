@@ -3,7 +3,7 @@
 from typing import Any
 
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
-from nanovllm.core.sequence import Sequence, SequenceStatus
+from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
 
 
 def guess(memory: dict[Any, Any], tokens: list[int], num_draft_tokens: int, longest: int, shortest: int) -> list[int]:
@@ -28,7 +28,8 @@ def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[i
     seq = chunk.seq
     seq.status = SequenceStatus.DECODE
     for row, token_id in enumerate(token_ids):
-        seq.append(token_id)
+        if token_id != NO_TOKEN:
+            seq.append(token_id)
         reason, stop_reason = scheduler.check_stop(seq, token_id)
         if reason is not None:
             break
@@ -41,17 +42,20 @@ def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[i
         scheduler.finish(seq, reason, stop_reason)
 
 
-def share_guesses(acceptances: list[float], limits: list[int], step_s: list[float]) -> list[int]:
+def share_guesses(acceptances: list[float], limits: list[int], step_s: list[float], draft_s: float = 0.0) -> list[int]:
     """See exercise.py."""
-    chances = [(a**j, i) for i, a in enumerate(acceptances) for j in range(1, limits[i] + 1)]
+    chances = [(a**j, i, j) for i, a in enumerate(acceptances) for j in range(1, limits[i] + 1)]
     chances.sort(reverse=True)  # those of one sequence stay in order: each is at most the one before
-    num_tokens = float(len(acceptances))
-    best_rate, best_num = num_tokens / step_s[0], 0
-    for num, (chance, _) in enumerate(chances[: len(step_s) - 1], 1):
-        num_tokens += chance
-        if num_tokens / step_s[num] > best_rate:
-            best_rate, best_num = num_tokens / step_s[num], num
-    chosen = [i for _, i in chances[:best_num]]
+    best_rate, chosen = len(acceptances) / step_s[0], list[int]()
+    # The draft model's steps are as many as the longest draft has tokens: decide on that number, then on the rest.
+    for depth in range(1, max(limits, default=0) + 1):
+        num_tokens = float(len(acceptances))
+        allowed = [(chance, i) for chance, i, j in chances if j <= depth]
+        for num, (chance, _) in enumerate(allowed[: len(step_s) - 1], 1):
+            num_tokens += chance
+            rate = num_tokens / (step_s[num] + depth * draft_s)
+            if rate > best_rate or (rate == best_rate and num < len(chosen)):
+                best_rate, chosen = rate, [i for _, i in allowed[:num]]
     return [chosen.count(i) for i in range(len(acceptances))]
 
 

@@ -8,4 +8,5 @@ from chapters.grading import Task
 TASKS = [
     Task("add_adapters", "The rows of a step", nullcontext, checks_adapters.ADD_CHECKS),
     Task("slot_for", "Who may come in", nullcontext, checks_adapters.SLOT_CHECKS),
+    Task("id_of_weights", "What goes into a block hash", nullcontext, checks_adapters.ID_CHECKS),
 ]

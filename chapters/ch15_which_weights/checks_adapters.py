@@ -1,6 +1,7 @@
 """Grading of the exercises on adapters: small examples, random ones, then several adapters in the engine."""
 
 import random
+import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,11 +20,13 @@ from chapters.grading import PROMPTS, Bench
 from chapters.patching import replaced
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.features.lora import slots as lora
-from nanovllm.features.lora.adapter import linear_shapes
+from nanovllm.features.lora.adapter import Adapter, linear_shapes
 from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights
+from nanovllm.features.lora.registry import KnownAdapters
 from nanovllm.features.lora.slots import AdapterSlots
 
 AddAdapters = Callable[[Tensor, Tensor, Tensor, LoRAWeights], Any]
+IdOfWeights = Callable[[dict[tuple[int, str], int], int, str], int]
 SlotFor = Callable[[dict[int, int], int, set[int], int], int]
 NUM_ADAPTERS, RANK = 4, 4
 LOW_RANK = "A correction of low rank"  # a heading
@@ -266,6 +269,112 @@ def check_slots_generate(function: SlotFor, bench: Bench) -> None:
             other.__dict__.pop("llm", None)
 
 
+# -- id_of_weights ----------------------------------------------------------------------------------------------------
+
+MAX_NUMBER = 2**31 - 1
+
+
+def ask_ids(function: IdOfWeights, asked: list[tuple[int, str]], hint: str) -> None:
+    """Asks for weights one after another, from the beginning of an engine."""
+    ids: dict[tuple[int, str], int] = {}
+    for at, (number, digest) in enumerate(asked):
+        before = dict(ids)
+        got: Any = function(ids, number, digest)
+        said = f"weights named so far, (number, digest): {asked[: at + 1]}; ids before the last one: {before}: {hint}"
+        if type(got) is not int:
+            raise Wrong(f"{said} (an id is an int)", got=repr(got))
+        if (number, digest) in before:
+            expect(
+                before[number, digest], got, f"{said} (the same weights under the same number: the same id as before)"
+            )
+        elif number not in {other for other, _ in before}:
+            expect(number, got, f"{said} (a number's first weights have the number as id)")
+        else:
+            if got <= MAX_NUMBER:
+                raise Wrong(f"{said} (a request may come whose number this is)", expected="2147483648 or more", got=got)
+            if got in before.values():
+                raise Wrong(f"{said} (other weights have had this id)", expected="an id that nobody has had", got=got)
+        expect(before | {(number, digest): got}, ids, f"{said} (ids afterwards)")
+
+
+def check_many_ids(function: IdOfWeights, bench: Bench) -> None:
+    """200 engines, in which adapters are named, replaced and brought back"""
+    rng = random.Random(15)
+    for _ in range(200):
+        asked = [(rng.choice([1, 2, 7, MAX_NUMBER]), rng.choice("abcde")) for _ in range(rng.randint(1, 14))]
+        ask_ids(function, asked, "work this one out by hand")
+
+
+def play_replacement(model: str) -> dict[str, Any]:
+    """What happens when an adapter is replaced while a request uses it, and then brought back."""
+    other = AdapterBench(model)
+    engine, path = other.llm.engine, Path(other.folder.name, "replaced")
+    first, second = (Path(str(other.requests[i].lora_path)) for i in (0, 2))
+    shutil.copytree(first, path)
+    request = LoRARequest("replaced", 9, str(path), load_inplace=True)
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    prompt = other.llm.get_tokenizer()(" ".join(PROMPTS)).input_ids
+    running = engine.make_request(prompt, params, request)
+    engine.enqueue([running])
+    for _ in range(4):
+        engine.step()
+    shutil.copy(second / "adapter_model.safetensors", path)
+    [new] = other.llm.generate([prompt], params, False, lora_request=request)
+    shutil.copy(first / "adapter_model.safetensors", path)
+    [again] = other.llm.generate([prompt], params, False, lora_request=request)
+    text = other.llm.get_tokenizer().decode
+    return {
+        "the request that had begun, with the earlier weights": text(running.output().outputs[0].token_ids),
+        "a new request, with the new weights": text(new.outputs[0].token_ids),
+        "cached tokens that the new request finds": new.num_cached_tokens,
+        "a request when the earlier weights have come back": text(again.outputs[0].token_ids),
+        "cached tokens that it finds": again.num_cached_tokens,
+    }
+
+
+def check_replaced_while_used(function: IdOfWeights, bench: Bench) -> None:
+    """The engine replaces an adapter while a request uses it, and brings it back"""
+
+    def lora_id(known: KnownAdapters, adapter: Adapter) -> int:
+        return function(known._lora_ids, adapter.request.lora_int_id, adapter.digest)
+
+    expected = play_replacement(bench.model)
+    with replaced(KnownAdapters, "_lora_id", lora_id):
+        got = play_replacement(bench.model)
+    for what, ours in expected.items():
+        expect(ours, got[what], f"an adapter is replaced while a request uses it, and brought back: {what}")
+
+
+APART = "different weights must never have one id: their K and V and their slots would be taken for each other's"
+BACK = "weights that come back find what was computed with them"
+ID_CHECKS = (
+    *cases(
+        ask_ids,
+        {
+            "An adapter that is never replaced has its number": [
+                ([(7, "aa")], "nobody has named it before"),
+                ([(7, "aa"), (7, "aa")], "it is the same adapter"),
+                ([(7, "aa"), (3, "bb"), (MAX_NUMBER, "cc")], "three adapters"),
+                ([(7, "aa"), (3, "aa")], "each number has an id of its own, also for equal weights"),
+            ],
+            "Other weights under a number have another id": [
+                ([(7, "aa"), (7, "bb")], APART),
+                ([(7, "aa"), (7, "bb"), (7, "cc")], APART),
+                ([(7, "aa"), (3, "bb"), (7, "cc"), (3, "dd")], APART),
+            ],
+            "Weights come back": [
+                ([(7, "aa"), (7, "bb"), (7, "aa")], BACK),
+                ([(7, "aa"), (7, "bb"), (7, "cc"), (7, "bb"), (7, "aa"), (7, "cc")], BACK),
+            ],
+            "Numbers that are named later": [
+                ([(7, "aa"), (7, "bb"), (8, "cc")], "8 is a number like any other"),
+                ([(MAX_NUMBER, "aa"), (MAX_NUMBER, "bb"), (1, "bb"), (1, "cc")], APART),
+            ],
+        },
+    ),
+    check_many_ids,
+    check_replaced_while_used,
+)
 ADD_CHECKS = (
     *cases(
         ask_small,
@@ -283,7 +392,7 @@ ADD_CHECKS = (
             ],
             "Rows of several adapters, in any order": [
                 ([0, 0, 1, 1, 2], (6,), [2, 4, 1], "every row meets its own adapter"),
-                ([2, 0, -1, 2, 1, 0, 2], (6,), [2, 4, 1], "rows of one adapter need not be neighbours"),
+                ([2, 0, -1, 2, 1, 0, 2], (6,), [2, 4, 1], "rows of one adapter need not be neighbors"),
             ],
             "q, k and v in one: each part has an A of its own, and its own columns": [
                 ([0, 1, 0], (4, 4), [2, 3], "part p takes a[slot, p]"),

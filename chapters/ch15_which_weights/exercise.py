@@ -1,6 +1,6 @@
 """Exercises of chapter 15. Edit this file, then:  python -m chapters check 15
 
-You write two functions with which the real engine then computes. The tasks are independent of each other.
+You write three functions with which the real engine then computes. The tasks are independent of each other.
 """
 
 import torch  # noqa: F401 (you will need it)
@@ -49,5 +49,33 @@ def slot_for(slots: dict[int, int], lora_id: int, needed: set[int], num_slots: i
     Afterwards this adapter is the most recently used: the last one in `slots`. (A dict keeps the order in which keys
     were put in; to put a key at the end, take it out first.) Return its slot. The engine reads the adapter's file into
     the slot if the adapter was not in `slots` before.
+    """
+    raise NotImplementedError
+
+
+def id_of_weights(ids: dict[tuple[int, str], int], number: int, digest: str) -> int:
+    """The id that stands for an adapter's weights: in block hashes, in slots, wherever the engine tells adapters apart.
+
+        ids     {(number, digest): id} of all weights that requests have named since the engine started. Enter these
+        number  what the request calls its adapter (lora_int_id), from 1 to 2**31 - 1
+        digest  of the weights that the number stands for now, a text
+
+    An adapter may be replaced while requests use it: somebody trains it further, writes the new files into the same
+    folder, and a request says load_inplace=True. From then on its number stands for other weights. Requests that have
+    begun with the earlier ones end with them, in the same steps as new requests that have the new ones. And it may be
+    replaced again, also by weights that the number has stood for before.
+
+    Decide which id to give, so that
+
+    - the rows of a step find their own weights (the engine keeps a slot for each id), and no request finds K and V of
+      other weights in the cache (block hashes contain the id), now or ever after;
+    - weights that come back under their number find the K and V that were computed with them;
+    - an adapter that is never replaced has its own number as id, which people see in reports. Other numbers may be
+      named at any time, so nothing else may have an id that is a number: ids of your own begin at 2**31;
+    - two numbers may stand for equal weights. Each has an id of its own.
+
+    Enter the id into `ids` if it is not there, change nothing else in it, and return the id.
+
+    Example: ids is empty. (7, "aa") gets 7. Then (7, "bb") gets 2147483648, and (7, "aa") gets 7 again.
     """
     raise NotImplementedError

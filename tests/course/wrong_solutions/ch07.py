@@ -8,6 +8,21 @@ COMPUTED = "seq.num_computed_tokens //"
 FREE = "(manager.blocks[i] for i in manager.free_blocks)"
 RUN = "len(list(takewhile(store.may_have, wanted)))"
 POP, REMOVE = "manager.free_blocks.popleft()", "manager.free_blocks.remove(block)"
+NO_STATES = """
+if manager.snapshots is None:
+    return found
+"""
+DOWN = """
+while num_hits > 0 and found[num_hits - 1].block_hash not in manager.snapshots.by_hash:
+    num_hits -= 1
+return found[:num_hits]
+"""
+UP = """
+for index in range(num_hits):
+    if found[index].block_hash in manager.snapshots.by_hash:
+        return found[: index + 1]
+return []
+"""
 
 WRONG = {
     "hash_block": [
@@ -72,6 +87,14 @@ WRONG = {
             "take them out before fresh ones are popped",
         ),
         Edit("verifies_nothing", "if not block.holds(content):", "if False:", "Ask block.holds(content)"),
+        Edit("k_and_v_alone", NO_STATES, NO_STATES.replace("manager.snapshots is None", "True"), "there is a snapshot"),
+        Edit("any_snapshot", "found[num_hits - 1].block_hash", "found[0].block_hash", "the deepest block found"),
+        Edit("first_snapshot", DOWN, UP, "the deepest block found"),
+        Edit("gives_a_token_back", "min(len(found), most)", "len(found)", "one token must be left"),
+        Edit("tells_of_hits", "seq, len(found) *", "seq, len(hits) *", "all tokens that were found"),
+        Edit("no_state", "manager.snapshots.allocate(seq,", "(lambda *given: None)(seq,", "the sequence has no state"),
+        Edit("room_for_any_state", "not has_state or num", "num", "no room for one more state"),
+        Edit("asks_ours", "_hits(manager, seq, found)", "manager._reusable(seq, found)", "yours to write"),
         Edit("looks_although_off", " if manager.enable_prefix_caching else 0", "", "although caching is off"),
     ],
     "register_prefix": [

@@ -32,20 +32,44 @@ accept_tokens
         ~ scheduler.finish(seq, reason, stop_reason) => pass
     blocks_back_first: registered before the sequence gives them back
         ~ if chunk.draft_token_ids: => if chunk.draft_token_ids and reason is None:
+    appends_no_token: NO_TOKEN is not appended
+        ~ if token_id != NO_TOKEN: => if True:
+    tells_of_every_row: what the stop checker has heard
+        - if row == len(chunk.draft_token_ids) or token_id != chunk.draft_token_ids[row]:
+        + if row == len(chunk.draft_token_ids) or token_id != chunk.draft_token_ids[row]:
+        +     for later in token_ids[row + 1 :] if seq.stop_checker is not None else []:
+        +         scheduler.check_stop(seq, later)
+        =     break
+    compares_before_it_asks: what the stop checker has heard
+        - if token_id != NO_TOKEN:
+        -     seq.append(token_id)
+        - reason, stop_reason = scheduler.check_stop(seq, token_id)
+        + if token_id != NO_TOKEN:
+        +     seq.append(token_id)
+        + if row < len(chunk.draft_token_ids) and token_id != chunk.draft_token_ids[row] and seq.stop_checker:
+        +     reason = None
+        +     break
+        + reason, stop_reason = scheduler.check_stop(seq, token_id)
 share_guesses
     stops_at_the_first_fall: look at all
-        - if num_tokens / step_s[num] > best_rate:
-        + if num_tokens / step_s[num] <= best_rate:
+        - rate = num_tokens / (step_s[num] + depth * draft_s)
+        + rate = num_tokens / (step_s[num] + depth * draft_s)
+        + if rate < (num_tokens - chance) / (step_s[num - 1] + depth * draft_s):
         +     break
-        + if True:
     one_after_another: take the largest first
         ~ chances.sort(reverse=True)  # those of one sequence stay in order: each is at most the one before =>
     counts_draft_tokens_alone: expected tokens
         ~ num_tokens = float(len(acceptances)) => num_tokens = 0.0
     equally_good: as good with fewer draft tokens
-        ~ num] > best_rate => num] >= best_rate
+        ~ rate > best_rate or => rate >= best_rate or
     ignores_limits: above its limit
         ~ range(1, limits[i] + 1) => range(1, max(limits) + 2)
+    drafts_for_nothing: as many as the longest draft has tokens
+        ~ + depth * draft_s =>
+    pays_for_each: decide how many steps it takes
+        ~ depth * draft_s => num * draft_s
+    as_deep_as_it_may: as many as the longest draft has tokens
+        ~ for depth in range(1, max(limits, default=0) + 1): => for depth in [max(limits, default=0)]:
 resume
     begins_the_answer_anew: clients have the generated tokens already
         ~ in seq.generated_token_ids: => in []:
