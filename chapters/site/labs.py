@@ -73,13 +73,14 @@ when you start it.</p>
 <div class="playing" hidden>
 <div class="scene" hidden><h3 class="scene-title"></h3><p class="scene-text"></p>
 <p class="scene-place"></p></div>
-<div class="controls"><div class="actions">{"".join(buttons)}</div>
-{form}</div>
 <div class="now"><div class="steps">
 <button type="button" class="back" title="Undo the last action (arrow left)">&#9664; back</button>
-<button type="button" class="forward" title="The next action of this scene (arrow right)">next &#9654;</button>
-<button type="button" class="copy" title="Copy the address of this state">copy link</button></div>
+<button type="button" class="copy" title="Copy the address of this state">copy link</button>
+<button type="button" class="forward" title="The next action of this scene, or the next scene (arrow right)"></button></div>
 <p class="said" role="status"></p></div>
+<details class="own"><summary>Do something yourself</summary>
+<div class="controls"><div class="actions">{"".join(buttons)}</div>
+{form}</div></details>
 <div class="table"><div class="panels"></div></div>
 <details class="meanings"><summary>What the buttons and keys do</summary><dl>{"".join(meanings)}</dl>
 <p>Arrow keys go back and forward. The address of this page contains all actions so far, so a copy of it opens the same
