@@ -1,7 +1,7 @@
 """python -m chapters pictures: draw the pictures that the texts show, as SVG files beside them.
 
-A chapter's pictures.py has a function for each file of its drawn/ folder, by the same name; that of the repository's README is
-in overview.py. A file has the site's colours, light and dark. It needs nothing else.
+A chapter's pictures.py has a function for each file of its drawn/ folder, by the same name; that of the repository's
+README is in overview.py. A file has the site's colours, light and dark. It needs nothing else.
 """
 
 import argparse
