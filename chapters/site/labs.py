@@ -3,6 +3,8 @@
 import json
 from html import escape
 
+from docutils.nodes import make_id
+
 from chapters.course import Chapter
 from chapters.player import meaning
 from chapters.site.runtime import CHAPTERS, FILES, GRADED
@@ -98,7 +100,10 @@ def exercises_section(chapter: Chapter) -> str:
     tasks, texts = "", {task.name: asked(task) for task in tasks_of(chapter)}
     for number, task in enumerate(chapter.module("checks").TASKS, start=1):
         sections = [getattr(check, "section", task.section) for check in task.checks]
-        checks = [{"title": title, "section": name} for title, name in zip(task.titles, sections, strict=True)]
+        checks = [
+            {"title": title, "section": name, "place": f"index.html#{make_id(name)}"}
+            for title, name in zip(task.titles, sections, strict=True)
+        ]
         tasks += (
             f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}">'
             f'<details name="task"{" open" * (number == 1)}><summary><code>{escape(task.name)}</code> '

@@ -379,7 +379,12 @@ def test_the_exercises_page(address, phone):
     assert_accessible(phone)
 
     assert check(phone, skeleton) == ["not started"] * (1 + len(others))
-    assert phone.inner_text(".again >> nth=0") == f"Read again: {task.section}"
+    assert phone.inner_text(".again >> nth=0") == phone.inner_text(".next .again") == f"Read again: {task.section}"
+    [place] = phone.eval_on_selector_all(".next .again a", "links => links.map(link => link.href)")
+    again = phone.context.new_page()
+    again.goto(place)
+    assert again.inner_text("section:target > h2") == task.section
+    again.close()
     assert check(phone, solution(chapter)) == ["passed"] * (1 + len(others))
     assert phone.inner_text(".tasks .verdict >> nth=0").startswith("passed here, ")
     assert phone.inner_text(".next.outcome") == ""
