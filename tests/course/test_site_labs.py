@@ -237,7 +237,9 @@ def test_one_button_leads_through_all_scenes(chapter, address, phone):
         phone.wait_for_url(lambda url, before=before: url != before)
         if not label.startswith("next"):
             assert label == f"\u25b6 {titles[len(begun)]}"
-            begun.append(phone.inner_text(".scene-title"))
+            begun.append(titles[len(begun)])
+            title = "title => document.querySelector('.scene-title').innerText === title"
+            phone.wait_for_function(title, arg=begun[-1])
             top = "() => document.querySelector('.scene-title').getBoundingClientRect().top"
             phone.wait_for_function(f"{top} >= document.querySelector('.mobile-header').offsetHeight")
         assert not phone.is_visible(".actions")
