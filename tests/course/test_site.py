@@ -243,6 +243,15 @@ def test_every_page(site, address, phone):
         assert phone.title() and (phone.locator("h1").count() == 1 or path == "search.html"), path
 
 
+def test_a_lab_is_no_wider_than_its_window(address, phone):
+    """A phone's width: test_every_page."""
+    for chapter in CHAPTERS:
+        phone.goto(f"{address}/{chapter.folder.name}/lab.html")
+        for width in (1440, 1100):
+            phone.set_viewport_size({"width": width, "height": 900})
+            assert phone.evaluate("document.documentElement.scrollWidth") <= width, phone.url
+
+
 def test_accessible(address, phone):
     """Light and dark; nothing on a page comes from elsewhere."""
     phone.on("request", lambda request: request.url.startswith(address) or phone.problems.append(request.url))
