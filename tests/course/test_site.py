@@ -244,7 +244,7 @@ def test_every_page(site, address, phone):
 
 
 def test_a_lab_is_no_wider_than_its_window(address, phone):
-    """A phone's width: test_every_page."""
+    """Nor on a desk; for a phone: test_every_page."""
     for chapter in CHAPTERS:
         phone.goto(f"{address}/{chapter.folder.name}/lab.html")
         for width in (1440, 1100):
@@ -280,7 +280,6 @@ def test_what_is_moved(address, phone):
 
 def test_the_contents_go_when_a_section_is_chosen(address, phone):
     phone.goto(f"{address}/ch07_prefix_caching/index.html")
-    phone.emulate_media(reduced_motion="reduce")
     phone.locator(".toc-overlay-icon:visible").click()
     phone.get_by_role("link", name="Six traps").click()
     phone.wait_for_function("document.querySelector('.toc-drawer').getBoundingClientRect().left >= innerWidth")

@@ -226,7 +226,6 @@ def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
 def test_one_button_leads_through_all_scenes(chapter, address, phone):
     """From the first scene to the last one's end; a scene begins where it can be read. The other buttons wait."""
     titles = [scene.title for scene in chapter.module("page").SCENES]
-    phone.emulate_media(reduced_motion="reduce")
     phone.goto(f"{address}/{chapter.folder.name}/lab.html")
     phone.click(".start")
     phone.wait_for_selector(".panel")
