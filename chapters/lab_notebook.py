@@ -20,6 +20,7 @@ from chapters.story import Story
 
 _running: list[Story] = []  # the story that run() tells
 NOTHING: dict[str, Any] = {}
+WAITS = "The parts below wait for the button above. Until it is pressed, each says that its ancestor was stopped."
 
 
 def the_story(start: Any = None) -> Story:
@@ -31,7 +32,8 @@ def the_story(start: Any = None) -> Story:
         return _running[-1]
     import marimo
 
-    marimo.stop(start is not None and marimo.running_in_notebook() and not start.value)
+    waits = start is not None and marimo.running_in_notebook() and not start.value
+    marimo.stop(waits, marimo.md(WAITS))
     model = marimo.cli_args().get("model")
     return Story(str(model) if model else None)
 

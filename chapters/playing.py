@@ -24,10 +24,13 @@ SHARED = ROOT.parent / "nanovllm" / "serving" / "http" / "page"
 STYLES = (SHARED / "theme.css", SHARED / "pictures.css", ROOT / "site" / "assets" / "lab.css")  # of a page's lab
 
 
-HOW_TO_PLAY = "Press the green button: each press shows the next thing."
+HOW_TO_PLAY = (
+    "Begin with the green button: where it says Next, each press shows the next thing. What another button does is "
+    "said when the mouse rests on it."
+)
 HOW_TO_WAIT = (
-    "There is nothing to press: the parts of the lab have begun to run, one after another. Some measure this machine, "
-    "which should do nothing else meanwhile."
+    "There is nothing to press: the parts of the lab have begun to run, one after another, for some minutes. Some "
+    "measure this machine, which should do nothing else meanwhile."
 )
 HOW_TO_CHANGE = (
     "Each part is a cell: what it tells, and below that its code. Change a number and run the cell again (Ctrl+Enter). "

@@ -5,6 +5,7 @@ What is told is also kept as data: a page draws from it what the terminal drew.
 
 import html
 import io
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,10 @@ COLORS = [
 THEME = TerminalTheme(
     (255, 255, 255), (0, 0, 0), COLORS, [(min(r + 40, 255), min(g + 40, 255), min(b + 40, 255)) for r, g, b in COLORS]
 )
+# What they are as colors of a text on a dark page: half as far from white.
+ON_DARK = {
+    f"#{r:02x}{g:02x}{b:02x}": f"rgb({(r + 255) // 2} {(g + 255) // 2} {(b + 255) // 2})" for r, g, b in COLORS[1:-1]
+}
 HEADING = ' style="font-size: 1.4rem; font-weight: 600; margin: 0.5rem 0"'
 PRINTED = ' style="overflow-x: auto; line-height: 1.25; font-size: 0.8rem; white-space: pre"'
 
@@ -131,7 +136,10 @@ def as_html(renderable: Any, width: int = WIDTH, markup: bool = True) -> str:
     """What a terminal of this width would show, in its colors."""
     console = Console(width=width, highlight=False, markup=markup, record=True, file=io.StringIO(), force_jupyter=False)
     console.print(renderable, soft_wrap=width > WIDTH)
-    return console.export_html(theme=THEME, inline_styles=True, code_format="{code}").rstrip()
+    drawn = console.export_html(theme=THEME, inline_styles=True, code_format="{code}").rstrip()
+    return re.sub(
+        f"(?<!-)color: ({'|'.join(ON_DARK)})", lambda text: f"color: light-dark({text[1]}, {ON_DARK[text[1]]})", drawn
+    )
 
 
 def shown(renderable: Any) -> list[Told]:

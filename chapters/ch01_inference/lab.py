@@ -63,7 +63,7 @@ def _(story):
     return config, llm, name
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_tokens(PROMPT, config: ModelConfig, llm, story):
     story.part("Text in pieces")
     _token_ids = llm.get_tokenizer()(PROMPT).input_ids
@@ -79,7 +79,7 @@ def tell_tokens(PROMPT, config: ModelConfig, llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_loop(NUM_TOKENS, PROMPT, llm, story):
     story.part("One token at a time")
     story.say(
@@ -106,7 +106,7 @@ def tell_loop(NUM_TOKENS, PROMPT, llm, story):
     return (generated,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_loop_without_memory(NUM_TOKENS, PROMPT, generated, llm, story):
     story.part("The same loop, with nothing remembered")
     _next_logits, _token_ids = next_logits_of(llm), llm.get_tokenizer()(PROMPT).input_ids
@@ -124,7 +124,7 @@ def tell_loop_without_memory(NUM_TOKENS, PROMPT, generated, llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_heads(BAR, QUESTION, config: ModelConfig, llm, story):
     story.part("What the last token looks at")
     _token_ids = llm.get_tokenizer()(QUESTION).input_ids
@@ -183,7 +183,7 @@ def tell_heads(BAR, QUESTION, config: ModelConfig, llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_weights(BF16, BYTES_TO_TRAIN, config: ModelConfig, name, story):
     story.part("Where the weights are")
     _counts = count_parameters(config)
@@ -202,7 +202,7 @@ def tell_weights(BF16, BYTES_TO_TRAIN, config: ModelConfig, name, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_bottlenecks(BATCH_SIZES, BF16, config: ModelConfig, llm, name, story):
     story.part("Two bottlenecks: reading weights, multiplying them")
     _num_read = weights_read(config)
@@ -239,7 +239,7 @@ def tell_bottlenecks(BATCH_SIZES, BF16, config: ModelConfig, llm, name, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_context(BAR, BF16, CONTEXTS, config: ModelConfig, llm, name, story):
     story.part("What a long context costs")
     _pool = llm.stats()["kv_pool"]

@@ -50,7 +50,7 @@ def _(story):
     return (llm,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def show_layers(llm, story):
     story.part("Four layers, as objects")
     _engine, _manager, _runner = llm.engine, llm.engine.block_manager, llm.engine.model_runner
@@ -76,7 +76,7 @@ def show_layers(llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def show_request(PROMPT, llm, story):
     story.part("A prompt becomes a request")
     _engine = llm.engine
@@ -106,7 +106,7 @@ def show_request(PROMPT, llm, story):
     return (request,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def show_first_step(llm, request, story):
     story.part("The first step, hand-off by hand-off")
     _step, _tokenizer = Tap(llm.engine).step(), llm.get_tokenizer()
@@ -157,7 +157,7 @@ def show_first_step(llm, request, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def show_other_steps(llm, story):
     story.part("The other steps: the same hand-offs, different numbers")
     _engine, _tap = llm.engine, Tap(llm.engine)
@@ -180,7 +180,7 @@ def show_other_steps(llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def show_two_requests(OTHER_PROMPT, PROMPT, llm, story):
     story.part("Two requests in one batch")
     _engine, _tap = llm.engine, Tap(llm.engine)
@@ -209,7 +209,7 @@ def show_two_requests(OTHER_PROMPT, PROMPT, llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def show_errors(llm, story):
     story.part("A mistake in a request")
     _prompts: list[Any] = ["fine", "", [5] * 200, {"promt": "hello"}]
@@ -221,7 +221,7 @@ def show_errors(llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def show_failure(OTHER_PROMPT, PROMPT, llm, story):
     story.part("A step that fails")
     _engine = llm.engine
@@ -270,11 +270,11 @@ def show_failure(OTHER_PROMPT, PROMPT, llm, story):
         "D counts as computed, so its chunk is empty, and the row before the end of an empty chunk is somebody else's: "
         f"D, {OTHER_PROMPT!r}, is given the token of E. No error, and a wrong answer."
     )
-    llm.reset_prefix_cache()
+    assert llm.reset_prefix_cache()
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def show_ctrl_c(OTHER_PROMPT, PROMPT, llm, story):
     story.part("Ctrl-C in the middle of a step")
     _engine, _run = llm.engine, llm.engine.model_runner.run
@@ -305,7 +305,7 @@ def show_ctrl_c(OTHER_PROMPT, PROMPT, llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def show_control_plane_alone(story):
     story.part("The control plane where there is no torch")
     story.say("A fresh Python process in which torch cannot be imported runs the real scheduler, with made-up tokens:")

@@ -66,7 +66,7 @@ def _(story):
     return config, data, k_cache, v_cache, world
 
 
-@app.cell
+@app.cell(expand_output=True)
 def _(config, data, k_cache, story, v_cache):
     story.part("One tensor")
     story.say(
@@ -84,7 +84,7 @@ def _(config, data, k_cache, story, v_cache):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def _(k_cache, story, v_cache, world):
     story.part("A prompt goes in")
     _prompt = world.engine.tokenizer.decode(world.seqs[0].tokens)
@@ -105,7 +105,7 @@ def _(k_cache, story, v_cache, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def _(story, world):
     story.part("One token, one slot")
     while len(world.last.tables["A"]) < 3:
@@ -118,7 +118,7 @@ def _(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def _(story, world):
     story.part("Another prompt with the same beginning")
     story.say(world.prompt())
@@ -134,7 +134,7 @@ def _(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def _(story, world):
     story.part("A prompt that is all there: slot -1")
     story.say(world.prompt())
@@ -151,7 +151,7 @@ def _(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def _(story):
     story.part("With the cache and without it")
     _llm = timing_llm(story.model)
@@ -169,7 +169,7 @@ def _(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def _(config, story):
     story.part("Bytes for one token")
     story.say(

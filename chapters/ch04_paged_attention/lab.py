@@ -60,7 +60,7 @@ def begin():
     return (story,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_reserving(story):
     story.part("The same requests, the same memory")
     story.say(
@@ -85,7 +85,7 @@ def tell_reserving(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_growing(story):
     story.part("A sequence grows, its table now and then")
     story.say(
@@ -115,7 +115,7 @@ def tell_growing(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_holes(story):
     story.part("Reserving less, and the holes that it leaves")
     story.say(
@@ -143,7 +143,7 @@ def tell_holes(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_dry(story):
     story.part("The price: a pool can run dry in the middle")
     story.say(
@@ -168,7 +168,7 @@ def tell_dry(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_totals(story):
     _jobs = make_jobs()
     story.part(f"{len(_jobs)} requests to the end")
@@ -197,7 +197,7 @@ def tell_totals(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_attention(story):
     story.part("Attention does not mind")
     story.say(
@@ -223,7 +223,7 @@ def tell_attention(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_sharing(story):
     story.part("Shared blocks are counted")
     story.say(
@@ -251,7 +251,7 @@ def tell_sharing(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_no_copies(story):
     story.part("Nobody writes into a shared block")
     story.say(

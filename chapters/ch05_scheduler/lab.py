@@ -41,13 +41,13 @@ def begin():
     return (story,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def _(story):
     story.say("The Scheduler and the BlockManager are the engine's. A stage samples in the model's place.")
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_one_request(story):
     story.part("One request, from WAITING to FINISHED")
     _stage = Stage(max_num_batched_tokens=6)
@@ -69,7 +69,7 @@ def tell_one_request(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_static_and_continuous(story):
     story.part("Eight requests, four seats: static and continuous batching")
     _options: dict = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
@@ -90,7 +90,7 @@ def tell_static_and_continuous(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_budget(story):
     story.part("A budget of 8 tokens a step")
     _stage = Stage(max_num_batched_tokens=8)
@@ -109,7 +109,7 @@ def tell_budget(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_preemption(story):
     story.part("The pool runs dry")
     _stage = Stage(7, max_num_batched_tokens=32)
@@ -146,7 +146,7 @@ def tell_preemption(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_head_of_the_line(story):
     story.part("The first that does not fit holds up the line")
     _stage = Stage(8)
@@ -162,7 +162,7 @@ def tell_head_of_the_line(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_price_of_preemption(story):
     story.part("What a small pool costs")
     _table = Table(
@@ -186,7 +186,7 @@ def tell_price_of_preemption(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_endings(story):
     story.part("How a sequence ends")
     _stage = Stage(16, max_model_len=12)

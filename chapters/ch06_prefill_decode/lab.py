@@ -53,7 +53,7 @@ def _(story):
     return (world,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_paper(BATCH_SIZES, PROMPT_LENS, story, world):
     story.part("What a step costs on paper")
     _config, _itemsize = world.config, world.itemsize
@@ -85,7 +85,7 @@ def tell_paper(BATCH_SIZES, PROMPT_LENS, story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_packed(story):
     story.part("Two decodes and a prompt chunk in one batch")
     _stage = Stage(16, max_num_seqs=4, max_num_batched_tokens=8, max_model_len=40)
@@ -111,11 +111,11 @@ def tell_packed(story):
 @app.cell
 def _(world):
     world.add(256, num_output=1)
-    world.engine.step()  # the first step waits for memory
+    _first = world.engine.step()  # it waits for memory
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_one_request(story, world):
     story.part("One request, step by step")
     _steps, _metrics = world.one_request()
@@ -138,7 +138,7 @@ def tell_one_request(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_rates(BATCH_SIZES, PROMPT_LENS, story, world):
     story.part("The two phases, in tokens per second")
     _seconds = {("prompt", _n): world.prefill_s(_n) for _n in PROMPT_LENS}
@@ -162,7 +162,7 @@ def tell_rates(BATCH_SIZES, PROMPT_LENS, story, world):
     return (seconds,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_roofline(seconds, story, world):
     story.part("Bytes and FLOPs on this machine")
     _runner = world.engine.model_runner
@@ -192,7 +192,7 @@ def tell_roofline(seconds, story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_budgets(BUDGETS, story, world):
     story.part("Moving the chunk size")
     story.say(

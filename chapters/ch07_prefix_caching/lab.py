@@ -115,7 +115,7 @@ def _(story):
     return (llm,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_saving(RULES, VISITORS, llm, story):
     story.part("The same beginning, four times")
     story.say(
@@ -146,7 +146,7 @@ def tell_saving(RULES, VISITORS, llm, story):
     return (block_s,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_names(story):
     story.part("A hash for a block")
     story.say(
@@ -170,7 +170,7 @@ def tell_names(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_requests(story):
     story.part("Requests that share a beginning")
     _world = Simulator()
@@ -205,7 +205,7 @@ def tell_requests(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_example(story):
     story.part("The worked example of vLLM's document, step by step")
     _world = Simulator()
@@ -217,7 +217,7 @@ def tell_example(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_forgetting(story):
     story.part("Uncached blocks are taken first: what is that worth?")
     story.say(
@@ -262,7 +262,7 @@ def tell_forgetting(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_copies(story):
     story.part("Two blocks, one hash")
     story.say("Two requests with the same text run side by side and generate the same words:")
@@ -280,7 +280,7 @@ def tell_copies(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_salts(LETTERS, llm, story):
     story.part("Salts")
     story.say("The same text comes from two tenants, then from the first again:")
@@ -307,7 +307,7 @@ def tell_salts(LETTERS, llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_pictures(story):
     story.part("A picture in the prompt")
     story.say(
@@ -327,7 +327,7 @@ def tell_pictures(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_traps(llm, story):
     story.part("Six traps")
     _prompts = Prompts(llm)
@@ -392,7 +392,7 @@ def tell_traps(llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_cost(block_s, story):
     story.part("What it costs when nothing is shared")
     _num_tokens, _times = 32_000, []
@@ -416,7 +416,7 @@ def tell_cost(block_s, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_tiers(story):
     story.part("Beyond memory: who still has it?")
     _order, _half = next(iter(ORDERS)), 12
@@ -439,7 +439,7 @@ def tell_tiers(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_costs(llm, story):
     story.part("Beyond memory: when reading beats computing")
     _size, _num_blocks = llm.engine.block_manager.block_size, len(llm.engine.block_manager.blocks)

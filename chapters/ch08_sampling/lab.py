@@ -86,7 +86,7 @@ def _(story):
     return (world,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_logits(story, world):
     story.part("What the model gives")
     story.say(
@@ -110,7 +110,7 @@ def tell_logits(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_temperature(story, world):
     story.part("Temperature")
     story.say(f'"{SHARP}": each logit is divided by the temperature before the softmax.')
@@ -132,7 +132,7 @@ def tell_temperature(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_filters(story, world):
     story.part("Three ways to cut the tail")
     story.say(
@@ -158,7 +158,7 @@ def tell_filters(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_order(story, world):
     story.part("All at once, in the engine's order")
     world.typed(DOOR)
@@ -177,7 +177,7 @@ def tell_order(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_draws(story, world):
     story.part("A thousand draws")
     story.say("The settings are the same. The engine's sampler draws 1,000 times, with seeds 0 to 999:")
@@ -207,7 +207,7 @@ def tell_draws(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_noise(story, world):
     story.part("One number decides")
     world.set(top_k=5)
@@ -238,7 +238,7 @@ def tell_noise(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_company(story, world):
     story.part("The same request in different company")
     story.say(
@@ -268,7 +268,7 @@ def tell_company(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_greedy(story, world):
     story.part("Greedy, nearly greedy, and a tie")
     world.set()
@@ -295,7 +295,7 @@ def tell_greedy(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_logprobs(story, world):
     story.part("Logprobs are of the raw logits; penalties change the logits")
     _shown = table("params", "token", "its logprob", "rank")
@@ -327,7 +327,7 @@ def tell_logprobs(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_masks(story, world):
     story.part("A mask is one more thing that happens to logits")
     _names = " or ".join(city.strip() for city in CITIES)
@@ -372,7 +372,7 @@ def tell_masks(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_choice(story, world):
     story.part("A mask does not look ahead")
     world.typed(CAPITAL)
@@ -397,7 +397,7 @@ def tell_choice(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_grammar(story, world):
     story.part("Where a mask comes from: a JSON schema")
     if importlib.util.find_spec("llguidance") is None:
@@ -436,7 +436,7 @@ def tell_grammar(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_candidates(story, world):
     story.part("The border, sorted or not")
     _vocab_size = len(world.shape.before)

@@ -56,7 +56,7 @@ def settings():
     return COUNTRIES, SHARED
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_pair(story):
     story.part("Columns, then rows: one pair of layers by hand")
     _first = torch.tensor([[1.0, 2], [3, -1], [0, 1], [-2, 1]])  # [4, 2]
@@ -109,11 +109,11 @@ def tell_pair(story):
 @app.cell
 def _(story):
     world = World(story)
-    story.contexts.callback(world.ranks._end)
+    _end = story.contexts.callback(world.ranks._end)
     return (world,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_shares(story, world):
     story.part("Who holds what")
     _config, _local, _size = world.config, world.local, world.size
@@ -144,7 +144,7 @@ def tell_shares(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_reading(story, world):
     story.part("Who reads what")
     _groups = [RankGroup(_rank, world.size) for _rank in range(world.size)]
@@ -181,7 +181,7 @@ def tell_reading(story, world):
     return (models,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_messages(story, world):
     story.part("One step: what the ranks are told, and what they answer")
     _sent, _answers, _ask = list[tuple](), list[list](), world.ranks._ask
@@ -210,7 +210,7 @@ def tell_messages(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_generation(COUNTRIES, SHARED, story, world):
     story.part("The same tokens, a small pool, and ranks that do not know about it")
     _config, _pool = world.config, world.several.engine.kv_pool
@@ -249,7 +249,7 @@ def tell_generation(COUNTRIES, SHARED, story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_last_bits(models, story):
     story.part("The last bits")
     _big, _one = torch.tensor(1e8), torch.tensor(1.0)
@@ -286,7 +286,7 @@ def tell_last_bits(models, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_time(story, world):
     story.part("Is it faster?")
     _seconds = [decode_s(world.alone), decode_s(world.several)]
@@ -310,7 +310,7 @@ def tell_time(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_loss(story, world):
     story.part("A rank is lost")
     add(world.several, PROMPT, NUM_TOKENS)

@@ -68,7 +68,7 @@ def _(story):
     return (world,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_bytes(story, world):
     story.part("Counted: the bytes that each optimization should save")
     story.say(
@@ -83,7 +83,7 @@ def tell_bytes(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_operations(story, world):
     story.part("Counted: the operations of a step")
     story.say("Every PyTorch operation costs some microseconds before it does anything. One decode step makes:")
@@ -98,7 +98,7 @@ def tell_operations(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_ladder(story):
     story.part("Counted: FlashAttention in five steps, one head")
     story.say(
@@ -131,7 +131,7 @@ def tell_ladder(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_paged(story, world):
     story.part("Counted: (f) over the block table, in the engine")
     _differences: list[float] = []
@@ -152,12 +152,12 @@ def tell_paged(story, world):
         f"{'every number agrees to within 1e-4' if max(_differences) < 1e-4 else f'{max(_differences)} APART'}."
     )
     story.say(f"Largest difference {max(_differences):.1e}.", measured=True)
-    story.say(f"The model said: {(_outputs[0].prompt or '') + _outputs[0].outputs[0].text!r}", measured=True)
     world.use(world.all_on)
+    story.say(f"The model said: {(_outputs[0].prompt or '') + _outputs[0].outputs[0].text!r}", measured=True)
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_order(NUM_NUMBERS, story):
     story.part("Counted: sums that depend on their order")
     _large = 2.0**24
@@ -180,7 +180,7 @@ def tell_order(NUM_NUMBERS, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_same_bits(story):
     story.part("Counted: one question in six ways")
     story.say(
@@ -199,7 +199,7 @@ def tell_same_bits(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_hierarchy(story):
     story.part("Measured: how far away is a number?")
     story.say(
@@ -216,7 +216,7 @@ def tell_hierarchy(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_shares(story, world):
     story.part("Measured: what each one saves")
     if not world.c_products and world.c_kernels is not None:
@@ -248,7 +248,7 @@ def tell_shares(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_workload(story, world):
     story.part("Measured: the control plane in the same picture")
     story.say(

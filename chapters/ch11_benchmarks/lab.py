@@ -62,7 +62,7 @@ def _(story):
     return (world,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_first_run(story, world):
     story.part("The first run is different")
     story.say(
@@ -85,7 +85,7 @@ def tell_first_run(story, world):
     return (first,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_curve(story, world):
     story.part("The four numbers, and throughput against latency")
     measure(world.llm, max(BATCH_SIZES), INPUT_LEN, 2, seed=99)  # buffers for the largest batch
@@ -119,7 +119,7 @@ def tell_curve(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_arrivals(story, world):
     story.part("Requests that arrive when they like")
     _at_once = world.serve(world.arrivals(None))
@@ -177,7 +177,7 @@ def tell_arrivals(story, world):
     return (loaded,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_lies(NUM_RUNS, first, loaded, story, world):
     story.part("Six lies")
     _runs = [world.run() for _ in range(NUM_RUNS)]
@@ -225,11 +225,11 @@ def tell_lies(NUM_RUNS, first, loaded, story, world):
 @app.cell
 def _(world):
     del world.llm  # its memory and its threads
-    gc.collect()
+    _num_found = gc.collect()
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_peers(PEERS, story):
     story.part("The same work on another engine")
     story.say(
@@ -270,7 +270,7 @@ def tell_peers(PEERS, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_vllm(story):
     story.part("vLLM")
     if find_spec("vllm"):

@@ -89,7 +89,7 @@ def _(story):
     return (world,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_bytes(story, world):
     story.part("What the weights weigh")
     _num_weights = sum(weight.numel() for weight in world.model.weights.values())
@@ -108,7 +108,7 @@ def tell_bytes(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_group(story, world):
     story.part("A group, rounded")
     world.model.shuffle()  # the demo's own groups lie on a grid of 16 steps already
@@ -127,7 +127,7 @@ def tell_group(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_outlier(story, world):
     story.part("An outlier")
     story.say(
@@ -146,7 +146,7 @@ def tell_outlier(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_activations(story, world):
     story.part("Activations")
     _model = world.model
@@ -180,7 +180,7 @@ def tell_activations(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_model(story, world):
     story.part("What the model makes of it: 8 bits")
     _model, _changes = world.model, list[tuple[str, Change]]()
@@ -197,7 +197,7 @@ def tell_model(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_four_bits(story, world):
     story.part("4 bits, and a model that was 4 bits before")
     _model = world.model
@@ -214,7 +214,7 @@ def tell_four_bits(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_layers(story, world):
     story.part("One at a time")
     _model = world.model
@@ -234,7 +234,7 @@ def tell_layers(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_speed(NUM_ROWS, story, world):
     story.part("Fetched and multiplied")
     _config = world.model.llm.engine.model_config

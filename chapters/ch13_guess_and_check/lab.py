@@ -89,7 +89,7 @@ def settings():
     return DRAFT, MAX_ROUNDS, NUM_ROWS
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_rows(MAX_ROUNDS, NUM_ROWS, story):
     story.part("What one more row costs")
     _llm = story.load(dtype="bfloat16", **OPTIONS)
@@ -123,7 +123,7 @@ def _(story):
     return (world,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_drafts(story, world):
     story.part("A text that goes on as it did before")
     _tokens = run(world, "a quotation", NGRAMS, 4, 0.0, 44)
@@ -141,7 +141,7 @@ def tell_drafts(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_runs(story, world):
     story.part("How long a run is")
     story.say(
@@ -166,7 +166,7 @@ def tell_runs(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_noise(story, world):
     story.part("The same noise")
     world.source = ITSELF
@@ -191,7 +191,7 @@ def tell_noise(story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_cache(DRAFT, story, world):
     story.part("What is in the cache, and what can be found")
     _llm = world.llm
@@ -220,7 +220,7 @@ def tell_cache(DRAFT, story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_register(DRAFT, story, world):
     story.part("Blocks that are registered too early")
     _draft_token_ids = world.tokenizer(DRAFT).input_ids[:4]
@@ -240,7 +240,7 @@ def tell_register(DRAFT, story, world):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_numbers(step_s, story):
     story.part("How many draft tokens")
     story.say(
@@ -256,7 +256,7 @@ def tell_numbers(step_s, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_engine(MAX_ROUNDS, story):
     story.part("The engine decides")
     _sizes: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": NUM_SEQS, "dtype": "bfloat16"}
@@ -290,7 +290,7 @@ def tell_engine(MAX_ROUNDS, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_again(story):
     story.part("Computed again")
     _played = Played()

@@ -83,7 +83,7 @@ def settings():
     return DEADLINE_S, NUMS_REPLICAS, NUM_TOKENS, PER_REPLICA
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_server(story):
     story.part("The real server")
     if find_spec("uvicorn") is None:
@@ -106,7 +106,7 @@ def tell_server(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_queue(story):
     story.part("A queue before one counter")
     story.say(
@@ -123,7 +123,7 @@ def tell_queue(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_engine(NUM_TOKENS, story):
     story.part("An engine near its capacity")
     _cost, (_num_prompt, _num_output) = Cost(), NUM_TOKENS
@@ -149,7 +149,7 @@ def tell_engine(NUM_TOKENS, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_long_prompt(story):
     story.part("A long prompt")
     _, _long, _short = long_and_short()
@@ -168,7 +168,7 @@ def tell_long_prompt(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_greedy(story):
     story.part("A user with sixty requests")
     story.say(
@@ -189,7 +189,7 @@ def tell_greedy(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_leaving(story):
     story.part("Clients that leave")
     _server = Server(num_blocks=12, max_num_seqs=2)
@@ -233,7 +233,7 @@ def tell_leaving(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_too_many(DEADLINE_S, NUM_TOKENS, story):
     story.part("Too many")
     _can_do = capacity(alone(1.0, *NUM_TOKENS, 150, seed=9))
@@ -259,7 +259,7 @@ def tell_too_many(DEADLINE_S, NUM_TOKENS, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_fleet(NUMS_REPLICAS, PER_REPLICA, story):
     story.part("One to 64 machines")
     story.say(
@@ -283,7 +283,7 @@ def tell_fleet(NUMS_REPLICAS, PER_REPLICA, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_loads(PER_REPLICA, story):
     story.part("What is a load?")
     story.say(
@@ -299,7 +299,7 @@ def tell_loads(PER_REPLICA, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_capacity(story):
     story.part("Machines for ten thousand users")
     story.say(

@@ -88,7 +88,7 @@ def _(story):
     return adapters, llm
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_answers(adapters, llm, story):
     story.part("One question, four answers")
     story.say(
@@ -108,7 +108,7 @@ def tell_answers(adapters, llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_rank(llm, story):
     story.part("How small an adapter is")
     _config = llm.engine.model_config
@@ -128,7 +128,7 @@ def tell_rank(llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_rows(adapters, llm, story):
     story.part("The rows of a step")
     _names = ["harbor", "market", NOBODY, "harbor", "library"]
@@ -152,7 +152,7 @@ def tell_rows(adapters, llm, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_cost(story):
     story.part("What adapters cost")
     _sizes: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 128, "max_num_seqs": NUM_SEQS}
@@ -179,7 +179,7 @@ def tell_cost(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_seats(story):
     story.part("Who may come in")
     _llm, _adapters = load_adapters(story.model)
@@ -205,7 +205,7 @@ def tell_seats(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_names(adapters, llm, story):
     story.part("What goes into a block hash")
     _names = ["harbor", "market", NOBODY, "harbor"]
@@ -218,7 +218,7 @@ def tell_names(adapters, llm, story):
     with names_without_adapters():
         story.say("Now the id is left out of the hashes, which is a mistake made on purpose:")
         story.show(draw_runs(one_after_another(llm, adapters, _names)))
-    llm.reset_prefix_cache()
+    assert llm.reset_prefix_cache()
     return
 
 

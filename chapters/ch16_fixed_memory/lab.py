@@ -66,7 +66,7 @@ def settings():
     return (BOUNDS,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_growth(story):
     story.part("What grows, and what does not")
     _memory = memory_08b()
@@ -91,7 +91,7 @@ def tell_growth(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_filling(story):
     story.part("A notebook fills")
     _book = Notebook()
@@ -119,7 +119,7 @@ def tell_filling(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_moves(story):
     story.part("Lines that are corrected")
     _book = Notebook()
@@ -146,7 +146,7 @@ def tell_moves(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_days(story):
     story.part("A new day")
     story.say("Twelve lines of yesterday, then the whole state fades once, then four new lines, which are asked for.")
@@ -157,7 +157,7 @@ def tell_days(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_layer(story):
 
     story.part("Token by token")
@@ -176,7 +176,7 @@ def tell_layer(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_bits(story):
     story.part("The same bits")
     story.say(
@@ -199,7 +199,7 @@ def tell_bits(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_by_hand(story):
     story.part("Snapshots by hand")
     story.say(
@@ -223,7 +223,7 @@ def tell_by_hand(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_policies(BOUNDS, story):
     story.part("What each policy finds")
     _given = hard_workloads()
@@ -248,7 +248,7 @@ def tell_policies(BOUNDS, story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_drafts(story):
 
     story.part("What a draft token must not leave behind")

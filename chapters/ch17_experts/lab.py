@@ -76,7 +76,7 @@ def _():
     return (sparse,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_visits(sparse, story):
     story.part("Which experts a text visits")
     _config = sparse.engine.model_config
@@ -109,7 +109,7 @@ def tell_visits(sparse, story):
     return (shares,)
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_products(story):
     story.part("One batch, many weights")
     _num_experts, _num_chosen, _mib = large.NUM_EXPERTS, large.NUM_CHOSEN, large.IN_SIZE * large.OUT_SIZE * 2 / 2**20
@@ -132,7 +132,7 @@ def tell_products(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_large(story):
     story.part("What memory holds, and what a token reads")
     _config, _sizes = large_config(), large.sizes_of(large_config())
@@ -178,7 +178,7 @@ def tell_large(story):
     return
 
 
-@app.cell
+@app.cell(expand_output=True)
 def tell_balance(shares, sparse, story):
     story.part("Who waits for a popular expert")
     story.say(

@@ -38,6 +38,7 @@ def figure(source: str, number: int, words: Words = ENGLISH) -> str:
     if not (picture := picture_of(source)).exists():
         return f'<pre class="printed" tabindex="0">{html.escape(source)}</pre>\n'
     drawing = picture.read_text("utf-8").replace('"Diagram. ', f'"{words("page.diagram")}. ', 1)
+    drawing = re.sub(r' width="(\d+)"', r' style="--wide: \1px"\g<0>', drawing, count=1)  # for course.css
     name = words("page.diagram_number", number=number)
     return f'<div class="diagram" tabindex="0" role="group" aria-label="{name}">{drawing}</div>\n'
 

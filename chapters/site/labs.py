@@ -3,6 +3,8 @@
 import json
 from html import escape
 
+from docutils.nodes import make_id
+
 from chapters.course import Chapter
 from chapters.player import meaning
 from chapters.site.runtime import CHAPTERS, FILES, GRADED
@@ -73,13 +75,15 @@ when you start it.</p>
 <div class="playing" hidden>
 <div class="scene" hidden><h3 class="scene-title"></h3><p class="scene-text"></p>
 <p class="scene-place"></p></div>
-<div class="controls"><div class="actions">{"".join(buttons)}</div>
-{form}</div>
 <div class="now"><div class="steps">
 <button type="button" class="back" title="Undo the last action (arrow left)">&#9664; back</button>
-<button type="button" class="forward" title="The next action of this scene (arrow right)">next &#9654;</button>
-<button type="button" class="copy" title="Copy the address of this state">copy link</button></div>
+<button type="button" class="copy" title="Copy the address of this state">copy link</button>
+<button type="button" class="forward" title="The next action of this scene, or the next scene (arrow right)"></button>
+</div>
 <p class="said" role="status"></p></div>
+<details class="own"><summary>Do something yourself</summary>
+<div class="controls"><div class="actions">{"".join(buttons)}</div>
+{form}</div></details>
 <div class="table"><div class="panels"></div></div>
 <details class="meanings"><summary>What the buttons and keys do</summary><dl>{"".join(meanings)}</dl>
 <p>Arrow keys go back and forward. The address of this page contains all actions so far, so a copy of it opens the same
@@ -96,7 +100,10 @@ def exercises_section(chapter: Chapter) -> str:
     tasks, texts = "", {task.name: asked(task) for task in tasks_of(chapter)}
     for number, task in enumerate(chapter.module("checks").TASKS, start=1):
         sections = [getattr(check, "section", task.section) for check in task.checks]
-        checks = [{"title": title, "section": name} for title, name in zip(task.titles, sections, strict=True)]
+        checks = [
+            {"title": title, "section": name, "place": f"index.html#{make_id(name)}"}
+            for title, name in zip(task.titles, sections, strict=True)
+        ]
         tasks += (
             f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}">'
             f'<details name="task"{" open" * (number == 1)}><summary><code>{escape(task.name)}</code> '

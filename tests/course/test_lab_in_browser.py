@@ -1,24 +1,32 @@
-"""A lab's notebook as marimo shows it in a browser: the green button acts."""
+"""A lab's notebook as marimo shows it in a browser: all of it is seen, the green button acts, a cell can be changed."""
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from chapters.course import find_chapter
 from tests.course.course_text import ROOT
 
-COMMAND = [sys.executable, "-m", "chapters", "lab", "4", "--browser"]
 NO_BROWSER = {"BROWSER": "true", "PYTHONUNBUFFERED": "1"}  # marimo opens none of its own
+OPEN_A_COPY = (
+    "from pathlib import Path; from chapters import lab_notebook; lab_notebook.open_in_browser(Path({!r}), None)"
+)
+pytestmark = pytest.mark.ci
 
 
-@pytest.fixture(scope="module")
-def address():
+@contextmanager
+def opened(*command: str) -> Iterator[str]:
     pytest.importorskip("marimo")
+    environment = os.environ | NO_BROWSER
     with subprocess.Popen(
-        COMMAND, cwd=ROOT, env=os.environ | NO_BROWSER, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, *command], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
             assert process.stdout is not None
@@ -27,16 +35,71 @@ def address():
             os.killpg(process.pid, signal.SIGTERM)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("width", [1300, 390])
-def test_the_green_button_goes_through_a_scene(browser, address, width):
-    tab = browser.new_page(viewport={"width": width, "height": 844})
+@pytest.fixture(scope="module")
+def address():
+    with opened("-m", "chapters", "lab", "4", "--browser") as address:
+        yield address
+
+
+@contextmanager
+def tab_at(browser, address: str, **options):
+    tab = browser.new_page(**options)
     tab.set_default_timeout(120_000)
     tab.goto(address)
-    tab.get_by_role("button", name="start over").click()
-    for step in range(1, 4):
-        tab.get_by_role("button", name=f"Next: admit ({step} of 10)").click()
-    tab.get_by_role("button", name="Next: admit (4 of 10)").wait_for()
-    assert tab.get_by_text("AAAA").count() > 0
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    yield tab
     tab.close()
+
+
+@pytest.mark.parametrize("width", [1300, 390])
+def test_the_green_button_goes_through_a_scene(browser, address, width):
+    with tab_at(browser, address, viewport={"width": width, "height": 844}) as tab:
+        tab.get_by_role("button", name="start over").click()
+        for step in range(1, 4):
+            tab.get_by_role("button", name=f"Next: admit ({step} of 10)").click()
+        tab.get_by_role("button", name="Next: admit (4 of 10)").wait_for()
+        assert tab.get_by_text("AAAA").count() > 0
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def brightness(color: str) -> float:
+    """As WCAG has it: on white a text below 0.2 can be read, on black one above."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_that_is_told_is_seen(browser, address, scheme):
+    """Every part, in full, as bright as the reader's other windows."""
+    with tab_at(browser, address, viewport={"width": 390, "height": 844}, color_scheme=scheme) as tab:
+        tab.get_by_role("heading", name="Nobody writes into a shared block").wait_for()
+        assert tab.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
+        cut = tab.locator(".output-area").evaluate_all(
+            "all => all.filter(each => each.scrollHeight > each.clientHeight + 1).map(each => each.innerText)"
+        )
+        assert not cut
+        painted = tab.locator(".output-area pre span[style*='light-dark']").evaluate_all(
+            "all => all.map(each => getComputedStyle(each).color)"
+        )
+        assert painted and all((brightness(color) > 0.2) == (scheme == "dark") for color in painted)
+        assert tab.get_by_text("Traceback").count() == 0
+
+
+def test_a_cell_can_be_changed(browser, tmp_path):
+    copy = shutil.copyfile(find_chapter(4).folder / "lab.py", tmp_path / "lab.py")
+    with opened("-c", OPEN_A_COPY.format(str(copy))) as address, tab_at(browser, address) as tab:
+        tab.get_by_role("heading", name="Nobody writes into a shared block").wait_for()
+        cell = tab.locator(".marimo-cell", has_text='story.part("The same requests, the same memory")')
+        cell.locator(".cm-content").click()
+        tab.keyboard.press("Control+End")
+        tab.keyboard.type('\nstory.say("My own words")')
+        tab.keyboard.press("Control+Enter")
+        cell.locator(".output-area", has_text="My own words").wait_for()
+
+
+def test_parts_that_wait_say_so(browser):
+    with opened("-m", "chapters", "lab", "7", "--browser") as address, tab_at(browser, address) as tab:
+        tab.get_by_role("button", name="Run the parts below").wait_for()
+        tab.get_by_text("The parts below wait for the button above.").wait_for()
+        assert tab.get_by_text("Ancestor stopped").count() > 10
+        assert tab.get_by_role("button", name="Next: demo (1 of 9)").is_enabled()

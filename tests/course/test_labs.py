@@ -286,7 +286,7 @@ def test_notebooks_are_as_marimo_writes_them():
 
 @for_each_chapter
 def test_a_notebook_shows_what_it_tells_before_its_code(chapter):
-    """And all of it: as wide as the tables are, and without scrolling inside a cell that one plays with."""
+    """And all of it: as wide as the tables are, and without scrolling inside a cell."""
     manager = pytest.importorskip("marimo._config.manager")
     notebook = chapter.folder / "lab.py"
     config = manager.get_default_config_manager(current_path=str(notebook)).get_config()
@@ -294,3 +294,17 @@ def test_a_notebook_shows_what_it_tells_before_its_code(chapter):
     text = notebook.read_text("utf-8")
     assert 'marimo.App(width="medium"' in text
     assert "def show_it" not in text or "@app.cell(hide_code=True, expand_output=True)\ndef show_it" in text
+    for cell in re.split(r"^@app\.", text, flags=re.MULTILINE):
+        if "story.part(" in cell:
+            assert cell.startswith("cell(expand_output=True)\n"), cell
+
+
+MEANT = re.compile(r"(story\.(part|say|show|log|enter)|title|player\.show)\(|tell_\w+\(story\b|start$")
+
+
+@for_each_chapter
+def test_a_cell_shows_what_is_meant_to_be_seen(chapter):
+    """marimo shows the value of a cell's last line, whatever it is: a list of outputs, how much garbage there was."""
+    for name, body in lab_notebook.cells(chapter.folder / "lab.py"):
+        if isinstance(last := body[-1], ast.Expr):
+            assert MEANT.match(ast.unparse(last)), f"{name} ends with {ast.unparse(last)}"

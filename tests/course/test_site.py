@@ -243,6 +243,15 @@ def test_every_page(site, address, phone):
         assert phone.title() and (phone.locator("h1").count() == 1 or path == "search.html"), path
 
 
+def test_a_lab_is_no_wider_than_its_window(address, phone):
+    """Nor on a desk; for a phone: test_every_page."""
+    for chapter in CHAPTERS:
+        phone.goto(f"{address}/{chapter.folder.name}/lab.html")
+        for width in (1440, 1100):
+            phone.set_viewport_size({"width": width, "height": 900})
+            assert phone.evaluate("document.documentElement.scrollWidth") <= width, phone.url
+
+
 def test_accessible(address, phone):
     """Light and dark; nothing on a page comes from elsewhere."""
     phone.on("request", lambda request: request.url.startswith(address) or phone.problems.append(request.url))
@@ -267,6 +276,42 @@ def test_what_is_moved(address, phone):
     assert (output.inner_text(), frames.inner_html()) == before
     assert moved.get_by_role("slider").get_attribute("aria-valuetext") == before[0]
     assert frames.get_by_role("img").evaluate("picture => picture.textContent").startswith("Roofline, a step of")
+
+
+def test_the_contents_go_when_a_section_is_chosen(address, phone):
+    phone.goto(f"{address}/ch07_prefix_caching/index.html")
+    phone.locator(".toc-overlay-icon:visible").click()
+    phone.get_by_role("link", name="Six traps").click()
+    phone.wait_for_function("document.querySelector('.toc-drawer').getBoundingClientRect().left >= innerWidth")
+    phone.wait_for_function(
+        """() => {
+          const { top, bottom } = document.querySelector("#six-traps h2").getBoundingClientRect();
+          return top > document.querySelector(".mobile-header").offsetHeight && bottom < innerHeight;
+        }"""
+    )
+
+
+ROW = """row => {
+    const box = element => element.getBoundingClientRect(), cells = [...row.cells].filter(cell => cell.textContent);
+    const before = row.previousElementSibling, others = cells.slice(1);
+    return box(row).right <= innerWidth && others.every((cell, at) => cell.dataset.name
+        && getComputedStyle(cell).textAlign === "left" && box(cell).top >= box(cells[at]).bottom - 1)
+        && (!before || Math.abs(box(row).top - box(before).bottom) < 1);
+}"""
+
+
+@pytest.mark.parametrize("page", ["index", "instructor", "ch04_paged_attention/index", "ch07_prefix_caching/index"])
+def test_texts_and_diagrams_fit_a_phone(page, address, phone):
+    """A table of texts has its cells below each other, without a gap; a heading's link makes no line of its own."""
+    phone.goto(f"{address}/{page}.html")
+    phone.evaluate("for (const answer of document.querySelectorAll('.answer')) answer.hidden = false")
+    shown = phone.locator("table.stack tbody tr").evaluate_all(f"rows => rows.map({ROW})")
+    assert shown and all(shown)
+    assert phone.locator(".diagram").evaluate_all("all => all.every(each => each.scrollWidth <= each.clientWidth)")
+    height = "heads => heads.map(head => head.getBoundingClientRect().height)"
+    before = phone.locator("h1, h2, h3").evaluate_all(height)
+    phone.evaluate("for (const link of document.querySelectorAll('.headerlink')) link.remove()")
+    assert phone.locator("h1, h2, h3").evaluate_all(height) == before
 
 
 def test_without_script(site, browser):

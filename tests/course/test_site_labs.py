@@ -222,6 +222,41 @@ def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
     assert_accessible(phone, runOnly=["color-contrast"])
 
 
+@for_each_lab
+def test_one_button_leads_through_all_scenes(chapter, address, phone):
+    """From the first scene to the last one's end; a scene begins where it can be read. The other buttons wait."""
+    titles = [scene.title for scene in chapter.module("page").SCENES]
+    phone.goto(f"{address}/{chapter.folder.name}/lab.html")
+    phone.click(".start")
+    phone.wait_for_selector(".panel")
+    begun: list[str] = []
+    while phone.is_enabled(".forward"):
+        label, before = phone.inner_text(".forward"), phone.url
+        phone.click(".forward")
+        phone.wait_for_url(lambda url, before=before: url != before)
+        if not label.startswith("next"):
+            assert label == f"\u25b6 {titles[len(begun)]}"
+            begun.append(titles[len(begun)])
+            title = "title => document.querySelector('.scene-title').innerText === title"
+            phone.wait_for_function(title, arg=begun[-1])
+            top = "() => document.querySelector('.scene-title').getBoundingClientRect().top"
+            phone.wait_for_function(f"{top} >= document.querySelector('.mobile-header').offsetHeight")
+        assert not phone.is_visible(".actions")
+    assert begun == titles
+    phone.click(".own summary")
+    phone.click(".actions button >> nth=0")
+    phone.wait_for_selector(".scene", state="hidden")
+    assert phone.is_visible(".actions") and phone.is_disabled(".forward")
+
+
+def test_a_scene_in_the_list_starts_the_lab(address, phone):
+    phone.goto(f"{address}/{LABS[0].folder.name}/lab.html")
+    title = LABS[0].module("page").SCENES[1].title
+    phone.locator(".scenes").get_by_role("link", name=title).click()
+    phone.wait_for_function("title => document.querySelector('.scene-title').innerText === title", arg=title)
+    assert phone.inner_text(".forward").startswith("next")
+
+
 def test_bench_site(folder, browser, processes):
     script = str(ROOT / "examples" / "bench_site.py")
     status, out, err = processes.run(script, "4", "--repeats", "1", "--site", str(folder), cwd=ROOT)
@@ -345,7 +380,12 @@ def test_the_exercises_page(address, phone):
     assert_accessible(phone)
 
     assert check(phone, skeleton) == ["not started"] * (1 + len(others))
-    assert phone.inner_text(".again >> nth=0") == f"Read again: {task.section}"
+    assert phone.inner_text(".again >> nth=0") == phone.inner_text(".next .again") == f"Read again: {task.section}"
+    [place] = phone.eval_on_selector_all(".next .again a", "links => links.map(link => link.href)")
+    again = phone.context.new_page()
+    again.goto(place)
+    assert again.inner_text("section:target > h2") == task.section
+    again.close()
     assert check(phone, solution(chapter)) == ["passed"] * (1 + len(others))
     assert phone.inner_text(".tasks .verdict >> nth=0").startswith("passed here, ")
     assert phone.inner_text(".next.outcome") == ""

@@ -7,6 +7,21 @@ for (const wide of document.querySelectorAll(".highlight > pre, .table-wrapper, 
 for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.ariaLevel = "2";
 for (const aside of document.querySelectorAll("aside")) aside.ariaLabel = aside.className.includes("toc") ? WORDS.on_this_page : WORDS.pages;
 
+// On a phone the contents cover the page: who has chosen a section there wants to see it.
+document.querySelector(".toc-drawer")?.addEventListener("click", (event) => {
+  if (event.target.closest("a")) document.getElementById("__toc").checked = false;
+});
+
+// A table whose cells are texts: where it would be too wide, course.css shows a row's cells below each other, by their names.
+for (const table of document.querySelectorAll(".table-wrapper > table")) {
+  const names = [...table.querySelectorAll("thead th")].map((name) => name.textContent);
+  const rows = [...table.querySelectorAll("tbody tr")].map((row) => [...row.cells]);
+  const texts = names.filter((_, at) => rows.some((cells) => cells[at]?.textContent.length > 20));
+  if (names.length < 3 || texts.length < 2) continue;
+  table.classList.add("stack");
+  for (const cells of rows) cells.forEach((cell, at) => (cell.dataset.name = names[at]));
+}
+
 // -- pictures with something to move -----------------------------------------------------------------------------------
 
 for (const moved of document.querySelectorAll(".moved")) {

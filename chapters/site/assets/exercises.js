@@ -184,6 +184,7 @@ function run(section) {
         const name = document.createElement("code"), verdict = next.querySelector(".verdict").textContent;
         name.textContent = next.dataset.task;
         $(".next.outcome").append(name, ` ${verdict}`, ...next.querySelector(".outcome").cloneNode(true).childNodes);
+        $(".next.outcome").append(next.querySelector(".again").cloneNode(true));
       }
       $(".status").textContent = stopped ? "Stopped." : `${solved.length} of ${items.length} exercises pass.`;
     } catch (error) {
@@ -233,7 +234,12 @@ function run(section) {
     item.dataset.status = result?.status ?? "";
     verdict.textContent = again.textContent = outcome.textContent = "";
     if (!result) return;
-    if (result.section) again.textContent = `Read again: ${result.section}`;
+    if (result.section) {
+      const link = document.createElement("a");
+      link.href = checks.find(({ section }) => section === result.section).place;
+      link.textContent = result.section;
+      again.append("Read again: ", link);
+    }
     const count = `${result.num_passed - result.open.length} of ${checks.length} checks`;
     verdict.textContent = `${result.status === "passed" && result.open.length ? "passed here" : result.status}, ${count}`;
     const list = document.createElement("ul");

@@ -13,7 +13,7 @@ function run(section) {
     const hash = location.hash.slice(1);
     return document.getElementById(hash) ? "" : hash;
   };
-  let running = false, shown = null; // shown: the link of what is drawn
+  let running = false, shown = null, following = null; // shown: the link of what is drawn; following: that of the next scene
   let queue = Promise.resolve(); // one thing at a time, in the order of clicks
 
   const then = (job) => (queue = queue.then(job).catch((error) => bar.fail(error)));
@@ -24,7 +24,10 @@ function run(section) {
   noticeLink();
   $(".start").onclick = start;
   $(".back").onclick = () => play("back");
-  $(".forward").onclick = () => play("forward");
+  $(".forward").onclick = forward;
+  $(".scenes").addEventListener("click", (event) => { // who wants to see a scene wants the lab to start
+    if (event.target.matches("li > a:first-child") && !running && !$(".start").disabled) start();
+  });
   $(".copy").onclick = copy;
   for (const button of section.querySelectorAll("[data-key-name]"))
     button.onclick = () => play("do", button.dataset.keyName);
@@ -74,18 +77,31 @@ function run(section) {
     }
     const scrolls = event.target.matches?.(".scroll");
     if (event.key === "ArrowLeft" && !scrolls) play("back");
-    else if (event.key === "ArrowRight" && !scrolls) play("forward");
+    else if (event.key === "ArrowRight" && !scrolls) forward();
     else if (event.key === "t" && $(".typed")) $(".typed input").focus();
     else if (section.querySelector(`[data-key-name="${CSS.escape(event.key)}"]`)) play("do", event.key);
     else return;
     event.preventDefault();
   }
 
+  const listed = (title) => [...section.querySelectorAll(".scenes li")].find((each) => each.firstChild.textContent === title);
+
   // The way back to the paragraph that names this scene: it stands in the list of scenes.
   function placeInText(title) {
-    const item = [...section.querySelectorAll(".scenes li")].find((each) => each.firstChild.textContent === title);
-    const link = item?.querySelector(".to-text");
+    const link = listed(title)?.querySelector(".to-text");
     return link ? [link.cloneNode(true)] : [];
+  }
+
+  // The link of the scene to see next, when one has ended or none has begun.
+  function nextScene({ scene, num_done, num_ahead }) {
+    if (num_ahead || (num_done && !scene)) return null;
+    const item = scene ? listed(scene[0])?.nextElementSibling : section.querySelector(".scenes li");
+    return item?.firstChild ?? null;
+  }
+
+  function forward() {
+    if (following) location.hash = following.hash;
+    else play("forward");
   }
 
   async function copy() {
@@ -106,8 +122,11 @@ function run(section) {
     if (write) history.replaceState(null, "", view.link ? `#${view.link}` : location.pathname + location.search);
     $(".said").textContent = view.said || (view.did ? `Action ${view.num_done}, ${view.did}, is done.` : "Nothing has happened yet.");
     $(".back").disabled = !view.num_done;
-    $(".forward").disabled = !view.num_ahead;
-    $(".forward").textContent = view.num_ahead ? `next \u25b6 (${view.num_ahead} to come)` : "next \u25b6";
+    following = nextScene(view);
+    $(".forward").disabled = !view.num_ahead && !following;
+    $(".forward").textContent = following ? `\u25b6 ${following.textContent}` : view.num_ahead ? `next \u25b6 (${view.num_ahead} to come)` : "next \u25b6";
+    if (view.num_ahead && view.scene?.[0] !== $(".scene-title").textContent) $(".own").open = false; // one has begun
+    else if (view.num_done && !view.scene) $(".own").open = true;
     $(".scene").hidden = !view.scene;
     $(".scene-title").textContent = view.scene?.[0] ?? "";
     $(".scene-text").textContent = view.scene?.[1] ?? "";
