@@ -1,7 +1,7 @@
 """python -m chapters pictures: draw the pictures that the texts show, as SVG files beside them.
 
-A chapter's pictures.py has a function for each file of its drawn/ folder, by the same name; that of the repository's
-README is in overview.py. A file has the site's colours, light and dark. It needs nothing else.
+A chapter's pictures.py has a function for each file of its drawn/ folder, by the same name; those of the repository's
+README are in overview.py and terminal.py. A file has the site's colors, light and dark. It needs nothing else.
 """
 
 import argparse
@@ -28,10 +28,14 @@ HEAD = re.compile(r'<svg class="picture" viewBox="0 0 \S+ (\S+)"')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    parser.add_argument("--record", action="store_true", help="run the quickstart first, and keep what it prints")
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
+    if args.record:
+        from chapters import terminal
+
+        terminal.record()
     for path, draw in wanted().items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(draw(), "utf-8")
@@ -41,9 +45,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def wanted() -> dict[Path, Callable[[], str]]:
     """Every file that a text shows, and what gives its content."""
-    from chapters import overview
+    from chapters import overview, terminal
 
-    files: dict[Path, Callable[[], str]] = {ROOT / FOLDER / "engine.svg": lambda: standalone(overview.engine())}
+    files: dict[Path, Callable[[], str]] = {
+        ROOT / FOLDER / "engine.svg": lambda: standalone(overview.engine()),
+        ROOT / FOLDER / "quickstart.svg": terminal.draw,
+    }
     for chapter in all_chapters():
         for name in IMAGE.findall((chapter.folder / "README.md").read_text("utf-8")):
             draw = getattr(chapter.module("pictures"), name)
