@@ -8,6 +8,7 @@ fill a vector, where one thread's share of the work ends (CPUPlatform.batch_inva
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from nanovllm.features.images.prompt_images import Image
 from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.rows import BatchImages, BatchPlaceholders
 from nanovllm.files.config_json import make_config
-from nanovllm.files.tensor_files import check_tensors, tensor_files
+from nanovllm.files.tensor_files import UNPACKED, check_tensors, tensor_files
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.loader import read_into
 from nanovllm.worker.model import ModelPart
@@ -38,6 +39,7 @@ class Tower(ModelPart):
         directory: Path,
         config: ImageConfig,
         *,
+        published: Any,
         dtype: torch.dtype,
         device: torch.device,
         dummy: bool,
@@ -45,13 +47,14 @@ class Tower(ModelPart):
     ) -> None:
         """Read the weights. Raises ValueError for a checkpoint whose tower is not what config.json says.
 
-        context: makes the context in which it computes.
+        published: how others have quantized the checkpoint, if they have. context: makes the context in which it
+        computes.
         """
         self.dtype = dtype
         self._context = context
         self.device = device
         self.num_runs = 0
-        self._model = _load(directory, config, dtype, dummy).to(device)
+        self._model = _load(directory, config, published, dtype, dummy).to(device)
         self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
         self._features: Recent[Tensor] = Recent()  # the same image elsewhere, or in the next chunk, needs no tower
         self.max_kept_bytes = self._features.max_bytes
@@ -109,11 +112,15 @@ def transformers_defaults() -> Iterator[None]:
             torch.set_default_dtype(before)
 
 
-def _load(directory: Path, config: ImageConfig, dtype: torch.dtype, dummy: bool) -> Any:
+def _load(directory: Path, config: ImageConfig, published: Any, dtype: torch.dtype, dummy: bool) -> Any:
     """The checkpoint's model in transformers' form, without its language model."""
     model = build_tower(config).to(dtype)
     places = dict(model.named_parameters(prefix="model"))
-    files = {} if dummy else check_tower(directory, places)
+    files = {} if dummy else check_tower(directory, places, published)
+    unpacked = [name for name in places if not dummy and files[name].get_slice(name).get_dtype() == UNPACKED]
+    if unpacked:
+        few = f"{len(unpacked)} weights of the vision tower ({unpacked[0]}, ...)"
+        logger.warning("%s: %s are unpacked to %s", directory, few, str(dtype).removeprefix("torch."))
     with torch.no_grad():
         for name, place in places.items():
             if dummy:
@@ -149,12 +156,19 @@ def build_tower(config: ImageConfig) -> Any:
     return model
 
 
-def check_tower(directory: Path, places: dict[str, Tensor]) -> dict[str, Any]:
+def check_tower(directory: Path, places: dict[str, Tensor], published: Any) -> dict[str, Any]:
     """{name of a tensor: the file that holds it}. Raises one ValueError that lists what is missing or does not fit.
 
-    places: what the tower needs.
+    places: what the tower needs. published: how others have quantized the checkpoint, if they have; the files then
+    give unpacked weights.
     """
-    _, files = language_tensors(tensor_files(directory))
+    unpacks = None if published is None else replace(published, unpacks=True)
+    _, files = language_tensors(tensor_files(directory, unpacks))
+    spare = set[str]()
+    if published is not None:
+        from nanovllm.features.published.tensors import tensors_beside
+
+        spare = tensors_beside(files, places, directory)
     complaint = f"the vision tower in {directory} does not fit its configuration"
-    check_tensors(files, places, model="vision tower", complaint=complaint)
+    check_tensors(files, places, model="vision tower", complaint=complaint, spare=spare)
     return files
