@@ -27,10 +27,10 @@ from nanovllm.worker.loader import load_model
 from tests import published_files as files
 from tests.checkpoints import SMALL, make_checkpoint
 from tests.errors import expect
-from tests.features.lora.adapters import make_adapter
 from tests.features.images.test_images import GREEDY as IMAGE_PARAMS
 from tests.features.images.test_images import OPTIONS as IMAGE_OPTIONS
 from tests.features.images.test_images import A, B, assert_as_transformers, prompt_of
+from tests.features.lora.adapters import make_adapter
 from tests.files.test_gguf_weights import restore, restored
 from tests.image_checkpoints import make_image_checkpoint, picture
 from tests.pretend_gpu import pretend_gpu
