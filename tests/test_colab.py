@@ -1,4 +1,4 @@
-"""examples/colab.ipynb, run by a kernel: whole, on the CPU; its engine on a pretend T4. And an assignment's notebook."""
+"""examples/colab.ipynb, run by a kernel: whole, on the CPU; its engine on a pretend T4. An assignment's notebook."""
 
 import shutil
 import subprocess
