@@ -4,8 +4,8 @@
     python examples/bench_throughput.py MODEL --num-requests 256 --max-input 1024 --max-output 1024
     python examples/bench_throughput.py MODEL --quantization compressed-tensors
 
-compressed-tensors: of the model, make_compressed.py first writes a file of 4 bits, rounded to the nearest, in a process
-of its own.
+With compressed-tensors, make_compressed.py first writes the model as others publish it in 4 bits (rounded to the
+nearest), in a process of its own. That does not count as a part of the start.
 
 Prints how long the start took, the rates of prefill, decode and output, the mean batch, and peak memory (chapter 11).
 """
