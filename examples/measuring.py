@@ -151,6 +151,14 @@ def in_child(
     return json.loads(lines[-1].removeprefix(RESULT))
 
 
+def write_beside(script: str, *given: str | Path) -> None:
+    """Run the script of this folder that writes a model's file, in a process of its own. Raises ChildFailed."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, given)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        raise ChildFailed(ended.stderr)
+
+
 def result(value: object) -> None:
     """In the process: hand this over."""
     print(RESULT + json.dumps(value), flush=True)

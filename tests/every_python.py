@@ -55,10 +55,11 @@ def try_out(python: str) -> tuple[str, str]:
     return version, "passed, and with -OO"
 
 
-def call(*command: str, last_line: bool = True) -> tuple[int, str]:
+def call(*command: str, last_line: bool = True, timeout_s: float = 300) -> tuple[int, str]:
     """Exit code, and what was said last, or all of it."""
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+        result = subprocess.run(command, text=True, timeout=timeout_s, **piped)
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, str(error)
     said = result.stdout.strip()

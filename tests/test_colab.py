@@ -1,4 +1,4 @@
-"""examples/colab.ipynb, run by a kernel: whole, on the CPU; and its engine on a pretend T4."""
+"""examples/colab.ipynb, run by a kernel: whole, on the CPU; its engine on a pretend T4. An assignment's notebook."""
 
 import shutil
 import subprocess
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from chapters.__main__ import main
 from chapters.course import find_chapter
 from chapters.exercise_cells import MARK
 from chapters.teaching.cells import notebook
@@ -31,9 +32,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def run(folder: Path, cells: list | None = None) -> dict[str, str]:
-    """What each cell has put out, by its id. cells: these instead of the notebook's."""
-    nb = nbformat.read(folder / "colab.ipynb", 4)
-    nb.cells = cells or nb.cells
+    """What each cell has put out, by its id. cells: these instead of those of colab.ipynb."""
+    nb = nbformat.v4.new_notebook(cells=cells) if cells else nbformat.read(folder / "colab.ipynb", 4)
     nbclient.NotebookClient(nb, timeout=900, resources={"metadata": {"path": str(folder)}}).execute()
     return {cell.id: "".join(map(text_of, cell.get("outputs", []))) for cell in nb.cells}
 
@@ -90,3 +90,35 @@ def test_the_exercise_is_the_chapters(folder):
     ours = [cell.source for cell in cells if cell.cell_type == "code" and cell.source.startswith(MARK)]
     theirs = [cell.source for cell in nbformat.reads(notebook(find_chapter(7)), 4).cells]
     assert len(ours) == 2 and set(ours) <= set(theirs)
+
+
+@pytest.mark.parametrize("is_unpacked", [False, True])
+def test_an_assignment(tmp_path, monkeypatch, demo_checkpoint, is_unpacked):
+    """It needs what is handed out, and nothing else: an empty exercise does not pass, our solution does."""
+    monkeypatch.setenv("PIP_DRY_RUN", "1")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert main(["student", str(tmp_path / "out"), "--assignment", "4", "--for", "colab"]) == 0
+    folder = shutil.copytree(tmp_path / "out" / "ch04", tmp_path / "alone")
+    assert {path.name for path in folder.iterdir()} == {"ch04.ipynb", "course.zip"}
+    cells = {cell.id: cell for cell in nbformat.read(folder / "ch04.ipynb", 4).cells if cell.cell_type == "code"}
+    if is_unpacked:
+        shutil.unpack_archive(folder / "course.zip", tmp_path)
+        (folder / "course.zip").unlink()
+        for part in ("chapters", "nanovllm"):
+            shutil.move(tmp_path / "course" / part, folder)
+    where = nbformat.v4.new_code_cell("import chapters, nanovllm\nprint(chapters.__file__, nanovllm.__file__)")
+    first, task, check = cells["first"], cells["task-free"], cells["check-free"]
+    check.metadata["tags"] = ["raises-exception"]
+    out = run(folder, [first, cells["beginning"], where, task, check])
+    course = folder if is_unpacked else folder / "course"
+    assert out[where.id].split() == [f"{course}/{part}/__init__.py" for part in ("chapters", "nanovllm")]
+    assert out[check.id].startswith("NotPassed: 0 of 8 checks passed\nnot started")
+    ours = nbformat.v4.new_code_cell(f"{MARK}: all\n{(find_chapter(4).folder / 'solution.py').read_text()}")
+    out = run(folder, [first, ours, check])
+    assert out[check.id] == "free: passed, 8 checks\n"
+
+
+def test_an_assignment_without_its_course(tmp_path):
+    cells = [cell for cell in nbformat.reads(notebook(find_chapter(4)), 4).cells if cell.id == "first"]
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match=r"put course\.zip, which belongs to"):
+        run(tmp_path, cells)

@@ -16,6 +16,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parent.parent
+PACKED = "compressed-tensors"
 
 
 @pytest.fixture
@@ -159,8 +160,9 @@ def test_bench_throughput(run, checkpoint, tmp_path):
     assert "32 requests, 4,217 prompt tokens" in out
     for name in ("start (import to ready)", "prefill", "decode", "output", "mean batch", "peak memory"):
         assert name in out
-    small = run("bench_throughput.py", str(checkpoint()), "--num-requests", "2", "--max-output", "32")
-    assert "2 requests" in small
+    short = (str(checkpoint()), "--num-requests", "2", "--max-output", "32")
+    for more in ((), ("--quantization", PACKED)):
+        assert "2 requests" in run("bench_throughput.py", *short, *more)
 
 
 @pytest.fixture
@@ -190,9 +192,15 @@ def test_bench_peers(table_of, short_demo, tmp_path):
     sizes = (str(short_demo), "--requests", "3", "--prompt", "40", "--stream", "8", "--repeats", "1")
     table = table_of("bench_peers.py", *sizes, "--output", str(written))
     assert all(float(cell.replace(",", "")) > 0 for cell in table["nanovllm"][:6])
-    for name in ("nanovllm, int8", "nanovllm, no C compiler", "transformers, padded batch", "transformers, one by one"):
+    for name in (
+        "nanovllm, int8",
+        f"nanovllm, {PACKED}",
+        "nanovllm, no C compiler",
+        "transformers, padded batch",
+        "transformers, one by one",
+    ):
         assert table[name][0].endswith("x)"), name
-    for name in ("vLLM, eager", "llama.cpp, Q8_0"):
+    for name in ("vLLM, eager", f"vLLM, {PACKED}", "llama.cpp, Q8_0"):
         assert table[name][0].startswith("not here: pip install") or table[name][0].endswith("x)"), name
     assert written.read_text("utf-8").count("\n| ") == len(table) - 2
     sampled = table_of("bench_peers.py", *sizes, "--sampling", "--only", "nanovllm")["nanovllm"]

@@ -1,8 +1,9 @@
 """Assignments: a chapter's exercise to hand out, and what a platform needs to grade it. Each works alone.
 
     chNN.zip      the course with this chapter, for python -m chapters check
-    otter         chNN/: chNN.ipynb and course.zip to hand out; autograder.zip, made by otter-grader itself
-    gradescope    the same with exercise.py in the place of the notebook
+    colab         chNN/: chNN.ipynb and course.zip to hand out; for Colab, Kaggle or Jupyter
+    otter         the same, and autograder.zip, made by otter-grader itself
+    gradescope    as otter, with exercise.py in the place of the notebook
     nbgrader      a course's folder: nbgrader_config.py and source/chNN/, the teacher's notebook beside the course
 
 Tests are hidden, and say what check says (hidden_test.py). What was handed in is text for them: a plugin sees to it
@@ -13,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import textwrap
 import zipfile
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from chapters.course import ROOT, Chapter
-from chapters.teaching.cells import STUB, hidden_test, notebook
-from chapters.teaching.edition import REPOSITORY, write_edition
+from chapters.teaching.cells import STUB, hidden_test, notebook, requirements
+from chapters.teaching.edition import write_edition
 
 COURSE = ("nanovllm", "chapters")
 INSTALLED = (*COURSE, "pyproject.toml", "README.md", "LICENSE")  # what pip needs, too
@@ -65,7 +65,8 @@ def write_assignments(folder: Path, chapters: list[Chapter], platform: str | Non
     """What to hand out and what to upload. Raises ValueError if the folder is not new, or a package is missing."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} has something in it; name a new folder")
-    write = {"otter": _otter, "nbgrader": _nbgrader, "gradescope": _gradescope, None: _alone}[platform]
+    writers = {"colab": _colab, "otter": _otter, "nbgrader": _nbgrader, "gradescope": _gradescope, None: _alone}
+    write = writers[platform]
     folder.mkdir(parents=True, exist_ok=True)
     if platform == "nbgrader":
         (folder / "nbgrader_config.py").write_text(NBGRADER.format(stub=STUB, seconds=TIMEOUT_S), "utf-8")
@@ -80,9 +81,13 @@ def _alone(folder: Path, name: str, chapter: Chapter) -> Path:
         return _zip(folder / f"{name}.zip", course)
 
 
+def _colab(folder: Path, name: str, chapter: Chapter) -> Path:
+    _hand_out_notebook(folder / name, chapter)
+    return folder / name
+
+
 def _otter(folder: Path, name: str, chapter: Chapter) -> Path:
-    sha256 = _hand_out(folder / name, chapter)
-    (folder / name / f"{name}.ipynb").write_text(notebook(chapter), "utf-8")
+    sha256 = _hand_out_notebook(folder / name, chapter)
     return _autograder(folder / name, chapter, sha256)
 
 
@@ -142,6 +147,13 @@ def _nbgrader(folder: Path, name: str, chapter: Chapter) -> Path:
     return source
 
 
+def _hand_out_notebook(folder: Path, chapter: Chapter) -> str:
+    """course.zip and a notebook named as the folder; the archive's SHA-256."""
+    sha256 = _hand_out(folder, chapter)
+    (folder / f"{folder.name}.ipynb").write_text(notebook(chapter), "utf-8")
+    return sha256
+
+
 def _hand_out(folder: Path, chapter: Chapter) -> str:
     """course.zip; its SHA-256."""
     folder.mkdir(parents=True)
@@ -166,15 +178,3 @@ def _zip(target: Path, folder: Path) -> Path:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             archive.write(path, path.relative_to(folder).as_posix())  # with its rights
     return target
-
-
-def requirements() -> list[str]:
-    """What the engine and its demo model need, by pyproject.toml."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
-    extra = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extra["demo"], *extra["gguf"]]
-    return [each for each in wanted if not each.startswith("nanovllm[")]

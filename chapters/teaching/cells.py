@@ -7,20 +7,25 @@ between the marks that it cuts at, and there are cells that grade.
 import ast
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
-from chapters.course import EXERCISES, Chapter
+from chapters.course import EXERCISES, ROOT, Chapter
 from chapters.exercise_cells import MARK
 
 HOW = f"""Cells that begin with `{MARK}` are your `exercise.py`: write the functions, run the cells. Add cells as you
-like; one that is to be graded, too, begins with `{MARK}:` and a name of its own. The course (`chapters`, `nanovllm`) is
-beside this notebook. The cells with `check` say what is still missing; marks come from where it is handed in."""
+like; one that is to be graded, too, begins with `{MARK}:` and a name of its own. The cells with `check` say what is
+still missing; marks come from where it is handed in.
+
+The course comes with this notebook: the folders `chapters` and `nanovllm`, or an archive, `course.zip`. Put it into the
+same folder. On Colab the first cell has a button to upload the archive."""
 CHECK = """# What is still missing? (This cell gives no mark.)
 from chapters.notebook import check
 
 check({number}, {name!r})"""
 HIDDEN = Path(__file__).with_name("hidden_test.py")
+FIRST = Path(__file__).with_name("first_cell.py")
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 STUB = "...  # YOUR CODE HERE"  # instead of what is between them: as a statement it does nothing, in a function or not
 
@@ -32,11 +37,33 @@ def hidden_test(chapter: Chapter, name: str, sha256: str) -> str:
     return f"{text}\n\ngrade()"
 
 
+def first_cell() -> str:
+    """Python that makes the course ready where the notebook is opened."""
+    torch = next(each for each in requirements() if each.startswith("torch"))
+    others = [each for each in requirements() if each != torch]
+    text = FIRST.read_text("utf-8").replace("PACKAGES: list[str] = []", f"PACKAGES = {others!r}")
+    text = text.replace('TORCH = "torch"', f"TORCH = {torch!r}")
+    return f"{text}\n\nget_ready()"
+
+
+def requirements() -> list[str]:
+    """What the engine and its demo model need, by pyproject.toml."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    extra = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extra["demo"], *extra["gguf"]]
+    return [each for each in wanted if not each.startswith("nanovllm[")]
+
+
 def notebook(chapter: Chapter, sha256: str = "") -> str:
     """As JSON (nbformat 4.5). sha256: of the course.zip beside it, if it is nbgrader's."""
     for_nbgrader = bool(sha256)
     exercise, ours = (_parts(chapter, name) for name in ("exercise", "solution"))
     cells = [_text("about", f"# Chapter {chapter.number}: {chapter.title}\n\n{exercise.pop('')}\n\n{HOW}")]
+    cells.append(_code("first", first_cell(), None))
     others = "\n".join([f"{MARK}: the beginning", exercise.pop("others")])
     if for_nbgrader:
         others = f"{others}\n\n{BEGIN}\n{ours['others']}\n{END}"

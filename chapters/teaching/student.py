@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-PLATFORMS = ("otter", "nbgrader", "gradescope")
+PLATFORMS = ("colab", "otter", "nbgrader", "gradescope")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -151,7 +151,7 @@ def tower_rows(directory: Path, model: ModelConfig) -> Rows:
 
     assert model.images is not None
     places = dict(build_tower(model.images).named_parameters(prefix="model"))
-    check_tower(directory, places)
+    check_tower(directory, places, model.published)
     return [("tower", f"{sum(place.numel() for place in places.values()) / 1e6:,.1f} million")]
 
 

@@ -363,6 +363,7 @@ class ModelRunner:
             assert self.model_config.images is not None
             self.parts["tower"] = self.model_config.images.make_tower(
                 self.directory,
+                published=self.model_config.published,
                 dtype=self.dtype,
                 device=self.device,
                 dummy=self.config.load_format == "dummy",

@@ -21,7 +21,7 @@ from chapters import exercise_cells, notebook, quiz
 from chapters.course import EXERCISES, find_chapter
 from chapters.sealed import seal, unseal
 from chapters.teaching import assignments, cells
-from chapters.teaching.assignments import requirements
+from chapters.teaching.cells import requirements
 from chapters.teaching.edition import is_left_out, write_edition
 from chapters.teaching.otter_plugin import AsText
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter

@@ -123,8 +123,8 @@ def parts_of(name: str, whole: Part, config: ModelConfig, is_gguf: bool) -> dict
         if is_gguf and whole.rows is not None:
             rows = {part: whole.rows[order] for part, order in rows.items()}
         return {f"{parent}.{part}.{kind}": replace(whole, rows=order) for part, order in rows.items()}
-    if module == "experts" or kind in ("gate_up_proj", "down_proj"):  # all experts of a layer in one tensor
-        return expert_parts(f"{parent}.experts" if module != "experts" else path, kind, whole, config)
+    if stacked := re.fullmatch(r"(.*\.experts)\.([a-z_]+_proj)(\.weight)?", name):  # all experts of a layer
+        return expert_parts(stacked[1], stacked[2], whole, config)
     return {name: whole}
 
 

@@ -21,7 +21,7 @@ from nanovllm.features.images.prompt_images import Image
 from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.rows import BatchImages, BatchPlaceholders
 from nanovllm.files.config_json import make_config
-from nanovllm.files.tensor_files import check_tensors, tensor_files
+from nanovllm.files.tensor_files import UNPACKED, check_tensors, tensor_files
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.loader import read_into
@@ -41,6 +41,7 @@ class Tower(ModelPart):
         directory: Path,
         config: ImageConfig,
         *,
+        published: Any,
         dtype: torch.dtype,
         device: torch.device,
         dummy: bool,
@@ -50,14 +51,14 @@ class Tower(ModelPart):
     ) -> None:
         """Read the weights. Raises ValueError for a checkpoint whose tower is not what config.json says.
 
-        kernels_for: Platform.tower_kernels for this engine. text_config: of the language model. context: makes the
-        context in which the tower computes.
+        published: how others have quantized the checkpoint, if they have. kernels_for: Platform.tower_kernels for this
+        engine. text_config: of the language model. context: makes the context in which the tower computes.
         """
         self.dtype = dtype
         self._context = context
         self.device = device
         self.num_runs = 0
-        self._model = _load(directory, config, dtype, dummy).to(device)
+        self._model = _load(directory, config, published, dtype, dummy).to(device)
         self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
         kernels = kernels_for(with_heads_of(self._model.config.vision_config, text_config), dtype)
         if kernels is not None:
@@ -127,11 +128,15 @@ def transformers_defaults() -> Iterator[None]:
             torch.set_default_dtype(before)
 
 
-def _load(directory: Path, config: ImageConfig, dtype: torch.dtype, dummy: bool) -> Any:
+def _load(directory: Path, config: ImageConfig, published: Any, dtype: torch.dtype, dummy: bool) -> Any:
     """The checkpoint's model in transformers' form, without its language model."""
     model = build_tower(config).to(dtype)
     places = dict(model.named_parameters(prefix="model"))
-    files = {} if dummy else check_tower(directory, places)
+    files = {} if dummy else check_tower(directory, places, published)
+    unpacked = [name for name in places if not dummy and files[name].get_slice(name).get_dtype() == UNPACKED]
+    if unpacked:
+        few = f"{len(unpacked)} weights of the vision tower ({unpacked[0]}, ...)"
+        logger.warning("%s: %s are unpacked to %s", directory, few, str(dtype).removeprefix("torch."))
     with torch.no_grad():
         for name, place in places.items():
             if dummy:
@@ -167,12 +172,19 @@ def build_tower(config: ImageConfig) -> Any:
     return model
 
 
-def check_tower(directory: Path, places: dict[str, Tensor]) -> dict[str, Any]:
+def check_tower(directory: Path, places: dict[str, Tensor], published: Any) -> dict[str, Any]:
     """{name of a tensor: the file that holds it}. Raises one ValueError that lists what is missing or does not fit.
 
-    places: what the tower needs.
+    places: what the tower needs. published: how others have quantized the checkpoint, if they have; the files then
+    give unpacked weights.
     """
-    _, files = language_tensors(tensor_files(directory))
+    unpacks = None if published is None else replace(published, unpacks=True)
+    _, files = language_tensors(tensor_files(directory, unpacks))
+    spare = set[str]()
+    if published is not None:
+        from nanovllm.features.published.tensors import tensors_beside
+
+        spare = tensors_beside(files, places, directory)
     complaint = f"the vision tower in {directory} does not fit its configuration"
-    check_tensors(files, places, model="vision tower", complaint=complaint)
+    check_tensors(files, places, model="vision tower", complaint=complaint, spare=spare)
     return files

@@ -115,7 +115,7 @@ class ParallelRunner:
         if self.config.load_format != "dummy":  # before the ranks: whatever one of them raises ends the engine
             assert self.model_config.images is not None
             places = build_tower(self.model_config.images).named_parameters(prefix="model")
-            check_tower(self._directory, dict(places))
+            check_tower(self._directory, dict(places), self.model_config.published)
         self._ask("load_tower")
         self._count_images()
 

@@ -15,7 +15,8 @@ held as ordinary numbers (UNPACKED).
     floats       | weight weight_scale or weight_scale_inv       | float8 [n, k]
     bitsandbytes | weight weight.absmax weight.quant_map ...     | uint8 [n * k / 2, 1], the first one in the high half
 
-The lowest bits of a word hold the first code. With 8 bits there are 4 in a word.
+The lowest bits of a word hold the first code. With 8 bits there are 4 in a word. packed, integers and floats may be
+stacks [num_experts, n, k] of all experts of a layer; all of their tensors then have that dimension.
 """
 
 import json
@@ -57,11 +58,14 @@ class PublishedWeight:
     shape       [..., n, k]
     used        names of the tensors that it is made of
     is_float    what it stands for are no steps of one size: they become Q8_0
+    has_stacks  a tensor may hold the weights of several experts
     """
 
     is_float = False
+    has_stacks = False
     _codes: Any  # open tensors
     _scales: Any
+    _zeros: Any
 
     def __init__(self, name: str, scheme: Scheme, find: Find, unpacks: bool = False) -> None:
         """name: of the tensor with the codes. unpacks: ordinary numbers are wanted.
@@ -84,9 +88,14 @@ class PublishedWeight:
         """float32 [rows, num_groups]."""
         raise NotImplementedError
 
-    def zeros(self, rows: slice) -> Tensor | None:
-        """uint8 [rows, num_groups]; None: they are all in the middle."""
-        return None
+    def zeros(self, lead: list[int], rows: slice) -> Tensor:
+        """uint8 [rows, num_groups]; not asked for if is_symmetric."""
+        raise NotImplementedError
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Are all zero points in the middle?"""
+        return self._zeros is None
 
     # -- what the loader asks for -----------------------------------------------------------------------------------
 
@@ -109,10 +118,9 @@ class PublishedWeight:
     def format(self) -> Any:
         if self.is_float:
             return Q8_0
-        is_symmetric = self.zeros(slice(0, self.shape[-2])) is None
         if self.scheme.bits <= 4:
-            return Q4_0 if is_symmetric else Q4_1
-        return Q8_0 if is_symmetric else Q8_M
+            return Q4_0 if self.is_symmetric else Q4_1
+        return Q8_0 if self.is_symmetric else Q8_M
 
     def __getitem__(self, share: tuple[Any, ...]) -> Tensor | QuantizedRows:
         """Some rows and inputs. Of several weights, share begins with the number of one."""
@@ -129,7 +137,7 @@ class PublishedWeight:
         codes = in_groups_of_32(self.codes(lead, rows, inputs), order)
         scales, minimums = self.scales(lead, rows)[:, of_group], None
         if form.has_minimum:
-            minimums = (scales * (form.zero - self.points(rows, of_group))).half()
+            minimums = (scales * (form.zero - self.points(lead, rows, of_group))).half()
         else:
             codes += form.zero - self.middle
         if form.bits == 4:
@@ -140,7 +148,7 @@ class PublishedWeight:
         """float32 [rows, inputs]: what is stored, unpacked."""
         groups = self.groups[inputs]
         codes = self.codes(lead, rows, inputs).float()
-        return (codes - self.points(rows, groups)) * self.scales(lead, rows)[:, groups]
+        return (codes - self.points(lead, rows, groups)) * self.scales(lead, rows)[:, groups]
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
@@ -149,10 +157,9 @@ class PublishedWeight:
         """Of the codes: what stands for 0 where there are no zero points."""
         return 1 << self.scheme.bits - 1
 
-    def points(self, rows: slice, groups: Tensor) -> Tensor | int:
+    def points(self, lead: list[int], rows: slice, groups: Tensor) -> Tensor | int:
         """Zero points of these groups: float32 [rows, len(groups)], or one for all."""
-        zeros = self.zeros(rows)
-        return self.middle if zeros is None else zeros[:, groups].float()
+        return self.middle if self.is_symmetric else self.zeros(lead, rows)[:, groups].float()
 
     def read_order(self, name: str, num_groups: int, k: int) -> None:
         """The group of each input, where the file says it. Raises ValueError unless all groups are of one size."""
@@ -193,10 +200,13 @@ class PublishedWeight:
         return found
 
     def matrix(self, dtypes: tuple[str, ...]) -> list[int]:
-        """Look at the tensor with the codes, which must have two dimensions. Its shape."""
+        """Look at the tensor with the codes: a matrix or, if the layout has_stacks, as many as there are experts.
+
+        Its shape.
+        """
         self._codes = self.part(self.name, dtypes)
         shape: list[int] = self._codes.get_shape()
-        if len(shape) != 2:
+        if len(shape) not in ((2, 3) if self.has_stacks else (2,)):
             raise ValueError(f"wrong shape: {self.name} is {shape}, and a {type(self).__name__} weight is a matrix")
         return shape
 
@@ -288,8 +298,13 @@ class GPTQ(PublishedWeight):
         points &= (1 << self.scheme.bits) - 1
         return None if (points == self.middle).all() else points
 
-    def zeros(self, rows: slice) -> Tensor | None:
-        return None if self._points is None else self._points[:, rows].T
+    @property
+    def is_symmetric(self) -> bool:
+        return self._points is None
+
+    def zeros(self, lead: list[int], rows: slice) -> Tensor:
+        assert self._points is not None, "it is not symmetric"
+        return self._points[:, rows].T
 
 
 class AWQ(PublishedWeight):
@@ -314,8 +329,8 @@ class AWQ(PublishedWeight):
     def scales(self, lead: list[int], rows: slice) -> Tensor:
         return self._scales[slice(0, self._scales.get_shape()[0]), rows].T.float()
 
-    def zeros(self, rows: slice) -> Tensor | None:
-        return None if self._zeros is None else self._columns(self._zeros, slice(0, self._zeros.get_shape()[0]), rows)
+    def zeros(self, lead: list[int], rows: slice) -> Tensor:
+        return self._columns(self._zeros, slice(0, self._zeros.get_shape()[0]), rows)
 
     @staticmethod
     def _columns(packed: Any, rows: slice, columns: slice) -> Tensor:
@@ -327,6 +342,8 @@ class AWQ(PublishedWeight):
 
 class RowMajor(PublishedWeight):
     """Codes and scales as the weight is laid out: compressed-tensors, and FP8 of others."""
+
+    has_stacks = True
 
     def check_scales(self, name: str, lead: list[int], n: int, k: int) -> None:
         rows = self.scheme.block[0] or n
@@ -350,14 +367,11 @@ class RowMajor(PublishedWeight):
             shapes = [*packed, self._scales.get_shape()]
             self._zeros = self.part(name, ("I32",) * len(packed) + ("I8",), *shapes)
 
-    def zeros(self, rows: slice) -> Tensor | None:
-        if self._zeros is None:
-            return None
+    def zeros(self, lead: list[int], rows: slice) -> Tensor:
         if self._zeros.get_dtype() == "I8":
-            stored = whole(self._zeros).reshape(self._grid)
-            return self.unsigned(stored[torch.arange(rows.start, rows.stop, device="cpu") // self._rows_a_scale])
+            return self.unsigned(self._of_rows(self._zeros, lead, rows))
         words, among = in_words(rows, 32 // self.scheme.bits)
-        stored = self._zeros[words, slice(0, self._grid[1])]
+        stored = self._zeros[(*lead, words, slice(0, self._grid[1]))]
         return unpack(stored.T, self.scheme.bits)[:, among].T
 
     def unsigned(self, codes: Tensor) -> Tensor:
@@ -368,11 +382,15 @@ class RowMajor(PublishedWeight):
         return codes.to(torch.uint8)
 
     def scales(self, lead: list[int], rows: slice) -> Tensor:
-        share = (*lead, *(slice(0, size) for size in self._scales.get_shape()[len(lead) :]))
-        stored = self._scales[share]
+        stored = self._of_rows(self._scales, lead, rows)
         scales = (stored.float() - 127).exp2() if stored.dtype == torch.uint8 else stored.float()
-        scales = scales.reshape(self._grid)[torch.arange(rows.start, rows.stop, device="cpu") // self._rows_a_scale]
         return 1 / scales if self.scheme.divides else scales
+
+    def _of_rows(self, grid: Any, lead: list[int], rows: slice) -> Tensor:
+        """[rows, num_groups] of a tensor that has a number for each scale."""
+        share = (*lead, *(slice(0, size) for size in grid.get_shape()[len(lead) :]))
+        stored: Tensor = grid[share].reshape(self._grid)
+        return stored[torch.arange(rows.start, rows.stop, device="cpu") // self._rows_a_scale]
 
 
 class Packed(RowMajor):
@@ -383,32 +401,39 @@ class Packed(RowMajor):
     def check(self) -> list[int]:
         weight = self.name.removesuffix(self.suffix)
         self.per_word = 32 // self.scheme.bits
-        n, num_words = self.matrix(("I32",))
-        shape = whole(self.part(f"{weight}_shape", ("I64", "I32"), [2])).tolist()
-        if shape[0] != n or -(-shape[1] // self.per_word) != num_words:
-            raise ValueError(f"wrong shape: {self.name} is {[n, num_words]}, {weight}_shape says {shape}")
-        k = shape[1]
-        self.check_scales(f"{weight}_scale", [], n, k)
-        self.check_zeros(f"{weight}_zero_point", [-(-n // self.per_word), self._grid[1]])
+        *lead, n, num_words = self.matrix(("I32",))
+        k = num_words * self.per_word
+        if not lead or self.has(f"{weight}_shape"):  # of a stack, few packers write it
+            k = self.check_shape(f"{weight}_shape", lead, n, num_words)
+        self.check_scales(f"{weight}_scale", lead, n, k)
+        self.check_zeros(f"{weight}_zero_point", [*lead, -(-n // self.per_word), self._grid[1]])
         self.read_order(f"{weight}_g_idx", self._grid[1], k)
-        return [n, k]
+        return [*lead, n, k]
+
+    def check_shape(self, name: str, lead: list[int], n: int, num_words: int) -> int:
+        """k as the file says it: [n, k], of a stack also for each matrix or [num_experts, n, k]."""
+        stored = whole(self.part(name, ("I64", "I32"), [2], [*lead, 2], [len(lead) + 2])).tolist()
+        *_, rows, k = stored[0] if isinstance(stored[0], list) else stored
+        if rows != n or -(-k // self.per_word) != num_words:
+            raise ValueError(f"wrong shape: {self.name} is {[*lead, n, num_words]}, {name} says {stored}")
+        return k
 
     def codes(self, lead: list[int], rows: slice, inputs: slice) -> Tensor:
         words, among = in_words(inputs, self.per_word)
-        return unpack(self._codes[rows, words], self.scheme.bits)[:, among]
+        return unpack(self._codes[(*lead, rows, words)], self.scheme.bits)[:, among]
 
 
 class Integers(RowMajor):
     """compressed-tensors' int-quantized: int8, whatever the bits."""
 
     def check(self) -> list[int]:
-        n, k = self.matrix(("I8",))
-        self.check_scales(f"{self.name}_scale", [], n, k)
+        *lead, n, k = self.matrix(("I8",))
+        self.check_scales(f"{self.name}_scale", lead, n, k)
         self.check_zeros(f"{self.name}_zero_point")
-        return [n, k]
+        return [*lead, n, k]
 
     def codes(self, lead: list[int], rows: slice, inputs: slice) -> Tensor:
-        return self.unsigned(self._codes[rows, inputs])
+        return self.unsigned(self._codes[(*lead, rows, inputs)])
 
 
 class Floats(RowMajor):
@@ -422,8 +447,7 @@ class Floats(RowMajor):
     is_float = True
 
     def check(self) -> list[int]:
-        self._codes = self.part(self.name, FLOAT8)
-        *lead, n, k = self._codes.get_shape()
+        *lead, n, k = self.matrix(FLOAT8)
         scale = next((f"{self.name}{end}" for end in ("_scale_inv", "_scale") if self.has(f"{self.name}{end}")), None)
         self.check_scales(scale or f"{self.name}_scale", lead, n, k)
         zeros = f"{self.name}_zero_point"  # floats have none, but some packers write them

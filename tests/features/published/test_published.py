@@ -22,15 +22,20 @@ from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.group import RankGroup
 from nanovllm.features.quantization.formats import Q8_0, MergedWeight
+from nanovllm.tools.cli import main
 from nanovllm.worker.loader import load_model
 from tests import published_files as files
 from tests.checkpoints import SMALL, make_checkpoint
 from tests.errors import expect
+from tests.features.images.test_images import GREEDY as IMAGE_PARAMS
+from tests.features.images.test_images import OPTIONS as IMAGE_OPTIONS
+from tests.features.images.test_images import A, B, assert_as_transformers, prompt_of
 from tests.features.lora.adapters import make_adapter
 from tests.files.test_gguf_weights import restore, restored
 from tests.image_checkpoints import make_image_checkpoint, picture
 from tests.pretend_gpu import pretend_gpu
 from tests.published_files import FORMATS, publish
+from tests.tools.test_check_model import rows_of
 from tests.worker.test_model import logits_of
 
 PROMPTS = [random.Random(i).choices(range(4, 320), k=n) for i, n in enumerate((40, 9, 17))]
@@ -158,21 +163,56 @@ def test_every_architecture(checkpoint, tmp_path, variant, kind):
     assert (computed - exact).abs().mean() < 0.3 * exact.abs().mean()
 
 
-def test_experts_that_are_one_tensor(checkpoint, tmp_path):
-    """Some files hold all of a layer: X with X_scale_inv. They are what one tensor for each expert is."""
-    published, _ = publish(checkpoint("qwen3.5-moe"), tmp_path, *FORMATS["fp8"])
-    separate = logits_of(engine(published), PROMPTS[0], [40])
+def stack_experts(published: Path, name: str, shapes: str = "none") -> None:
+    """Make one tensor of those of all experts of a layer, and one of gate and up. name: what it ends in.
+
+    shapes: "none", "one" for a stack, "each" for each expert.
+    """
     tensors = load_file(published / "model.safetensors")
+    endings = {n.rpartition("_proj.weight")[2] for n in tensors if ".experts.0." in n}
     for path in [f"model.layers.{layer}.mlp.experts" for layer in range(4)]:
-        for ending, stacked in (("weight", ""), ("weight_scale_inv", "_scale_inv")):
+        for ending in endings:
             gate, up, down = (
-                torch.stack([tensors.pop(f"{path}.{i}.{part}_proj.{ending}") for i in range(8)])
+                torch.stack([tensors.pop(f"{path}.{i}.{part}_proj.weight{ending}") for i in range(8)])
                 for part in ("gate", "up", "down")
             )
-            both = torch.cat((gate.view(torch.uint8), up.view(torch.uint8)), dim=1).view(gate.dtype)
-            tensors |= {f"{path}.gate_up_proj{stacked}": both, f"{path}.down_proj{stacked}": down}
+            if ending == "_shape":
+                if shapes == "none":
+                    continue
+                both = gate * torch.tensor([2, 1])
+                if shapes == "one":
+                    both, down = both[0], down[0]
+            else:
+                both = torch.cat((gate.view(torch.uint8), up.view(torch.uint8)), dim=1).view(gate.dtype)
+            tensors |= {f"{path}.gate_up_proj{name}{ending}": both, f"{path}.down_proj{name}{ending}": down}
     save_file(tensors, published / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "shapes"),
+    [
+        ("fp8", "", "none"),
+        ("float-quantized", ".weight", "none"),
+        ("pack-quantized", "", "none"),
+        ("pack-quantized, asymmetric", ".weight", "each"),
+        ("pack-quantized, rows", ".weight", "none"),
+        ("pack-quantized, 8 bits", "", "one"),
+        ("int-quantized, asymmetric", "", "none"),
+        ("int-quantized, groups", ".weight", "none"),
+    ],
+)
+def test_experts_that_are_one_tensor(tmp_path, kind, name, shapes):
+    """Some files hold all of a layer: X with X_scale_inv, X_packed, X.weight_packed. They are what one tensor for each
+    expert is, bit for bit, and with activations as they are, what transformers computes with the unpacked weights."""
+    sizes = dict(linear_value_head_dim=16, shared_expert_intermediate_size=64)
+    source = make_checkpoint(tmp_path / "model", "qwen3.5-moe", **sizes)
+    published, unpacked = publish(source, tmp_path, *FORMATS[kind])
+    separate = logits_of(engine(published), PROMPTS[0], [40])
+    stack_experts(published, name, shapes)
     assert torch.equal(logits_of(engine(published), PROMPTS[0], [40]), separate)
+    exact = logits_of(restore(engine(published, enforce_eager=True)), PROMPTS[0], [40])
+    expected = Reference(unpacked, is_float=kind.startswith("f")).logits(PROMPTS[0])
+    assert (exact - expected).abs().mean() < 0.02  # few rows meet another expert, once a minimum is float16
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -254,6 +294,34 @@ def test_pictures(tmp_path, family, kind):
         if token in other
     ]
     assert sum(differences) / len(differences) < 0.1
+
+
+TOWERS = {
+    "qwen3_vl": (FORMATS["fp8"], "visual.blocks."),
+    "qwen3_5": (SMALL_GROUPS["gptq, groups of 8"], "visual.blocks."),
+    "smolvlm": (FORMATS["pack-quantized, rows"], "vision_model.encoder."),
+    "idefics3": (FORMATS["bitsandbytes"], "vision_model.encoder."),
+}
+
+
+@pytest.mark.parametrize("family", TOWERS)
+def test_a_tower_of_few_bits(tmp_path, family, caplog, capsys):
+    """To transformers' answers with the unpacked weights. Scales of activations that lie beside it are no weights."""
+    (pack, config), begin = TOWERS[family]
+
+    def is_packed(name: str) -> bool:
+        return begin in name and name.endswith(".weight") and "norm" not in name
+
+    folder = make_image_checkpoint(tmp_path / "model", family)
+    beside = {f"model.{begin}0.input_scale": torch.ones(1)}
+    published, unpacked = publish(folder, tmp_path, pack, config, is_packed=is_packed, more=beside)
+    assert main(["check-model", str(published)]) == 0
+    assert "tower" in rows_of(capsys)
+    llm = LLM(str(published), **IMAGE_OPTIONS)
+    for case in (("what is in ", A), (A, "the lazy dog ", B)):
+        output = llm.generate([prompt_of(family, *case)], IMAGE_PARAMS, use_tqdm=False)[0]
+        assert_as_transformers(llm, unpacked, output, [part for part in case if not isinstance(part, str)])
+    assert "weights of the vision tower (model." in caplog.text and "are unpacked to float32" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["gptq, act order", "awq", "fp8"])
