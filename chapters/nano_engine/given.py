@@ -1,4 +1,4 @@
-"""What the course's engine gives to a nano engine: a checkpoint's configuration and its tokenizer; and a tiny checkpoint.
+"""What the course gives to a nano engine: a checkpoint's configuration and tokenizer, and a tiny checkpoint.
 
 Both are long stories (files/, checkpoint.py) and neither is what an engine is about.
 """
@@ -65,8 +65,8 @@ def make_tiny_llama(directory: Path, *, is_tied: bool = True, num_files: int = 1
     tensors = {name: random_weight(name, shape, generator) for name, shape in shapes(is_tied).items()}
     names = list(tensors)
     for number in range(num_files):
-        file = directory / ("model.safetensors" if num_files == 1 else f"model-{number + 1:05}-of-{num_files:05}.safetensors")
-        save_file({name: tensors[name] for name in names[number::num_files]}, file)
+        suffix = "" if num_files == 1 else f"-{number + 1:05}-of-{num_files:05}"
+        save_file({name: tensors[name] for name in names[number::num_files]}, directory / f"model{suffix}.safetensors")
     return directory
 
 

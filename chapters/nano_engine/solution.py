@@ -40,7 +40,7 @@ class Sequence:
     tokens          token ids of the prompt and of the answer so far
     num_computed    tokens from the beginning whose K/V is in the cache
     block_table     the blocks that hold it, in order
-    block_hashes    hashes of its first full blocks, as far as anybody has asked
+    block_hashes    hashes of its first full blocks, as far as anybody has asked: no block is hashed twice
     """
 
     def __init__(self, prompt: list[int], params: SamplingParams, block_size: int) -> None:
@@ -67,12 +67,15 @@ class Sequence:
         return self.tokens[index * self.block_size : (index + 1) * self.block_size]
 
     def slot(self, position: int) -> int:
-        """Where in the cache K and V of this position are: the block's first slot, and so many farther."""
+        """Where in the cache K and V of this position are. Slot 0 of block 7 is slot 7 * block_size of the cache."""
         block_id = self.block_table[position // self.block_size]
         return block_id * self.block_size + position % self.block_size
 
     def has_ended(self, eos_token_ids: Iterable[int]) -> bool:
-        """Was its last token its last one?"""
+        """Has it all its tokens? max_tokens of them were generated; or the last one that was is an EOS token.
+
+        With params.ignore_eos, an EOS token is a token like any other.
+        """
         is_eos = bool(self.generated) and self.tokens[-1] in eos_token_ids and not self.params.ignore_eos
         return is_eos or len(self.generated) >= self.params.max_tokens
 
@@ -90,7 +93,10 @@ class Block:
 
 
 def hash_block(parent_hash: bytes, token_ids: list[int]) -> bytes:
-    """The hash of a full block: of its own tokens, and of all before them through the parent's hash (b"": none)."""
+    """The hash of a full block: of its tokens, and through its parent's hash of all before them. b"": it has no parent.
+
+    Nobody compares contents, so no two of them may have one hash: take a long one, such as hashlib's sha256.
+    """
     return hashlib.sha256(parent_hash + b"".join(token.to_bytes(4, "little") for token in token_ids)).digest()
 
 
@@ -117,7 +123,10 @@ class BlockManager:
         return known[:num_blocks]
 
     def find_prefix(self, seq: Sequence) -> list[Block]:
-        """The cached blocks that it can begin with. Its last token is never among theirs: one must be computed."""
+        """The cached blocks that it can begin with, in order; changes nothing but seq.block_hashes.
+
+        Its last token is in none of them: at least one token must be computed, whose logits give the next.
+        """
         hits: list[Block] = []
         for block_hash in self.hashes(seq, (len(seq.tokens) - 1) // self.block_size):
             if block_hash not in self.hash_to_block:
@@ -126,7 +135,12 @@ class BlockManager:
         return hits
 
     def allocate(self, seq: Sequence) -> bool:
-        """Give it blocks for all its tokens, cached ones first. False, and nothing has changed, if there are too few."""
+        """Give a sequence without blocks what all its tokens need. False, and nothing has changed, if that is too much.
+
+        First come the cached blocks that it can begin with, then fresh ones from the head of free_blocks. A block that
+        somebody uses is not in free_blocks. What a fresh block held before can be found no more. Sets seq.block_table,
+        the blocks' ref_count, and seq.num_computed, the number of tokens that were found.
+        """
         hits = self.find_prefix(seq)
         num_fresh = seq.num_blocks - len(hits)
         num_unused_hits = sum(block.ref_count == 0 for block in hits)
@@ -151,7 +165,10 @@ class BlockManager:
             seq.block_table.append(block_id)
 
     def append_slots(self, seq: Sequence, num_tokens: int) -> bool:
-        """Let its table have slots for so many tokens in all. False, and nothing has changed, if there are too few."""
+        """Let its table have slots for its first num_tokens tokens, with fresh blocks if it has too few.
+
+        False, and nothing has changed, if there are not enough.
+        """
         num_fresh = cdiv(num_tokens, self.block_size) - len(seq.block_table)
         if num_fresh > len(self.free_blocks):
             return False
@@ -159,7 +176,10 @@ class BlockManager:
         return True
 
     def register(self, seq: Sequence) -> None:
-        """Let the full blocks among its computed tokens be found. Of blocks with the same content, the first is kept."""
+        """Make the full blocks of its first num_computed tokens findable.
+
+        Where another block has the same content already, that one stays the one to be found.
+        """
         for index, block_hash in enumerate(self.hashes(seq, seq.num_computed // self.block_size)):
             block = self.blocks[seq.block_table[index]]
             if block.block_hash is None and block_hash not in self.hash_to_block:
@@ -167,7 +187,10 @@ class BlockManager:
                 self.hash_to_block[block_hash] = block
 
     def free(self, seq: Sequence) -> None:
-        """Take its blocks back, the last one first, so that a prefix is evicted from its end. It has nothing then."""
+        """Take its blocks back; they stay cached. The sequence has no blocks then, and nothing computed.
+
+        What nobody else uses goes to the tail of free_blocks, last block first: a text is forgotten from its end.
+        """
         for block_id in reversed(seq.block_table):
             block = self.blocks[block_id]
             block.ref_count -= 1
@@ -220,7 +243,17 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def schedule(self) -> list[Chunk]:
-        """The next step: running sequences first, then new ones, while tokens, places and blocks last."""
+        """The chunks of the next step, at most max_num_batched_tokens tokens in all.
+
+        1. Each running sequence, in order, gets what it has left to compute, or what is left of the budget.
+        2. If there are no blocks for that, the last running sequence is preempted: it loses its blocks and waits before
+           all others. So on until there are enough; a sequence may have to preempt itself.
+        3. If nobody was preempted, the first waiting sequence is admitted and gets a chunk, too, as long as there are
+           budget, places (max_num_seqs) and blocks for all its tokens. Nobody passes one that has to wait.
+
+        A chunk counts as computed when it is scheduled: num_computed is its end, and its full blocks are registered, so
+        that a sequence admitted later in the same step finds them.
+        """
         chunks: list[Chunk] = []
         budget = self.max_num_batched_tokens
         num_preemptions = self.num_preemptions
@@ -261,7 +294,10 @@ class Scheduler:
         return True
 
     def update(self, chunks: list[Chunk], token_ids: list[int]) -> list[Sequence]:
-        """Append the sampled tokens, one for each chunk that reaches its end. Returns the sequences that have ended."""
+        """Append the sampled tokens, one for each chunk that reaches its end. Returns the sequences that have ended.
+
+        Those give back their blocks and run no more.
+        """
         finished: list[Sequence] = []
         sampled = [chunk.seq for chunk in chunks if chunk.reaches_end]
         for seq, token_id in zip(sampled, token_ids, strict=True):
@@ -298,7 +334,7 @@ class Batch:
 
 
 def make_batch(chunks: list[Chunk]) -> Batch:
-    """The batch of a step. All its tensors are int64."""
+    """The batch of a step, whose sequences have slots for their chunks. All its tensors are int64."""
     input_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -328,7 +364,7 @@ def make_batch(chunks: list[Chunk]) -> Batch:
 
 
 class RMSNorm(nn.Module):
-    """Divide each row by its root mean square, then multiply by a weight."""
+    """Each row, divided by the square root of (its mean square + eps), times weight."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -348,16 +384,22 @@ def rotary_cos_sin(positions: Tensor, head_dim: int, theta: float) -> tuple[Tens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs of each head, x: [T, heads, head_dim]. Number i of a head and number i + head_dim / 2 are a pair."""
+    """Turn each pair of numbers by its angle. x: [T, heads, head_dim].
+
+    Numbers i and i + head_dim / 2 of a head are pair i, and the first of them is the one that is turned towards the
+    second: (a, b) becomes (a cos - b sin, b cos + a sin).
+    """
     cos, sin = cos[:, None], sin[:, None]  # the same for all heads
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
-    """Each row attends to the keys of its sequence up to its own position.
+    """Each row attends to the keys of its sequence, from position 0 to its own. Scores are divided by sqrt(head_dim).
 
     q and the result: [T, num_heads, head_dim]; the caches of a layer: [num_blocks, block_size, num_kv_heads, head_dim].
+    All keys and values are in the caches, those of this step included. Query heads share KV heads: of 9 query heads and
+    3 KV heads, query heads 0, 1 and 2 have KV head 0.
     """
     out = torch.empty_like(q)
     block_size = k_cache.shape[1]
@@ -375,6 +417,8 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -
 
 
 class Attention(nn.Module):
+    """qkv_proj and o_proj are nn.Linear without a bias. The rows of qkv_proj are q's, then k's, then v's."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
@@ -384,7 +428,10 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.sizes[0], config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv_layer: Tensor, batch: Batch) -> Tensor:
-        """x: [T, hidden_size]. kv_layer: K and V of this layer, [2, num_blocks, block_size, num_kv_heads, head_dim]."""
+        """Rotate q and k, write K and V into their slots, attend.
+
+        x: [T, hidden_size]. kv_layer: K and V of this layer, [2, num_blocks, block_size, num_kv_heads, head_dim].
+        """
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(x).split(self.sizes, dim=-1))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         k_cache, v_cache = kv_layer
@@ -394,17 +441,22 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """SwiGLU: down_proj(silu(gate) * up). gate_up_proj has gate's rows, then up's; nn.Linear without a bias."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x: [T, hidden_size], as all that a layer gets and gives."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         return self.down_proj(F.silu(gate) * up)
 
 
 class DecoderLayer(nn.Module):
+    """input_layernorm, self_attn, post_attention_layernorm, mlp: each pair of norm and layer adds to the stream."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -418,6 +470,11 @@ class DecoderLayer(nn.Module):
 
 
 class Llama(nn.Module):
+    """embed_tokens (nn.Embedding), layers (nn.ModuleList), norm, lm_head (nn.Linear without a bias).
+
+    If config.tie_word_embeddings, lm_head.weight is embed_tokens.weight, the same parameter.
+    """
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -431,7 +488,7 @@ class Llama(nn.Module):
     def forward(self, batch: Batch, kv_cache: Tensor) -> Tensor:
         """The logits of batch.logits_rows, [R, vocab_size].
 
-        kv_cache: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]; this step's K and V are written there.
+        kv_cache: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]; this step writes its K and V there.
         """
         x = self.embed_tokens(batch.input_ids)
         cos, sin = rotary_cos_sin(batch.positions, self.config.head_dim, self.config.rope_theta)
@@ -446,7 +503,11 @@ MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 
 
 def load_weights(model: nn.Module, directory: Path) -> None:
-    """Fill the model with what the checkpoint's *.safetensors files hold. Raises KeyError if a weight is missing."""
+    """Fill the model with what the checkpoint's *.safetensors files hold. Raises KeyError if a weight is missing.
+
+    Their names are those of the model's parameters behind "model." (lm_head.weight has no such beginning), except that
+    MERGED names what is one weight here and several there. Weights may be in bfloat16; the model's are float32.
+    """
     tensors: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         tensors |= load_file(file)
@@ -463,13 +524,20 @@ def load_weights(model: nn.Module, directory: Path) -> None:
 
 
 def noise(seq: Sequence) -> float:
-    """A number in [0, 1) that depends on the request's seed and on how many tokens it has generated, and nothing else."""
+    """A random number in [0, 1) for the next token. It depends on params.seed and the number of generated tokens alone.
+
+    It looks as if it had nothing to do with the number of any other seed or place.
+    """
     digest = hashlib.sha256(f"{seq.params.seed},{len(seq.generated)}".encode()).digest()
     return int.from_bytes(digest[:6], "little") / 2**48
 
 
 def sample(logits: Tensor, seqs: list[Sequence]) -> list[int]:
-    """A token for each row of logits, [R, vocab_size], which belong to these sequences."""
+    """A token for each of these sequences, of which logits, [R, vocab_size], has a row each.
+
+    With temperature 0, the most likely. Otherwise noise(seq) chooses in softmax(logits / temperature): the first token
+    up to which the shares add up to more than it.
+    """
     token_ids: list[int] = logits.argmax(-1).tolist()
     for row, seq in enumerate(seqs):
         if seq.params.temperature > 0:
@@ -520,14 +588,14 @@ class LLM:
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
-        """Compute one step. Returns the sequences that it has ended."""
+        """Schedule, batch, model, sample, update. Returns the sequences that this step has ended."""
         chunks = self.scheduler.schedule()
         logits = self.model(make_batch(chunks), self.kv_cache)
         token_ids = sample(logits, [chunk.seq for chunk in chunks if chunk.reaches_end])
         return self.scheduler.update(chunks, token_ids)
 
     def generate(self, prompts: list[str] | list[list[int]], params: SamplingParams) -> list[dict[str, Any]]:
-        """Complete the prompts. Returns {"text": ..., "token_ids": ...} for each, in their order."""
+        """Complete the prompts. Returns {"text": ..., "token_ids": ...} of each answer, in the order of the prompts."""
         seqs = [self.add_request(prompt, params) for prompt in prompts]
         while self.scheduler.has_unfinished():
             self.step()
