@@ -25,6 +25,7 @@ OTHERS = {  # commands that are not about one chapter: a module with add_argumen
     "site": ("site.command", "build the course as web pages"),
     "pictures": ("pictures", "draw the pictures in the texts"),
     "capstone": ("capstone.command", "serve a trace of requests with your own policies; repair broken engines"),
+    "nano": ("nano_engine.command", "write your own nano engine, in eight steps"),
     "student": ("teaching.student", "write the course without solutions, or assignments to hand out"),
     "grade": ("teaching.grade", "grade a class: a folder with each student's submission"),
     "slides": ("teaching.slides", "build slides and handouts of the chapters"),
