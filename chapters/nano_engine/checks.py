@@ -220,7 +220,11 @@ def counts_hits_once(engine: Any, bench: Bench) -> None:
     manager.free(admit(engine, manager, range(8)))  # the queue is 2 3 1 0; 1 and 0 are cached
     long = sequence(engine, [*range(8), *range(50, 62)])
     hint = "when 2 blocks are found in the queue of 4, and 3 more are needed: the hits are 2 of the 4"
-    expect_answer(False, manager.allocate(long), hint)
+    try:
+        answer = manager.allocate(long)
+    except (KeyError, IndexError):
+        answer = "it took a block from an empty queue"
+    expect_answer(False, answer, hint)
     expect([], long.block_table, f"allocate() has refused, and yet the table has blocks {hint}")
     expect(
         ([0] * 4, [2, 3, 1, 0]), (refs(manager), queue(manager)), "allocate() has refused, and yet something changed"
@@ -383,10 +387,7 @@ def preempts(engine: Any, bench: Bench) -> None:
     schedules.add(two)
     steps(engine, schedules, [(1, 0, 8), (2, 0, 7)], hint="both prompts fit into the 4 blocks")
     schedules.add(sequence(engine, prompt(3, 1), max_tokens=1))
-    hint = (
-        "sequence 1 needs a third block, and none is free: 2, the last of running, is preempted, and this step admits "
-    )
-    hint += "nobody"
+    hint = "sequence 1 needs a third block, and none is free: 2, the last of running, is preempted and waits before 3"
     steps(engine, schedules, [(1, 8, 9)], hint=hint)
     expect(1, schedules.num_preemptions, "num_preemptions")
     expect([2, 3], [seq.tokens[0] for seq in schedules.waiting], "a preempted sequence waits before all others")
@@ -879,7 +880,7 @@ def batches(engine: Any, bench: Any) -> None:
 
 
 def ends_each(engine: Any, bench: Any) -> None:
-    """each request ends in its own time, and answers keep their order"""
+    """each request ends in its own time"""
     llm = engine.LLM(bench.tiny, max_num_seqs=2)
     seqs = [
         llm.add_request([50 + number, 60], engine.SamplingParams(max_tokens=max_tokens, ignore_eos=True))
@@ -890,14 +891,10 @@ def ends_each(engine: Any, bench: Any) -> None:
         ended.append([seqs.index(seq) for seq in llm.step()])
     expect([[1], [], [2], [0]], ended, "answers of 4, 1 and 2 tokens, two at a time: what step() returns, by index")
     expect([4, 1, 2], [len(seq.generated) for seq in seqs], "the lengths of the answers")
-    prompts = [[70], [71, 72, 73], [74]]
-    got = [answer["token_ids"] for answer in llm.generate(prompts, engine.SamplingParams(**ANSWER))]
-    each = [llm.generate([one], engine.SamplingParams(**ANSWER))[0]["token_ids"] for one in prompts]
-    expect(each, got, "generate() returns the answers in the order of the prompts, not of their ends")
 
 
 def ends_at_eos(engine: Any, bench: Any) -> None:
-    """an EOS token ends an answer"""
+    """an EOS token ends an answer, and answers keep the order of their prompts"""
     llm = engine.LLM(bench.tiny)
     eos = next(iter(read_checkpoint(Path(bench.tiny))[0].eos_token_ids))
     with torch.no_grad():
@@ -906,10 +903,14 @@ def ends_at_eos(engine: Any, bench: Any) -> None:
         weight[eos + 1 :] = 0
         hidden = weight[:eos].mean(0)
         weight[eos] = 1000 * hidden / hidden.norm()  # its logit is far above all others, or far below
-    tokens = [
-        llm.generate([[token, 7]], engine.SamplingParams(max_tokens=6))[0]["token_ids"] for token in range(20, 40)
-    ]
-    ensure(any(each == [eos] for each in tokens), "the model says EOS, and the answer goes on", got=tokens[:3])
+    prompts = [[token, 7] for token in range(20, 40)]
+    params = engine.SamplingParams(max_tokens=6)
+    alone = [llm.generate([each], params)[0]["token_ids"] for each in prompts]
+    ensure([eos] in alone, "the model says EOS, and the answer goes on", got=alone[:3])
+    together = [answer["token_ids"] for answer in llm.generate(prompts, params)]
+    expect(
+        alone, together, "20 prompts, whose answers end at different times: answers come in the order of the prompts"
+    )
 
 
 def refuses(engine: Any, bench: Any) -> None:
@@ -952,6 +953,6 @@ CHECKS: dict[str, tuple[Any, ...]] = {
     "Llama": (norms, rotates, attends, names_its_weights, computes_mlp, computes_logits),
     "load_weights": (loads, loads_several_files, loads_bfloat16, misses_a_weight),
     "sample": (takes_the_most_likely, draws_noise, draws_by_shares, draws_the_same_in_company),
-    "LLM": (answers_as_the_course, answers_in_a_small_pool, batches, ends_each, ends_at_eos, refuses, draws_the_same),
+    "LLM": (batches, answers_as_the_course, answers_in_a_small_pool, ends_each, ends_at_eos, refuses, draws_the_same),
 }
 TASKS = [Task(name, heading(number), nothing, CHECKS[name]) for number, name in enumerate(STEPS, start=1)]

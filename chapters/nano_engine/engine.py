@@ -201,8 +201,8 @@ class Scheduler:
         1. Each running sequence, in order, gets what it has left to compute, or what is left of the budget.
         2. If there are no blocks for that, the last running sequence is preempted: it loses its blocks and waits before
            all others. So on until there are enough; a sequence may have to preempt itself.
-        3. If nobody was preempted, the first waiting sequence is admitted and gets a chunk, too, as long as there are
-           budget, places (max_num_seqs) and blocks for all its tokens. Nobody passes one that has to wait.
+        3. The first waiting sequence is admitted and gets a chunk, too, and so on, as long as there are budget, places
+           (max_num_seqs) and blocks for all its tokens. Nobody passes one that has to wait.
 
         A chunk counts as computed when it is scheduled: num_computed is its end, and its full blocks are registered, so
         that a sequence admitted later in the same step finds them.

@@ -30,7 +30,7 @@ def read_checkpoint(directory: Path) -> tuple[ModelConfig, Any]:
     return with_eos(config, tokenizer, directory), tokenizer
 
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 96,

@@ -248,15 +248,14 @@ class Scheduler:
         1. Each running sequence, in order, gets what it has left to compute, or what is left of the budget.
         2. If there are no blocks for that, the last running sequence is preempted: it loses its blocks and waits before
            all others. So on until there are enough; a sequence may have to preempt itself.
-        3. If nobody was preempted, the first waiting sequence is admitted and gets a chunk, too, as long as there are
-           budget, places (max_num_seqs) and blocks for all its tokens. Nobody passes one that has to wait.
+        3. The first waiting sequence is admitted and gets a chunk, too, and so on, as long as there are budget, places
+           (max_num_seqs) and blocks for all its tokens. Nobody passes one that has to wait.
 
         A chunk counts as computed when it is scheduled: num_computed is its end, and its full blocks are registered, so
         that a sequence admitted later in the same step finds them.
         """
         chunks: list[Chunk] = []
         budget = self.max_num_batched_tokens
-        num_preemptions = self.num_preemptions
         for seq in list(self.running):
             if budget == 0 or seq not in self.running:
                 break
@@ -264,8 +263,6 @@ class Scheduler:
             if not self.make_room(seq, chunk.end):
                 break
             budget -= self.take(chunk, chunks)
-        if self.num_preemptions > num_preemptions:
-            return chunks
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
             if not self.manager.allocate(seq):
