@@ -15,6 +15,7 @@ from rich.table import Table
 
 from chapters import lab_notebook, quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
+from chapters.nano_engine.steps import NANO, STEPS
 from chapters.report import record, report
 from chapters.story import Story, busy
 from chapters.submission import LIMIT_S, readable
@@ -122,6 +123,8 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
         missing = {"read": done.get("read"), "quiz": score, "check": len(solved) == len(tasks)}
         todo += [f"python -m chapters {name} {chapter.number}" for name, is_done in missing.items() if not is_done]
     console.print(table)
+    steps = [name for name in progress.get(NANO).get("solved", []) if name in STEPS]
+    console.print(words("progress.nano", done=len(steps), count=len(STEPS), command="[bold]python -m chapters nano[/]"))
     if todo:
         console.print(words("progress.next", command=f"[bold]{todo[0]}[/]"))
     else:
