@@ -32,9 +32,9 @@ def eight_steps() -> str:
     return svg(
         "The eight steps of a nano engine",
         "The scheduler (3) chooses what a step computes, with the blocks of the block manager (2), which belong to "
-        "sequences (1). The batch (4) makes tensors of it: token ids, positions, slots. The model (5) computes them with "
-        "its weights (6), writes keys and values into the cache and reads them there. From its logits the sampler (7) "
-        "takes a token for each sequence. The engine (8) makes such steps until all answers are complete.",
+        "sequences (1). The batch (4) makes tensors of it: token ids, positions, slots. The model (5) computes them "
+        "with its weights (6), writes keys and values into the cache and reads them there. From its logits the "
+        "sampler (7) takes a token for each sequence. The engine (8) makes such steps until all answers are complete.",
         parts,
         290,
     )

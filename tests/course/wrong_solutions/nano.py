@@ -60,8 +60,6 @@ Scheduler
         ~ self.waiting.appendleft(victim) => self.waiting.append(victim)
     keeps_the_blocks: gives its blocks back
         ~ self.manager.free(seq) => pass
-    samples_in_the_middle:
-        ~  if chunk.reaches_end] => ]
     passes_who_waits: waits, and so does 3
         - if not self.manager.allocate(seq):
         -     break
