@@ -16,7 +16,8 @@ NUM_REQUESTS, PROMPT_TOKENS, ANSWER_TOKENS = 8, 32, 32
 
 def measure(tell: Callable[..., None], file: str, model: str | None) -> dict[str, Any]:
     """In the process of a Run, so with one thread. Returns problem, or what was measured and the rows of a table."""
-    path = model or NanoBench(None).tiny
+    checkpoint = NanoBench(model)  # a tiny one is there as long as this is
+    path = checkpoint.model
     draw = Random(0)
     prompts = [[draw.randrange(10, 250) for _ in range(PROMPT_TOKENS)] for _ in range(1 + 2 * NUM_REQUESTS)]
     first, alone, together = prompts[:1], prompts[1 : 1 + NUM_REQUESTS], prompts[1 + NUM_REQUESTS :]  # each is new

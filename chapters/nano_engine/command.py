@@ -145,7 +145,6 @@ def model_of(args: argparse.Namespace, console: Console) -> str | None:
 
     model, why_not = find_model(args.model)
     if model is None:
-        console.print(
-            f"A tiny model with random weights stands for the demo model: {why_not}", markup=False, style="dim"
-        )
+        what = f"A tiny model with random weights stands for the demo model: {why_not}"
+        console.print(what, markup=False, style="dim", soft_wrap=True)
     return model
