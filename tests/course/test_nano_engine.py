@@ -108,7 +108,6 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert "Read again: Step 2: the block manager" in out and "Step 3" not in out
     assert Progress().get(NANO) == {"solved": ["Sequence"]}
     assert main(["nano", "check", "9"]) == 2 and "there are steps 1 to 8, found 9" in capsys.readouterr().err
-    assert main(["nano", "bench"]) == 1 and "this engine is not finished" in capsys.readouterr().out
 
 
 def test_what_is_done_is_shown(tmp_path, monkeypatch, capsys):
