@@ -16,6 +16,7 @@ from rich.table import Table
 from chapters import lab_notebook, quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
 from chapters.folds import unfolded
+from chapters.nano_engine.steps import NANO, STEPS
 from chapters.reading import all_minutes, minutes_of, only_short, shown
 from chapters.report import record, report
 from chapters.story import Story, busy
@@ -28,6 +29,7 @@ OTHERS = {  # commands that are not about one chapter: a module with add_argumen
     "site": ("site.command", "build the course as web pages"),
     "pictures": ("pictures", "draw the pictures in the texts"),
     "capstone": ("capstone.command", "serve a trace of requests with your own policies; repair broken engines"),
+    "nano": ("nano_engine.command", "write your own nano engine, in eight steps"),
     "student": ("teaching.student", "write the course without solutions, or assignments to hand out"),
     "grade": ("teaching.grade", "grade a class: a folder with each student's submission"),
     "slides": ("teaching.slides", "build slides and handouts of the chapters"),
@@ -133,6 +135,8 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
     console.print(table)
     if hours := round(all_minutes()[0] / 60):
         console.print(words("progress.paths", command="[bold]python -m chapters read N --short[/]", hours=hours))
+    steps = [name for name in progress.get(NANO).get("solved", []) if name in STEPS]
+    console.print(words("progress.nano", done=len(steps), count=len(STEPS), command="[bold]python -m chapters nano[/]"))
     if todo:
         console.print(words("progress.next", command=f"[bold]{todo[0]}[/]"))
     else:

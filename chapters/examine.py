@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -32,8 +33,16 @@ def examine(
         names = ", ".join(EXERCISES[chapter.number])
         raise ValueError(f"chapter {chapter.number} has no task {readable(only)}; it has {names}")
     tasks = [task for task in tasks if not only or task.name == only]
+    how = {"number": chapter.number, "model": model}
+    yield from examine_tasks(tasks, file, limit_s, num_jobs, "chapters.examine:check_task", **how)
+
+
+def examine_tasks(
+    tasks: list[Task], file: Path, limit_s: float, num_jobs: int, target: str, **arguments: Any
+) -> Generator[Result, None, None]:
+    """As examine(), with the function `target` in place of check_task(), which it is like."""
     num_jobs = num_jobs or min(2, os.cpu_count() or 1)  # an engine in each
-    examination = _Examination(chapter, file, model, limit_s)
+    examination = _Examination(file, limit_s, target, arguments)
     with ThreadPoolExecutor(num_jobs) as pool:
         try:
             found: list[Future[Result]] = [pool.submit(examination.of, task) for task in tasks]
@@ -44,8 +53,8 @@ def examine(
 
 
 class _Examination:
-    def __init__(self, chapter: Chapter, file: Path, model: str | None, limit_s: float) -> None:
-        self.chapter, self.file, self.model, self.limit_s = chapter, file, model, limit_s
+    def __init__(self, file: Path, limit_s: float, target: str, arguments: dict[str, Any]) -> None:
+        self.file, self.limit_s, self.target, self.arguments = file, limit_s, target, arguments
         self.runs: list[Run] = []
         self.has_ended = False
         self.not_loaded = ""  # why no task can be checked: to import the file has no end
@@ -54,8 +63,7 @@ class _Examination:
         begun = monotonic()
         if self.not_loaded or self.has_ended:
             return Result(task, 0, self.not_loaded)
-        arguments = {"number": self.chapter.number, "name": task.name, "file": str(self.file), "model": self.model}
-        run = Run("chapters.examine:check_task", **arguments)
+        run = Run(self.target, name=task.name, file=str(self.file), **self.arguments)
         self.runs.append(run)
         try:
             result = self._follow(run, task)
@@ -96,15 +104,28 @@ def check_task(tell: Callable[..., None], number: int, name: str, file: str, mod
     chapter = find_chapter(number)
     [task] = [task for task in chapter.module("checks").TASKS if task.name == name]
     chapter.module("exercise")  # all that the file may import: not on the student's time
+    return check_file(
+        tell, task, file, lambda path: find_function(chapter.submission(path), name), partial(Bench, model)
+    )
+
+
+def check_file(
+    tell: Callable[..., None],
+    task: Task,
+    file: str,
+    load: Callable[[Path], Any],
+    make_bench: Callable[[Callable[[], None]], Bench],
+) -> dict[str, Any]:
+    """load(path): what the checks are given. make_bench(loads): see Bench. Returns fields of a Result."""
     path = Path(file).resolve()
     if path.parent.is_dir():
         os.chdir(path.parent)
     tell("importing")
     try:
-        function = find_function(chapter.submission(path), name)
+        function = load(path)
     except NotLoaded as error:
         return {"num_passed": 0, "problem": str(error)}
-    bench = Bench(model, loads=lambda: tell("loading"))
+    bench = make_bench(lambda: tell("loading"))
     try:
         result = grade(task, function, bench, lambda check: tell("checking", check), str(path))
     except Exception as error:  # not of the student's code

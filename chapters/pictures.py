@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from chapters.course import ROOT, all_chapters
+from chapters.nano_engine.steps import NANO
 from chapters.svg import WIDTH, Moved, words
 
 FOLDER = "drawn"  # beside each README.md
@@ -51,7 +52,7 @@ def wanted() -> dict[Path, Callable[[], str]]:
         ROOT / FOLDER / "engine.svg": lambda: standalone(overview.engine()),
         ROOT / FOLDER / "quickstart.svg": terminal.draw,
     }
-    for chapter in all_chapters():
+    for chapter in [*all_chapters(), NANO]:
         for name in IMAGE.findall((chapter.folder / "README.md").read_text("utf-8")):
             draw = getattr(chapter.module("pictures"), name)
             files[chapter.folder / FOLDER / f"{name}.svg"] = partial(of_nobody, draw)

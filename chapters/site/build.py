@@ -161,7 +161,8 @@ def toctree(names: Iterable[str], caption: str = "") -> str:
 def contents() -> str:
     chapters = {chapter.number: f"{chapter.folder.name}/index" for chapter in all_chapters()}
     others = [name for name in TEXTS.values() if name != "index" and not name.startswith("ch")]
-    is_engine = {name: (name.endswith("index") and name != "capstone/index") or name == "readme" for name in others}
+    course = ("nano_engine/index", "capstone/index")
+    is_engine = {name: (name.endswith("index") and name not in course) or name == "readme" for name in others}
     return (
         toctree((name for number, name in chapters.items() if number < PART_TWO), "Chapters")
         + toctree((name for number, name in chapters.items() if number >= PART_TWO), "Part two")

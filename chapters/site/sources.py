@@ -21,7 +21,7 @@ ROOT = CHAPTERS.parent
 # Texts of the course -> their names in the site, without .html
 TEXTS = {"README.md": "readme", "chapters/README.md": "index"}
 TEXTS |= {f"chapters/{name}.md": name for name in ("one_request", "from_nano_vllm", "add_a_wing")}
-TEXTS |= {"chapters/capstone/README.md": "capstone/index"}
+TEXTS |= {f"chapters/{name}/README.md": f"{name}/index" for name in ("nano_engine", "capstone")}
 if (CHAPTERS / "INSTRUCTOR.md").exists():  # not in a student's edition
     TEXTS["chapters/INSTRUCTOR.md"] = "instructor"
 TEXTS |= {  # README.de.md is the same chapter in German

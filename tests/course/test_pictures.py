@@ -45,7 +45,8 @@ def test_a_file_is_small_and_says_what_it_shows(path):
 
 
 def test_every_file_is_shown_somewhere():
-    there = {*ROOT.glob(f"{pictures.FOLDER}/*.svg"), *ROOT.glob(f"ch*/{pictures.FOLDER}/*.svg")}
+    there = {*ROOT.glob(f"{pictures.FOLDER}/*.svg"), *ROOT.glob(f"nano_engine/{pictures.FOLDER}/*.svg")}
+    there |= {*ROOT.glob(f"ch*/{pictures.FOLDER}/*.svg")}
     assert there == set(FILES)
     readme = (ROOT.parent / "README.md").read_text("utf-8")
     assert set(pictures.IMAGE.findall(readme)) == {path.stem for path in FILES if path.parent.parent == ROOT}
