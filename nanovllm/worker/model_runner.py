@@ -363,12 +363,11 @@ class ModelRunner:
             assert self.model_config.images is not None
             self.parts["tower"] = self.model_config.images.make_tower(
                 self.directory,
-                published=self.model_config.published,
+                model_config=self.model_config,
                 dtype=self.dtype,
                 device=self.device,
                 dummy=self.config.load_format == "dummy",
                 kernels_for=partial(self.platform.tower_kernels, self.config),
-                text_config=self.model_config,
                 context=self.platform.tower_context,
             )
 

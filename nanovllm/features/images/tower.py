@@ -41,26 +41,25 @@ class Tower(ModelPart):
         directory: Path,
         config: ImageConfig,
         *,
-        published: Any,
+        model_config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
         dummy: bool,
         kernels_for: Callable[[ModelConfig, torch.dtype], Kernels | None],
-        text_config: ModelConfig,
         context: Callable[[], AbstractContextManager],
     ) -> None:
         """Read the weights. Raises ValueError for a checkpoint whose tower is not what config.json says.
 
-        published: how others have quantized the checkpoint, if they have. kernels_for: Platform.tower_kernels for this
-        engine. text_config: of the language model. context: makes the context in which the tower computes.
+        model_config: of the language model, and how others have quantized the checkpoint. kernels_for:
+        Platform.tower_kernels for this engine. context: makes the context in which the tower computes.
         """
         self.dtype = dtype
         self._context = context
         self.device = device
         self.num_runs = 0
-        self._model = _load(directory, config, published, dtype, dummy).to(device)
+        self._model = _load(directory, config, model_config.published, dtype, dummy).to(device)
         self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
-        kernels = kernels_for(with_heads_of(self._model.config.vision_config, text_config), dtype)
+        kernels = kernels_for(with_heads_of(self._model.config.vision_config, model_config), dtype)
         if kernels is not None:
             from nanovllm.features.images.tower_kernels import use_kernels
 
@@ -104,11 +103,11 @@ class Tower(ModelPart):
         return features
 
 
-def with_heads_of(vision_config: Any, text_config: ModelConfig) -> ModelConfig:
+def with_heads_of(vision_config: Any, model_config: ModelConfig) -> ModelConfig:
     """A configuration whose attention has the sizes of a tower's."""
     num_heads = getattr(vision_config, "num_attention_heads", None) or vision_config.num_heads
     head_dim = vision_config.hidden_size // num_heads
-    return replace(text_config, num_attention_heads=num_heads, num_key_value_heads=num_heads, head_dim=head_dim)
+    return replace(model_config, num_attention_heads=num_heads, num_key_value_heads=num_heads, head_dim=head_dim)
 
 
 @contextmanager
