@@ -285,7 +285,9 @@ def test_the_contents_go_when_a_section_is_chosen(address, phone):
     heading = phone.locator("#six-traps h2")
     phone.wait_for_function("() => document.querySelector('.toc-drawer').getBoundingClientRect().left >= innerWidth")
     phone.wait_for_function("heading => 0 < heading.getBoundingClientRect().top", arg=heading.element_handle())
-    phone.wait_for_function("heading => heading.getBoundingClientRect().bottom < innerHeight", arg=heading.element_handle())
+    phone.wait_for_function(
+        "heading => heading.getBoundingClientRect().bottom < innerHeight", arg=heading.element_handle()
+    )
     heading.click()  # nothing covers it
 
 
@@ -305,7 +307,9 @@ def test_texts_and_diagrams_fit_a_phone(page, address, phone):
     phone.evaluate("for (const answer of document.querySelectorAll('.answer')) answer.hidden = false")
     rows = phone.locator("table.stack tbody tr")
     shown = rows.evaluate_all(f"rows => rows.map({ROW})")
-    assert shown and all(row == {"outside": False, "named": True, "left": True, "below": True, "gap": 0} for row in shown)
+    assert shown and all(
+        row == {"outside": False, "named": True, "left": True, "below": True, "gap": 0} for row in shown
+    )
     assert phone.locator(".diagram").evaluate_all("all => all.every(each => each.scrollWidth <= each.clientWidth)")
     height = "heads => heads.map(head => head.getBoundingClientRect().height)"
     before = phone.locator("h1, h2, h3").evaluate_all(height)
