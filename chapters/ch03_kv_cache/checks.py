@@ -150,12 +150,16 @@ def show_call(*call: Any) -> str:
     return "window_slots({}, start={}, end={}, window={}, block_size={})".format(*call)
 
 
+def cut_slots(table: list[int], start: int, end: int, window: int, size: int) -> list[list[int]]:
+    """What window_slots must return, found in a way that is no good for long texts: a list of all slots, cut."""
+    slots = [block_id * size + offset for block_id in table for offset in range(size)]
+    return [slots[: row + 1][-window:] for row in range(start, end)]
+
+
 def compare_slots(
     function: WindowSlots, hint: str, table: list[int], start: int, end: int, window: int, size: int
 ) -> None:
-    """Compares with the slots found in a shorter way: a list of all slots, cut."""
-    slots = [block_id * size + offset for block_id in table for offset in range(size)]
-    expected = [slots[: row + 1][-window:] for row in range(start, end)]
+    expected = cut_slots(table, start, end, window, size)
     given, call = list(table), show_call(table, start, end, window, size)
     got = function(given, start, end, window, size)
     expect(table, given, f"{call} changed block_table")

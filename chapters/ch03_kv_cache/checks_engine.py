@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from chapters.ch03_kv_cache.checks import PoolBlocks, WindowSlots, show_call
-from chapters.ch03_kv_cache.solution import window_slots
+from chapters.ch03_kv_cache.checks import PoolBlocks, WindowSlots, cut_slots, show_call
 from chapters.expect import ensure, expect
 from chapters.grading import Bench, Wrong
 from chapters.patching import replaced
@@ -87,7 +86,7 @@ def read_windows(function: WindowSlots, bench: Bench) -> None:
     with ExitStack() as stack:
         for layer in model.layers[::2]:
             stack.enter_context(replaced(layer.self_attn, "window", WINDOW))
-        with use_window_slots(window_slots):
+        with use_window_slots(cut_slots):
             expected = bench.generate()
         with use_window_slots(function):
             bench.same_tokens(expected)
@@ -100,7 +99,7 @@ def use_window_slots(function: WindowSlots) -> Iterator[None]:
     def slots_of_rows(block_table: list[int], start: int, end: int, window: int, block_size: int) -> list[list[int]]:
         table = block_table[: -(-end // block_size)]
         call = table, start, end, window, block_size
-        ours, theirs = window_slots(*call), function(list(table), start, end, window, block_size)
+        ours, theirs = cut_slots(*call), function(list(table), start, end, window, block_size)
         expect(ours, theirs, f"in the engine: {show_call(*call)}")
         return ours
 
