@@ -503,7 +503,7 @@ CONFIG = {
     "dtype": "float32",
 }
 CONFIG |= dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "qk_norm"), False)
-THEIRS: Any = LlamaConfig(**SIZES, rms_norm_eps=1e-5, rope_theta=10000.0, attn_implementation="eager")
+THEIRS: Any = LlamaConfig(**{**SIZES, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "attn_implementation": "eager"})
 
 
 def config(**changed: Any) -> ModelConfig:

@@ -502,7 +502,7 @@ MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 def load_weights(model: nn.Module, directory: Path) -> None:
     """Fill the model with what the checkpoint's *.safetensors files hold. Raises KeyError if a weight is missing.
 
-    Their names are those of the model's parameters behind "model." (lm_head.weight has no such beginning), except that
+    Their names are those of the model's parameters with "model." in front (but not of lm_head.weight), except that
     MERGED names what is one weight here and several there. Weights may be in bfloat16; the model's are float32.
     """
     tensors: dict[str, Tensor] = {}
