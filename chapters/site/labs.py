@@ -78,7 +78,8 @@ when you start it.</p>
 <div class="now"><div class="steps">
 <button type="button" class="back" title="Undo the last action (arrow left)">&#9664; back</button>
 <button type="button" class="copy" title="Copy the address of this state">copy link</button>
-<button type="button" class="forward" title="The next action of this scene, or the next scene (arrow right)"></button></div>
+<button type="button" class="forward" title="The next action of this scene, or the next scene (arrow right)">
+</button></div>
 <p class="said" role="status"></p></div>
 <details class="own"><summary>Do something yourself</summary>
 <div class="controls"><div class="actions">{"".join(buttons)}</div>

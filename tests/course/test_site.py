@@ -292,9 +292,10 @@ def test_the_contents_go_when_a_section_is_chosen(address, phone):
 
 
 ROW = """row => {
-    const [first, ...others] = [...row.cells].filter(cell => cell.textContent), read = cell => cell.getBoundingClientRect();
+    const [first, ...others] = [...row.cells].filter(cell => cell.textContent);
+    const read = cell => cell.getBoundingClientRect(), align = cell => getComputedStyle(cell).textAlign;
     return { outside: read(row).right > innerWidth, named: others.every(cell => cell.dataset.name),
-        left: others.every(cell => getComputedStyle(cell).textAlign === "left" || getComputedStyle(cell).textAlign === "start"),
+        left: others.every(cell => ["left", "start"].includes(align(cell))),
         below: others.every((cell, at) => read(cell).top >= read([first, ...others][at]).bottom - 1),
         gap: row.previousElementSibling ? read(row).top - read(row.previousElementSibling).bottom : 0 };
 }"""

@@ -371,7 +371,8 @@ class RowMajor(PublishedWeight):
         if self._zeros.get_dtype() == "I8":
             return self.unsigned(self._of_rows(self._zeros, lead, rows))
         words, among = in_words(rows, 32 // self.scheme.bits)
-        stored = self._zeros[(*lead, words, slice(0, self._grid[1]))]
+        place = (*lead, words, slice(0, self._grid[1]))
+        stored = self._zeros[place]
         return unpack(stored.T, self.scheme.bits)[:, among].T
 
     def unsigned(self, codes: Tensor) -> Tensor:
@@ -420,7 +421,8 @@ class Packed(RowMajor):
 
     def codes(self, lead: list[int], rows: slice, inputs: slice) -> Tensor:
         words, among = in_words(inputs, self.per_word)
-        return unpack(self._codes[(*lead, rows, words)], self.scheme.bits)[:, among]
+        place = (*lead, rows, words)
+        return unpack(self._codes[place], self.scheme.bits)[:, among]
 
 
 class Integers(RowMajor):
@@ -433,7 +435,8 @@ class Integers(RowMajor):
         return [*lead, n, k]
 
     def codes(self, lead: list[int], rows: slice, inputs: slice) -> Tensor:
-        return self.unsigned(self._codes[(*lead, rows, inputs)])
+        place = (*lead, rows, inputs)
+        return self.unsigned(self._codes[place])
 
 
 class Floats(RowMajor):
