@@ -51,9 +51,8 @@ def measure(tell: Callable[..., None], file: str, model: str | None) -> dict[str
     rows = [[engine, f"{NUM_REQUESTS * ANSWER_TOKENS / each:,.0f} (measured)"] for engine, each in took.items()]
     lines = [line for line in Path(file).read_text("utf-8").splitlines() if line.strip()]
     name = Path(path).name if model else "a tiny random model"
-    what = (
-        f"{name}, float32, one thread; {PROMPT_TOKENS}-token prompts, {ANSWER_TOKENS}-token answers; {len(lines)} lines"
-    )
+    work = f"{PROMPT_TOKENS}-token prompts, {ANSWER_TOKENS}-token answers"
+    what = f"{name}, float32, one thread; {work}; {len(lines)} lines, docstrings included"
     return {"problem": "", "what": what, "rows": rows}
 
 

@@ -141,14 +141,16 @@ class BlockManager:
     def register(self, seq: Sequence) -> None:
         """Make the full blocks of its first num_computed tokens findable.
 
-        Where another block has the same content already, that one stays the one to be found.
+        Where another block has the same content already, that one stays the one to be found. If it has been taken for
+        something else since, a block that was not found before is made findable now.
         """
         raise NotImplementedError
 
     def free(self, seq: Sequence) -> None:
         """Take its blocks back; they stay cached. The sequence has no blocks then, and nothing computed.
 
-        What nobody else uses goes to the tail of free_blocks, last block first: a text is forgotten from its end.
+        What nobody else uses goes to the tail of free_blocks, last block first: a text is forgotten from its end. (The
+        course's engine puts blocks without a hash at the head. Here all of them go to the tail.)
         """
         raise NotImplementedError
 
@@ -166,7 +168,10 @@ class Chunk:
 
     @property
     def reaches_end(self) -> bool:
-        """Only then is a token sampled: the logits of a chunk that ends inside a prompt are of no use."""
+        """Only then is a token sampled: the logits of a chunk that ends inside a prompt are of no use.
+
+        Ask before the token is appended: afterwards the chunk no longer reaches the end.
+        """
         return self.end == len(self.seq.tokens)
 
 
@@ -202,7 +207,8 @@ class Scheduler:
         2. If there are no blocks for that, the last running sequence is preempted: it loses its blocks and waits before
            all others. So on until there are enough; a sequence may have to preempt itself.
         3. The first waiting sequence is admitted and gets a chunk, too, and so on, as long as there are budget, places
-           (max_num_seqs) and blocks for all its tokens. Nobody passes one that has to wait.
+           (max_num_seqs) and blocks for all its tokens. Nobody passes one that has to wait. (The course's engine admits
+           nobody in a step that preempted. Here that needs no rule of its own.)
 
         A chunk counts as computed when it is scheduled: num_computed is its end, and its full blocks are registered, so
         that a sequence admitted later in the same step finds them.
@@ -227,7 +233,7 @@ class Batch:
     input_ids, positions    [T]
     slot_mapping            [T]        where K and V of each token go
     cu_seqlens_q            [B + 1]    sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]
-    seqlens_k               [B]        how many keys the last of these rows sees, its own included
+    seqlens_k               [B]        where the chunk ends: so many keys the last of these rows sees, its own included
     block_tables            [B, most blocks]    padded with 0
     logits_rows             [R]        the last row of each chunk that reaches its end
     """
@@ -247,6 +253,9 @@ def make_batch(chunks: list[Chunk]) -> Batch:
 
 
 # -- Step 5: the model -------------------------------------------------------------------------------------------------
+
+# A config has vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
+# head_dim, rms_norm_eps, rope_theta, tie_word_embeddings and, for step 8, eos_token_ids.
 
 
 class RMSNorm(nn.Module):
@@ -366,7 +375,8 @@ def sample(logits: Tensor, seqs: list[Sequence]) -> list[int]:
     """A token for each of these sequences, of which logits, [R, vocab_size], has a row each.
 
     With temperature 0, the most likely. Otherwise noise(seq) chooses in softmax(logits / temperature): the first token
-    up to which the shares add up to more than it.
+    up to which the shares add up to more than it. (Rounded shares may add up to a little less than 1: take care that
+    there always is one.)
     """
     raise NotImplementedError
 
@@ -394,7 +404,10 @@ class LLM:
         raise NotImplementedError
 
     def add_request(self, prompt: str | list[int], params: SamplingParams) -> Sequence:
-        """Queue a prompt. Raises ValueError if it is empty, or if the whole pool could not hold it and its answer."""
+        """Queue a prompt; a str is encoded by the tokenizer, with its defaults. Returns its sequence.
+
+        Raises ValueError if it is empty, or if its tokens and max_tokens together are more than the pool has slots.
+        """
         raise NotImplementedError
 
     @torch.inference_mode()
@@ -403,5 +416,9 @@ class LLM:
         raise NotImplementedError
 
     def generate(self, prompts: list[str] | list[list[int]], params: SamplingParams) -> list[dict[str, Any]]:
-        """Complete the prompts. Returns {"text": ..., "token_ids": ...} of each answer, in the order of the prompts."""
+        """Complete the prompts. Returns {"text": ..., "token_ids": ...} of each answer, in the order of the prompts.
+
+        token_ids include the EOS token that ended an answer, and text is what the tokenizer decodes them to. If one of
+        the prompts is refused, none is queued.
+        """
         raise NotImplementedError

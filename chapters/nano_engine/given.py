@@ -19,6 +19,7 @@ from nanovllm.files.tokenizer import load_tokenizer, with_eos
 def read_checkpoint(directory: Path) -> tuple[ModelConfig, Any]:
     """The configuration (nanovllm/checkpoint.py lists its fields) and the tokenizer of a checkpoint directory.
 
+    The tokenizer is transformers': tokenizer.encode(text) gives token ids, and tokenizer.decode(token_ids) a text.
     Raises ValueError for a checkpoint that is no plain Llama: a nano engine would compute it wrongly.
     """
     config = ModelConfig.from_directory(directory)

@@ -47,7 +47,7 @@ def uniform_noise(seq: Sequence) -> float:
     return upper_53_bits * 2.0**-53
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 

@@ -196,7 +196,9 @@ def batch_of_seen(seen: Tensor, block_size: int) -> Batch:
         max_query_len=num_rows,
         max_key_len=max(num_keys),
     )
-    batch.attn_metadata[AttentionStep] = AttentionStep.of_tasks(torch.tensor(tasks, dtype=torch.int64), tables)
+    batch.attn_metadata[AttentionStep] = AttentionStep.of_tasks(
+        torch.tensor(tasks, dtype=torch.int64, device="cpu"), tables
+    )
     return batch
 
 

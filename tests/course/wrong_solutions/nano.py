@@ -142,7 +142,9 @@ sample
         ~ if seq.params.temperature > 0: => if False:
 LLM
     one_by_one: queue all of them
-        - seqs = [self.add_request(prompt, params) for prompt in prompts]
+        - seqs = [self.make_sequence(prompt, params) for prompt in prompts]
+        - for seq in seqs:
+        -     self.scheduler.add(seq)
         - while self.scheduler.has_unfinished():
         -     self.step()
         + seqs = []
