@@ -19,7 +19,7 @@ DTYPES = {
     "float16": "float16",
 }
 BITS = ("int8", "int4")  # to which the weights of any checkpoint may be rounded
-# A checkpoint's own quantization may be named, too. It has to be that; vLLM's scripts name some kernels for it instead.
+# A checkpoint's own method may be named, too (files/model_fields.py compares). vLLM's scripts may name a kernel for it.
 OWN = {name: name for name in ("fp8", "gptq", "awq", "compressed-tensors", "bitsandbytes", "gguf")}
 OWN |= {f"{name}_marlin": name for name in ("gptq", "awq")}
 CHOICES = {  # option -> value that may be given -> value that the option has then
@@ -107,7 +107,7 @@ class EngineConfig:
     )
     cpu_cache_bytes: int = option(0, "bytes for prefixes that the KV pool has evicted, in the CPU's memory", low=0)
     gpu_memory_utilization: float = option(
-        0.9, "share of a GPU's memory to use, or of half of a CPU's free memory", low=0.01, high=1.0
+        0.9, "share of a GPU's memory to use, or of half of a CPU's free memory, 4 GiB at most", low=0.01, high=1.0
     )
     kv_cache_memory_bytes: int | None = option(
         None, "bytes of each rank's KV pool; overrides gpu_memory_utilization", low=1
@@ -162,7 +162,7 @@ class EngineConfig:
 
     @property
     def max_num_logits(self) -> int:
-        """Rows of logits in the largest step, within which speculation keeps the drafts of all sequences."""
+        """Rows of logits in the largest step. Speculation keeps the drafts of all sequences together within it."""
         speculative: Any = self.speculative_config
         return self.max_num_seqs + (0 if speculative is None else speculative.num_speculative_tokens)
 

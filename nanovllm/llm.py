@@ -104,7 +104,7 @@ class Calls:
                     finished = output.finished
                     yield output
         except BaseException:  # also when the iterator is closed
-            self.engine.to_abort[request.request_id] = request  # first of all: Ctrl-C may interrupt any call
+            self.engine.to_abort[request.request_id] = request  # before any call: Ctrl-C may interrupt it
             self._drop([request])
             raise
 
@@ -126,7 +126,7 @@ class Calls:
     def _drop(self, requests: list[Request]) -> None:
         """End requests that nobody waits for any more: now or, in the middle of a step, with its end."""
         self.engine.to_abort.update({request.request_id: request for request in requests})
-        with suppress(RuntimeError):  # of a thread that waits for its turn already: the next step ends them
+        with suppress(RuntimeError):  # of a signal handler that has interrupted a wait: the next step ends them
             self._in_one_turn(partial(self._end, requests), within=True)
 
     def _in_one_turn(self, work: Callable[[], Result], *, within: bool = False) -> Result:
@@ -155,7 +155,7 @@ class Calls:
         """Make a step unless all of these requests have ended. Returns the ids of those that have not."""
         engine = self.engine
         if request_ids.isdisjoint(engine.requests):
-            engine.recover()  # unless the step that ended them is taken back here
+            engine.recover()  # if the step that ended them has failed, they come back here
         elif not engine.step():
             return request_ids  # none has ended in this step, and looking for those that others have ended takes time
         return request_ids & engine.requests.keys()
@@ -175,8 +175,8 @@ class Calls:
 class LLM:
     """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig. Several threads may use it at once.
 
-    The constructor raises ValueError or FileNotFoundError for an option or a checkpoint that can't work, before it
-    reads any weight.
+    The constructor raises ValueError or FileNotFoundError for an option or a checkpoint that can't work, if possible
+    before it reads any weight.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -233,8 +233,8 @@ class LLM:
 
         options: those in features/chat_template/chat.py; render_chat() in render.py, beside it, explains them.
         """
-        items = items_of(messages)  # None for a message, which is a dict: then these are one conversation's
-        conversations: list[Any] = [items_of(item) for item in items or ()]
+        items = items_of(messages)
+        conversations: list[Any] = [items_of(item) for item in items or ()]  # None for a message, which is a dict
         if not conversations or None in conversations:
             conversations = [messages if items is None else items]
 
@@ -279,6 +279,7 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Yield growing outputs of one prompt, the last with finished=True. Text only ever grows.
 
+        sampling_params.output_kind may ask for what is new each time (DELTA), or for the last output (FINAL_ONLY).
         The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
         """
         params = self._params_list(sampling_params, 1)[0]
@@ -302,8 +303,9 @@ class LLM:
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields a last output (finish_reason "abort"). Unknown ids are ignored.
 
-        A callback that a step runs (a logits processor, on_step, on_kv_events) may call abort() and stats(). Then the
-        request ends when the step ends. Any other method raises RuntimeError in the middle of a step.
+        A callback that a step runs (a logits processor, on_step, on_kv_events) may call abort(), stats() and
+        get_metrics(). Then the request ends when the step ends. What else needs the engine raises RuntimeError in the
+        middle of a step.
         """
         self._turns.take(partial(self.engine.abort_request, request_id), within=True)
 
@@ -311,13 +313,13 @@ class LLM:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
 
         prefix_cache counts blocks, except for hit_tokens, which counts tokens. Its recent_hit_rate is the hit rate of
-        the last 1,000 requests since the cache was reset, and its utilization is the share of the pool that is cached.
-        For an interval, subtract two engine.block_manager.stats.snapshot().
+        the last 1,000 admissions since the cache was reset, and its utilization is the share of the pool that is
+        cached. For an interval, subtract two engine.block_manager.stats.snapshot().
 
         batch_invariant says where a prompt's logits have the same bits whatever runs beside it: "on every processor",
-        "on processors that multiply bf16 pairs" (AVX512-BF16), or "not promised". Of a model that sees images it also
-        says with how many threads these are looked at, on which their bits depend. end_tokens maps each token id that
-        ends an answer to the names of the checkpoint's files that say so. images is there once an image has come:
+        "on processors that multiply pairs of bf16" (AVX512-BF16), or "not promised". Of a model that sees images it
+        also says where these are looked at with the same bits. end_tokens maps each token id that ends an answer to who
+        says so: files of the checkpoint, the tokenizer, hf_overrides. images is there once an image has come:
         tower_runs, one for each image that was looked at, and tower_bytes, of its weights on all ranks.
         """
         snapshot = wings.load("features.callers.snapshot").snapshot

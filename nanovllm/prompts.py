@@ -104,7 +104,7 @@ def tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
     """Raises ValueError for text that is not valid Unicode, or that the tokenizer fails at."""
     try:
         return tokenizer(text, **options).input_ids
-    except BaseException as error:  # but not what a signal handler raises meanwhile
+    except BaseException as error:  # a panic in Rust is no Exception; what a signal handler raises goes on
         if isinstance(error, TypeError | LookupError | UnicodeError) or type(error) is Exception or is_panic(error):
             is_text = text.encode("utf-8", "replace") == text.encode("utf-8", "surrogatepass")
             what = "the tokenizer fails at the prompt" if is_text else "the prompt is not valid Unicode text"

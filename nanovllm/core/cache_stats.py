@@ -10,7 +10,8 @@ COUNTERS = "queries hits misses evictions collisions preempted_queries preempted
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Counters in blocks. Every full block of an allocation that succeeded is one query: a hit or a miss.
+    """Counters in blocks. Every full block of an allocation that searched the cache and succeeded is one
+    query: a hit or a miss.
 
     A snapshot stands still, and a later one minus an earlier one is what happened between the two.
     """

@@ -44,8 +44,8 @@ class ScheduledChunk:
     write_start      the first position whose K/V is written. Usually it is start. It is end for the last token of a
                      fully cached prompt: its K/V is in a shared block already, and only its logits are wanted
     draft_token_ids  tokens that may follow the known ones (features/speculation); mostly none
-    reaches_end      known_end is the end of the known tokens. So the row before it gives the next token, and the row
-                     of each draft token the token after that. False for a chunk that ends inside a prompt.
+    reaches_end      known_end is len(seq.tokens), before update() appends. So the row before it gives the next token,
+                     and the row of each draft token the token after that. False for a chunk that ends inside a prompt.
     is_prefill       the sequence has not sampled since its admission
     """
 

@@ -126,6 +126,7 @@ class Sequence:
         self.parts: dict[str, Any] = {}
 
         # The random numbers of a sample depend on these two and on the token's position in the output (sampler.py).
+        # Without a seed in the request, the engine replaces the first.
         self.seed = self.seq_id if sampling_params.seed is None else int(sampling_params.seed)
         self.sample_index = 0
 

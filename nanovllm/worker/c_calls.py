@@ -50,7 +50,7 @@ def _are_together(tensor: Tensor, apart: int) -> bool:
 
 
 def out_address(out: Tensor, dtype: torch.dtype, shape: tuple[int, ...], name: str = "out") -> dict[str, int]:
-    """The one of two pointers that says whether a function rounds its results to dtype, or leaves them in float32."""
+    """A struct's field and its value: `name` if results are rounded to dtype, `name`_floats if they stay float32."""
     is_rounded = out.dtype == dtype
     return {name if is_rounded else f"{name}_floats": address(out, dtype if is_rounded else torch.float32, shape)}
 

@@ -5,7 +5,7 @@ cpu/c_kernels.py has the same in C, tested against them.
 
     add_rms_norm(hidden, residual, weight, eps, offset=0.0) -> normed, residual
         residual += hidden, in place, or residual = hidden where it is None. normed is residual / rms(residual) *
-        (offset + weight) over the last dimension (arXiv:1910.07467). All [T, size].
+        (offset + weight) over the last dimension (arXiv:1910.07467). All [T, size], or [T, heads, head_dim].
     silu_and_mul(gate_up) -> [T, size]
         silu(gate) * up for gate_up [T, 2 * size].
     rotary_and_write(q, k, v, cos_sin, kv_layer, batch)

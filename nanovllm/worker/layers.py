@@ -58,7 +58,8 @@ class RMSNorm(nn.Module):
     def forward(self, hidden: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """Add hidden to residual, in residual's memory. Returns (the normed sum, the sum).
 
-        residual: None in the first layer. Then the sum is hidden itself, and the next norm writes into it.
+        residual: None in the first layer, and for q and k. Then the sum is hidden itself, and the next norm writes into
+        it.
         """
         return context.kernels.add_rms_norm(hidden, residual, self.weight, self.eps, self.offset)
 

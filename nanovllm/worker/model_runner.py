@@ -93,7 +93,7 @@ def platform_of_this_machine() -> Platform:
 
 
 def weight_bytes_of(model: Decoder) -> int:
-    """Bytes of all weights. A matrix that is embedding table and output head counts once, in whichever order."""
+    """Bytes of all weights. What is embedding table and output head counts once, also if the head is a copy."""
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     if model.config.tie_word_embeddings and isinstance(model.embed_tokens, torch.nn.Parameter):
         linears = [linear for linear in linears if linear is not model.lm_head]
@@ -301,10 +301,10 @@ class ModelRunner:
         batch, sampling = pack(output, self.block_size, self.model_config.eos_token_ids)
         return self.run_packed(batch, sampling)
 
-    @torch.inference_mode()  # in_own_modes, around this, has switched off whatever the caller had on
+    @torch.inference_mode()  # run() has switched off whatever the caller had on; a rank's process has nothing on
     def run_packed(self, batch: Batch, sampling: SamplingBatch) -> ModelRunnerOutput:
         """Compute a step that pack() has packed. On a rank that gets no logits, nothing is found."""
-        for part in self.parts.values():  # outside the context, which takes away the threads of PyTorch's operations
+        for part in self.parts.values():  # outside the context, which may leave PyTorch's operations one thread
             part.begin_step(batch)
         with self.step_context():
             is_recordable = sampling.prompt_rows is None and all(
@@ -341,7 +341,7 @@ class ModelRunner:
         if self.model_config.pooling is not None:
             # A view would keep the whole step's tensor alive.
             vectors = [vector.clone() for vector in logits.cpu()]
-        elif len(logits) or prompt_scores:  # not in a step of prompt chunks only, nor on a rank that gets no logits
+        elif len(logits) or prompt_scores:  # not if all chunks end inside prompts, nor on a rank without logits
             sampled = sample_rows(logits, sampling, self.kernels) if len(logits) else None
             sampled, prompt_scores = fetch_together((sampled, prompt_scores))
             if sampled is not None:

@@ -29,7 +29,7 @@ Row = TypeVar("Row")
 TENSORS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")
 # Made once, for steps that draw nothing: to make one in every step takes time.
 EMPTY = torch.empty(0, dtype=torch.float32, device="cpu")
-QUANTUM = 2.0**-34  # of which all weights are multiples
+QUANTUM = 2.0**-34  # of which all that weights_of() returns are multiples
 TO_QUANTA = 1.5 * 2.0**18
 # The Chebyshev series of (exp(f) - 1 - f) / f^2 for |f| <= ln(2)/2, up to f^4, which comes first; cpu/sampling.c, too.
 EXP_COEFFICIENTS = (0.0013933647, 0.0083631802, 0.041666465, 0.16666577, 0.5)
@@ -200,7 +200,7 @@ def sample(
 def sample_rows(logits: Tensor, batch: SamplingBatch, kernels: "Kernels | None" = None) -> Sampled:
     """A token for each row of logits [R, vocab_size] (float32; changed in place), and its logprobs if asked for.
 
-    batch: where the logits are. Nothing waits for the device. kernels: None: PyTorch chooses.
+    batch: on the logits' device. Nothing waits for that device. kernels: None: PyTorch chooses.
     """
     raw = logits
     if batch.processors is not None:
@@ -272,7 +272,8 @@ def logit_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor)
         total = torch.where(cut, weights.sum(-1), weight_of_all[rows])
         wanted = torch.where(top_p[rows] < 1.0, top_p[rows] * total, torch.inf)
         kept &= weights.cumsum(-1) - weights < wanted[:, None]
-        whole = (min_p[rows] == 0) & (top_k[rows] == vocab_size)  # nothing is cut beyond the candidates
+        # Only there is weight_of_all the right total; it is enough if top_p ends within the candidates.
+        whole = (min_p[rows] == 0) & (top_k[rows] == vocab_size)
         return values.masked_fill(~kept, torch.inf).amin(-1), cut | (whole & ~kept[:, -1])
 
     if scaled.device.type != "cpu":  # sorting all of it is faster than asking the device which rows need it

@@ -165,7 +165,7 @@ def _of_ours(stats: dict[str, Any]) -> Iterator[Metric]:
     cache = stats["prefix_cache"]
     for name, text, value in (
         ("kv_cache_cached", "share of the blocks that are cached and can be found", cache["utilization"]),
-        ("prefix_cache_recent_hit_rate", "block hits per probe, last 1,000 requests", cache["recent_hit_rate"] or 0),
+        ("prefix_cache_recent_hit_rate", "block hits per probe, last 1,000 admissions", cache["recent_hit_rate"] or 0),
     ):
         yield Gauge(f"nanovllm_{name}", {}, value, help=text)
     for name, text, number in (
