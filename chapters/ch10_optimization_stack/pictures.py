@@ -51,7 +51,7 @@ def k_block() -> str:
     dims = ("0", "1", "2", "3", "...", "63")
     for row, dim in enumerate(dims):
         top = 20 + high * row
-        parts.append(words(left - 6, top + 11, f"number {dim}" if dim != "..." else dim, "tick", "end"))
+        parts.append(words(left - 6, top + 11, f"no. {dim}" if dim != "..." else dim, "tick", "end"))
         for lane in range(lanes):
             kind = "one" if dim == "1" else "three" if lane == 2 else "empty"
             parts.append(box(left + wide * lane, top, wide, high, "", kind))
@@ -60,7 +60,7 @@ def k_block() -> str:
     parts.append(words(middle + 9, 20 + high * len(dims) + 12, "key 2", "tick"))
     parts.append(words(left + wide * lanes, 20 + high * len(dims) + 12, "memory runs along the rows", "tick", "end"))
     vectors = (
-        ("one vector", "", "one", "number 1 of 16 keys: one load"),
+        ("vector", "", "one", "number 1 of 16 keys: one load"),
         ("times", "q", "two", "number 1 of the query, in all lanes"),
         ("added to", "", "", "a lane has the score of one key"),
     )
