@@ -134,4 +134,4 @@ def test_in_a_browser(folder):
         assert tab.locator(".present output").inner_text() != setting
         with tab.expect_popup() as speaker:
             tab.keyboard.press("s")
-        speaker.value.locator(".speaker-controls-notes .value", has_text="block_size").wait_for()
+        speaker.value.locator(".speaker-controls-notes .value", has_text="slot 5 × 4 + 1 = 21").wait_for()
