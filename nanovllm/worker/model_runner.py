@@ -368,7 +368,7 @@ class ModelRunner:
                 device=self.device,
                 dummy=self.config.load_format == "dummy",
                 kernels_for=partial(self.platform.tower_kernels, self.config),
-                context=self.platform.tower_context,
+                context_for=self.platform.tower_context,
             )
 
     @property

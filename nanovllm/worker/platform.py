@@ -125,6 +125,6 @@ class Platform(ABC):
         """
         return None
 
-    def tower_context(self) -> AbstractContextManager:
-        """A context in which a tower looks at images."""
+    def tower_context(self, kernels: Kernels | None) -> AbstractContextManager:
+        """A context in which a tower looks at images. kernels: of tower_kernels()."""
         return nullcontext()

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +47,20 @@ class Tower(ModelPart):
         device: torch.device,
         dummy: bool,
         kernels_for: Callable[[ModelConfig, torch.dtype], Kernels | None],
-        context: Callable[[], AbstractContextManager],
+        context_for: Callable[[Kernels | None], AbstractContextManager],
     ) -> None:
         """Read the weights. Raises ValueError for a checkpoint whose tower is not what config.json says.
 
         model_config: of the language model, and how others have quantized the checkpoint. kernels_for:
-        Platform.tower_kernels for this engine. context: makes the context in which the tower computes.
+        Platform.tower_kernels for this engine. context_for: Platform.tower_context.
         """
         self.dtype = dtype
-        self._context = context
         self.device = device
         self.num_runs = 0
         self._model = _load(directory, config, model_config.published, dtype, dummy).to(device)
         self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
         kernels = kernels_for(with_heads_of(self._model.config.vision_config, model_config), dtype)
+        self._context = partial(context_for, kernels)
         if kernels is not None:
             from nanovllm.features.images.tower_kernels import use_kernels
 

@@ -1,7 +1,7 @@
 """CPUPlatform: C kernels, a KV pool from the start, steps recorded as calls of C functions (chapters 3 and 10)."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -93,9 +93,9 @@ class CPUPlatform(Platform):
             return None
         return load_cpu_kernels(model_config, dtype, bidirectional=True)
 
-    def tower_context(self) -> AbstractContextManager:
-        """On PyTorch's threads, which compute a part of it."""
-        return one_kind_of_threads(on_pytorchs=True)
+    def tower_context(self, kernels: Kernels | None) -> AbstractContextManager:
+        """On PyTorch's threads, which compute a part of it, or all of it."""
+        return nullcontext() if kernels is None else one_kind_of_threads(on_pytorchs=True)
 
     def record_steps(self, runner: "ModelRunner") -> RecordedStep | None:
         return record_step(runner)

@@ -12,6 +12,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.images.prompt_images import Image, PromptImages
 from nanovllm.features.images.recent import Recent
+from nanovllm.worker.cpu import c_kernels, threads
 from nanovllm.worker.cpu.threads import pytorch_threads
 from tests.checkpoints import edit
 from tests.image_checkpoints import IDEFICS_PROCESSOR, KINDS, make_image_checkpoint, picture, reference
@@ -308,6 +309,21 @@ def test_the_number_of_threads(kind, tmp_path):
                 assert torch.get_num_threads() == num_threads
             llm.engine.tiers.disk.close()
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2]), dtype
+
+
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}], ids=["default", "eager"])
+@pytest.mark.parametrize("kind", ["smolvlm", "qwen3_5"])
+def test_without_a_compiler(kind, options, folder_of, monkeypatch):
+    """PyTorch looks at images, too."""
+
+    def none() -> None:
+        raise FileNotFoundError("there is no C compiler")
+
+    for module in (c_kernels, threads):
+        monkeypatch.setattr(module, "load_pool", none)
+    llm = LLM(str(folder_of(kind)), **OPTIONS | options)
+    [output] = llm.generate(prompt_of(kind, "the quick ", A, " fox"), GREEDY, use_tqdm=False)
+    assert_as_transformers(llm, folder_of(kind), output, [A])
 
 
 def image_of(llm: LLM, prompt: dict) -> Image:
