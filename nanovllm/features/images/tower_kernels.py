@@ -1,4 +1,4 @@
-"""A vision tower on the engine's C kernels: same bits with any number of threads, and faster (chapter 10).
+"""A vision tower on the engine's C kernels: the same bits with any number of threads (chapter 10).
 
 transformers' modules stay as they are but for three kinds: linear layers (and convolutions that cut an image into
 patches, which are products, too) read reordered weights, attention reads keys that lie as a KV pool's do, and an
@@ -7,19 +7,20 @@ activation is computed in one pass. PyTorch does the rest, which gives the same 
 
 import ctypes
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2CLS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import Batch, cdiv
 from nanovllm.worker.c_calls import FLOAT, INT, PTR, address, args_of
 from nanovllm.worker.cpu.c_kernels import BIDIRECTIONAL_ROWS, AttentionStep
+from nanovllm.worker.cpu.threads import pytorch_threads
 from nanovllm.worker.kernels import Kernels
 
 NAME = "nanovllm"  # of attention here, among those that transformers knows
@@ -42,6 +43,10 @@ ACTIVATIONS = {
     "SiLUActivation": (1.0, 0.0),
     "SiLU": (1.0, 0.0),
 }
+OTHER_ACTIVATIONS: tuple[Any, ...] = (
+    nn.GELU,
+    *(each[0] if isinstance(each, tuple) else each for each in ACT2CLS.values()),
+)
 
 
 def use_kernels(model: nn.Module, kernels: Kernels) -> None:
@@ -50,24 +55,22 @@ def use_kernels(model: nn.Module, kernels: Kernels) -> None:
     for module in list(model.modules()):
         for name, part in list(module.named_children()):
             setattr(module, name, _replaced(part, kernels, library))
-        module.tower_attention = BidirectionalAttention(kernels)  # type: ignore[assignment]
+        module.tower_kernels = kernels  # type: ignore[assignment] # attention() asks its module for them
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
     model.config.vision_config._attn_implementation = NAME  # type: ignore[union-attr]
 
 
-def _replaced(module: nn.Module, kernels: Kernels, library: Any) -> nn.Module:
+def _replaced(module: Any, kernels: Kernels, library: Any) -> nn.Module:
     """What computes the same in C, or the module itself."""
-    if isinstance(module, nn.Linear | nn.Conv2d | nn.Conv3d):
-        weight = module.weight.flatten(1)
-        is_product = isinstance(module, nn.Linear) or _cuts_into_patches(module)
-        reordered = kernels.reorder_weight(weight) if is_product else None
+    is_linear = type(module) is nn.Linear  # not a class derived from it, whose weight others may read
+    if is_linear or (isinstance(module, nn.Conv2d | nn.Conv3d) and _cuts_into_patches(module)):
+        reordered = kernels.reorder_weight(module.weight.flatten(1))
         if reordered is not None:
-            kernel_size = () if isinstance(module, nn.Linear) else module.kernel_size
-            return TowerLinear(reordered, module.bias, kernel_size, kernels)
+            return TowerLinear(reordered, module.bias, () if is_linear else module.kernel_size, kernels)
     if type(module).__name__ in ACTIVATIONS and library is not None:
         return Activation(*ACTIVATIONS[type(module).__name__], kernels, library)
-    if isinstance(module, nn.GELU):
+    if isinstance(module, OTHER_ACTIVATIONS):
         return OneThread(module)
     return module
 
@@ -88,7 +91,8 @@ class TowerLinear(nn.Module):
 
     def __init__(self, reordered: Tensor, bias: Tensor | None, kernel_size: tuple[int, ...], kernels: Kernels) -> None:
         super().__init__()
-        self.weight = reordered  # transformers' code asks for its dtype
+        self.weight = reordered.new_empty(0)  # transformers' code asks for its dtype
+        self.reordered = reordered
         self.bias = bias
         self.kernel_size = kernel_size
         self.kernels = kernels
@@ -99,7 +103,7 @@ class TowerLinear(nn.Module):
             x = x.unfold(dim, size, size)  # [N, channels, patches of each dimension ..., numbers of each ...]
         if num_dims:
             x = x.movedim(1, 1 + num_dims).flatten(1 + num_dims)  # [N, patches ..., numbers]
-        out = self.kernels.linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
+        out = self.kernels.linear(x.reshape(-1, x.shape[-1]), self.reordered, self.bias)
         out = out.view(*x.shape[:-1], -1)
         return out.movedim(-1, 1) if num_dims else out
 
@@ -132,49 +136,43 @@ class OneThread(nn.Module):
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with pytorch_threads(1):
             return self.module(x)
-        finally:
-            torch.set_num_threads(before)
 
 
-@dataclass(frozen=True)
-class BidirectionalAttention:
-    """Attention in which every row of a picture sees all of its keys."""
+def bidirectional_attention(kernels: Kernels, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Every row of an image sees all of its keys, but for those that are padding.
 
-    kernels: Kernels
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """q, k and v: [pictures, heads, rows, head_dim]. mask: None, or [pictures, 1, rows, rows]: may it be seen?
-
-        Returns [pictures, rows, heads, head_dim].
-        """
-        num, num_heads, num_rows, head_dim = q.shape
-        block_size = -(-num_rows // BLOCK_MULTIPLE) * BLOCK_MULTIPLE
-        seen = None if mask is None else mask[:, 0, 0]  # a row that is padding is seen by none
-        batch = batch_of(num, num_rows, block_size) if seen is None else batch_of_seen(seen, block_size)
-        cache = q.new_empty(2, num, block_size, num_heads, head_dim)
-        q, k, v = (rows_of(x) for x in (q, k, v))
-        self.kernels.rotary_and_write(q, k, v, None, (cache[0], cache[1]), batch)
-        return self.kernels.paged_attention(q, cache[0], cache[1], batch, 0).view(num, num_rows, num_heads, head_dim)
+    q, k and v: [images, heads, rows, head_dim]. mask: None, or [images, 1, rows, rows]: may it be seen? The same for
+    all rows of an image. Returns [images, rows, heads, head_dim].
+    """
+    num, num_heads, num_rows, head_dim = q.shape
+    block_size = cdiv(num_rows, BLOCK_MULTIPLE) * BLOCK_MULTIPLE
+    if mask is None:
+        batch = batch_of(num, num_rows, block_size)
+    else:
+        assert torch.equal(mask, mask[:, :, :1].expand_as(mask)), "padding is hidden from every row"
+        batch = batch_of_seen(mask[:, 0, 0], block_size)
+    cache = q.new_empty(2, num, block_size, num_heads, head_dim)
+    q, k, v = (rows_of(x) for x in (q, k, v))
+    kernels.rotary_and_write(q, k, v, None, (cache[0], cache[1]), batch)
+    return kernels.paged_attention(q, cache[0], cache[1], batch, 0).view(num, num_rows, num_heads, head_dim)
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """[pictures * rows, heads, head_dim] of [pictures, heads, rows, head_dim]; the heads of a row lie together."""
+    """[images * rows, heads, head_dim] of [images, heads, rows, head_dim]; the heads of a row lie together."""
     rows = x.transpose(1, 2).flatten(0, 1)
     return rows if rows.stride()[1:] == (x.shape[3], 1) else rows.contiguous()
 
 
 @lru_cache(maxsize=16)
 def batch_of(num: int, num_rows: int, block_size: int) -> Batch:
-    """So many pictures of so many rows, each with a block of its own."""
+    """So many images of so many rows, each with a block of its own."""
     return batch_of_seen(torch.ones(num, num_rows, dtype=torch.bool, device="cpu"), block_size)
 
 
 def batch_of_seen(seen: Tensor, block_size: int) -> Batch:
-    """The same where a row sees only some. seen: [pictures, rows]. Only these have a slot, one after another."""
+    """The same where a row sees only some. seen: [images, rows]. Only these have a slot, one after another."""
     num, num_rows = seen.shape
     first_slots = torch.arange(num, device="cpu")[:, None] * block_size
     slots = torch.where(seen, first_slots + seen.cumsum(1) - 1, -1).flatten()
@@ -207,4 +205,4 @@ def attention(
 ) -> tuple[Tensor, None]:
     """In the form in which transformers' modules call attention."""
     assert scaling == q.shape[-1] ** -0.5, "the kernel's own scale"
-    return module.tower_attention(q, k, v, attention_mask), None
+    return bidirectional_attention(module.tower_kernels, q, k, v, attention_mask), None

@@ -22,7 +22,7 @@ typedef struct {
 
 /* Keys that a task's row sees and its first row does not. */
 #ifdef BIDIRECTIONAL
-static inline int64_t later_keys(int64_t row) { return 0 * row; }
+static inline int64_t later_keys(int64_t row) { return (void)row, 0; }
 #else
 static inline int64_t later_keys(int64_t row) { return row; }
 #endif

@@ -178,8 +178,7 @@ def load_cpu_kernels(
     dtype_defines, head_defines = defines_of(config, dtype, everywhere, kv_int8, bidirectional)
     try:
         load_pool()
-        tile_rows = BIDIRECTIONAL_ROWS if bidirectional else TILE_ROWS
-        if tile_rows * group_size * config.head_dim > MAX_TILE_NUMBERS:
+        if tile_rows(bidirectional) * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
         sources = ("kernels.c", "heads.c")
         defines = (dtype_defines, dtype_defines + head_defines)
@@ -238,6 +237,11 @@ def group_of(config: ModelConfig) -> int:
     return config.num_attention_heads // config.num_key_value_heads
 
 
+def tile_rows(bidirectional: bool) -> int:
+    """Query rows of a task of attention, at most."""
+    return BIDIRECTIONAL_ROWS if bidirectional else TILE_ROWS
+
+
 def defines_of(
     config: ModelConfig, dtype: torch.dtype, everywhere: bool, kv_int8: bool = False, bidirectional: bool = False
 ) -> tuple[list[str], list[str]]:
@@ -245,8 +249,7 @@ def defines_of(
     dtype_defines = [f"-DTYPE_{TYPES[dtype]}"]
     if dtype == torch.bfloat16:
         dtype_defines += ["-DEVERYWHERE"] * everywhere + ["-DNO_PAIRS"] * (everywhere or not pairs_pay())
-    tile_rows = BIDIRECTIONAL_ROWS if bidirectional else TILE_ROWS
-    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_of(config), "TILE": tile_rows}
+    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_of(config), "TILE": tile_rows(bidirectional)}
     if config.rotary_dim != config.head_dim:
         sizes["ROTARY_DIM"] = config.rotary_dim
     head_defines = [f"-D{name}={size}" for name, size in sizes.items()]

@@ -1,5 +1,6 @@
 """A vision tower's C kernels against what PyTorch and transformers compute."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +10,9 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from nanovllm.features.images import tower_kernels
-from nanovllm.features.images.tower_kernels import ACTIVATIONS, BidirectionalAttention, use_kernels
+from nanovllm.features.images.tower_kernels import ACTIVATIONS, bidirectional_attention, use_kernels
 from nanovllm.worker.cpu.c_kernels import BIDIRECTIONAL_ROWS, load_cpu_kernels
+from nanovllm.worker.cpu.threads import pytorch_threads
 
 pytestmark = pytest.mark.compiler
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -31,7 +33,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize(("num", "num_heads", "num_rows", "head_dim"), [(3, 2, 1, 16), (2, 3, 300, 72), (1, 2, 97, 80)])
 def test_attention(num, num_heads, num_rows, head_dim, dtype):
     """Of whole images, and of those whose rows are padding here and there; also where a number is not finite."""
-    attend = BidirectionalAttention(kernels_of(num_heads, head_dim, dtype))
+    attend = partial(bidirectional_attention, kernels_of(num_heads, head_dim, dtype))
     assert num_rows % BIDIRECTIONAL_ROWS, "a tile that is not full"
     q, k, v = random(3, num, num_heads, num_rows, head_dim, dtype=dtype)
     mask = random(num, 1, 1, num_rows) > -0.5
@@ -62,6 +64,18 @@ def test_activations(name, dtype):
     is_ours = isinstance(layers.act, tower_kernels.Activation)
     assert is_ours == (type(ACT2FN[name]).__name__ in ACTIVATIONS) == (name != "gelu")
     assert torch.allclose(layers.act(x.clone()).float(), expected, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+
+
+@pytest.mark.parametrize("name", ["gelu_pytorch_tanh", "silu", "quick_gelu", "gelu", "mish", "tanh"])
+def test_activations_on_any_number_of_threads(name):
+    """PyTorch cuts so many numbers into shares, and computes those at a share's end in another way."""
+    layers, found = Layers(act=ACT2FN[name]), []
+    use_kernels(layers, kernels_of(1, 16, torch.float32))
+    for num_threads in (1, 2, 3):
+        with pytorch_threads(num_threads):
+            found.append(layers.act(random(1001, 173)))
+            assert torch.get_num_threads() == num_threads
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
