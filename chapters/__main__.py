@@ -16,8 +16,8 @@ from rich.table import Table
 from chapters import lab_notebook, quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
 from chapters.folds import unfolded
-from chapters.nano_engine.steps import NANO, STEPS
-from chapters.reading import all_minutes, minutes_of, only_short, shown
+from chapters.nano_engine.steps import STEPS, passed_steps
+from chapters.reading import minutes_of, only_short, shown
 from chapters.report import record, report
 from chapters.story import Story, busy
 from chapters.submission import LIMIT_S, readable
@@ -113,7 +113,10 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
     columns = ("chapter", "minutes", "read", "quiz", "exercises")
     table = Table("", *(words(f"progress.{name}") for name in columns), pad_edge=False)
     todo: list[str] = []
+    short_minutes = 0
     for chapter in all_chapters():
+        minutes = minutes_of(chapter)
+        short_minutes += minutes[0]
         done, tasks = progress.get(chapter), EXERCISES[chapter.number]
         if chapter.number == PART_TWO:
             table.add_section()
@@ -125,7 +128,7 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
         table.add_row(
             str(chapter.number),
             words.title(chapter),
-            shown(minutes_of(chapter)),
+            shown(minutes),
             read,
             words("progress.of", done=score[0], count=score[1]) if score else "",
             words("progress.of", done=len(solved), count=len(tasks)),
@@ -133,10 +136,12 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
         missing = {"read": done.get("read"), "quiz": score, "check": len(solved) == len(tasks)}
         todo += [f"python -m chapters {name} {chapter.number}" for name, is_done in missing.items() if not is_done]
     console.print(table)
-    if hours := round(all_minutes()[0] / 60):
+    if hours := round(short_minutes / 60):
         console.print(words("progress.paths", command="[bold]python -m chapters read N --short[/]", hours=hours))
-    steps = [name for name in progress.get(NANO).get("solved", []) if name in STEPS]
-    console.print(words("progress.nano", done=len(steps), count=len(STEPS), command="[bold]python -m chapters nano[/]"))
+    passed = passed_steps(progress)
+    console.print(
+        words("progress.nano", done=len(passed), count=len(STEPS), command="[bold]python -m chapters nano[/]")
+    )
     if todo:
         console.print(words("progress.next", command=f"[bold]{todo[0]}[/]"))
     else:

@@ -33,12 +33,19 @@ def examine(
         names = ", ".join(EXERCISES[chapter.number])
         raise ValueError(f"chapter {chapter.number} has no task {readable(only)}; it has {names}")
     tasks = [task for task in tasks if not only or task.name == only]
-    how = {"number": chapter.number, "model": model}
-    yield from examine_tasks(tasks, file, limit_s, num_jobs, "chapters.examine:check_task", **how)
+    yield from examine_tasks(
+        tasks,
+        file,
+        limit_s=limit_s,
+        num_jobs=num_jobs,
+        target="chapters.examine:check_task",
+        number=chapter.number,
+        model=model,
+    )
 
 
 def examine_tasks(
-    tasks: list[Task], file: Path, limit_s: float, num_jobs: int, target: str, **arguments: Any
+    tasks: list[Task], file: Path, *, limit_s: float, num_jobs: int, target: str, **arguments: Any
 ) -> Generator[Result, None, None]:
     """As examine(), with the function `target` in place of check_task(), which it is like."""
     num_jobs = num_jobs or min(2, os.cpu_count() or 1)  # an engine in each

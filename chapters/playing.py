@@ -25,12 +25,12 @@ STYLES = (SHARED / "theme.css", SHARED / "pictures.css", ROOT / "site" / "assets
 
 
 HOW_TO_PLAY = (
-    "Begin with the green button: where it says Next, each press shows the next thing. What another button does is "
-    "said when the mouse rests on it."
+    "Begin with the green button: where it says Next, each press shows the next thing. Rest the mouse on any other "
+    "button to read what it does."
 )
 HOW_TO_WAIT = (
-    "There is nothing to press: the parts of the lab have begun to run, one after another, for some minutes. Some "
-    "measure this machine, which should do nothing else meanwhile."
+    "There is nothing to press: the parts of the lab have begun to run, one after another, which takes some minutes. "
+    "Some of them measure this machine, so let it do nothing else meanwhile."
 )
 HOW_TO_CHANGE = (
     "Each part is a cell: what it tells, and below that its code. Change a number and run the cell again (Ctrl+Enter). "

@@ -53,6 +53,9 @@ class Reading:
 
     @property
     def minutes(self) -> int:
+        """0 if there is nothing to read."""
+        if self == Reading(0):
+            return 0
         exact = self.words / WORDS_PER_MINUTE + self.pictures + self.predictions + 2 * self.questions
         return 5 * max(1, round(exact / 5))
 
@@ -65,21 +68,22 @@ class Reading:
         return cls(words, pictures, text.count(PREDICTION), len(ANSWER.findall(text)))
 
 
-def text_of(chapter: Chapter) -> str:
-    return (chapter.folder / "README.md").read_text("utf-8")
-
-
 def short_path(text: str) -> str:
     """The section of a chapter's text; "" where there is none."""
     rest = text.partition(f"\n{SHORT}")[2]
     return SHORT + rest.partition(f"\n{LONG}")[0] if rest else ""
 
 
+def readings_of(chapter: Chapter) -> tuple[Reading, Reading]:
+    """What there is to read in its short path, and in the whole text."""
+    text = (chapter.folder / "README.md").read_text("utf-8")
+    return Reading.of(short_path(text)), Reading.of(text)
+
+
 def minutes_of(chapter: Chapter) -> tuple[int, int]:
     """Of the short path (0 where there is none), and of the whole text."""
-    text = text_of(chapter)
-    short = short_path(text)
-    return Reading.of(short).minutes if short else 0, Reading.of(text).minutes
+    short, whole = readings_of(chapter)
+    return short.minutes, whole.minutes
 
 
 def all_minutes() -> tuple[int, int]:
@@ -125,8 +129,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     for name in ("short", "words", "whole", "words"):
         table.add_column(name, justify="right")
     for chapter in chapters:
-        text, (short, whole) = text_of(chapter), minutes_of(chapter)
-        numbers = (short, Reading.of(short_path(text)).words, whole, Reading.of(text).words)
+        short, whole = readings_of(chapter)
+        numbers = (short.minutes, short.words, whole.minutes, whole.words)
         table.add_row(str(chapter.number), chapter.title, *(f"{number:,}" if number else "" for number in numbers))
     console.print(table)
     if args.chapter is None:

@@ -9,13 +9,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from chapters.course import Progress
-from chapters.nano_engine.steps import ENGINE, NANO, STEPS, begun_at, heading, name_of
+from chapters.nano_engine.steps import ENGINE, NANO, STEPS, begun_at, heading, name_of, passed_steps
 from chapters.runner import Lost, Run
 from chapters.submission import LIMIT_S, readable
 
 PUBLISHED = (  # of its README: Qwen3-0.6B, 256 requests of 100 to 1,024 tokens, answers as long
     ("nano-vllm, a GPU (RTX 4070 Laptop), Qwen3-0.6B", "1,434"),
     ("vLLM, the same GPU and model", "1,362"),
+)
+NOT_RUN_HERE = (
+    "nano-vllm needs CUDA, so it is not run here: its figures are those of its README, with another model, another "
+    "load and a GPU. They say what a GPU can do, and nothing about your engine."
 )
 BENCH_S = 600.0
 
@@ -49,10 +53,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
         return run_show(console)
     actions = {"check": run_check, "start": run_start, "bench": run_bench}
     return actions[args.action](args, console)
-
-
-def passed_steps(progress: Progress) -> list[str]:
-    return [name for name in progress.get(NANO).get("solved", []) if name in STEPS]
 
 
 def run_show(console: Console) -> int:
@@ -132,10 +132,7 @@ def run_bench(args: argparse.Namespace, console: Console) -> int:
     for engine, speed in PUBLISHED:
         table.add_row(engine, f"{speed} (published)")
     console.print(table)
-    note = (
-        "nano-vllm needs CUDA, so it is not run here: its figures are those of its README, with another model, another "
-    )
-    console.print(f"{note}load and a GPU. They say what a GPU can do, and nothing about your engine.", style="dim")
+    console.print(NOT_RUN_HERE, style="dim")
     return 0
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chapters.course import Chapter
+from chapters.course import Chapter, Progress
 
 FOLDER = Path(__file__).parent
 NANO = Chapter(0, FOLDER)  # no chapter, but as one in what the course remembers of a student
@@ -35,6 +35,10 @@ def name_of(number: int) -> str:
     if not 1 <= number <= len(STEPS):
         raise ValueError(f"there are steps 1 to {len(STEPS)}, found {number}")
     return [*STEPS][number - 1]
+
+
+def passed_steps(progress: Progress) -> list[str]:
+    return [name for name in progress.get(NANO).get("solved", []) if name in STEPS]
 
 
 def begun_at(number: int) -> str:

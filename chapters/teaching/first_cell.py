@@ -16,8 +16,10 @@ def get_ready() -> None:
             from google.colab import files
 
             files.upload()  # a button
-        assert Path("course.zip").is_file(), "put course.zip, which belongs to this notebook, into the same folder"
-        zipfile.ZipFile("course.zip").extractall()
+        if not Path("course.zip").is_file():
+            raise FileNotFoundError("put course.zip, which belongs to this notebook, into the same folder")
+        with zipfile.ZipFile("course.zip") as archive:
+            archive.extractall()
     folder = str(course())
     sys.path.insert(0, folder)
     os.environ["PYTHONPATH"] = folder  # of the processes in which cells are checked

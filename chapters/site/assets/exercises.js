@@ -235,8 +235,8 @@ function run(section) {
     verdict.textContent = again.textContent = outcome.textContent = "";
     if (!result) return;
     if (result.section) {
-      const link = document.createElement("a");
-      link.href = checks.find(({ section }) => section === result.section).place;
+      const link = document.createElement("a"), known = checks.find(({ section }) => section === result.section);
+      if (known) link.href = known.place; // a hint may name a section of its own: that is a text and no link
       link.textContent = result.section;
       again.append("Read again: ", link);
     }
