@@ -276,6 +276,7 @@ def tell_workload(story, world):
         _table.add_row(_name, f"{_found.best:.1f}", f"{_found.median:.1f}", "(measured)")
     story.show(_table)
     say_noise(story, not_faster(_rows))
+    story.say("The tokens that each row computed:")
     _table = make_table("", "tokens computed")
     for _name, _num_tokens in _computed.items():
         _table.add_row(_name, f"{_num_tokens:,}")

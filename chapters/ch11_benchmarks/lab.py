@@ -4,7 +4,6 @@ __generated_with = "0.25.2"
 app = marimo.App(width="medium", app_title="Lab 11: Benchmarks")
 
 with app.setup(hide_code=True):
-    import gc
     import random
     from importlib.util import find_spec
     from statistics import mean, median, median_low
@@ -159,9 +158,10 @@ def tell_arrivals(story, world):
         "behind. Above it the queue grows as long as requests come: with twice as many requests the waits would be "
         f"longer still. The closed loop never has more than {NUM_SEATS} requests in the system: the others wait "
         "politely outside, where nobody measures. (If the rows contradict this, something else has used the machine in "
-        "between: see the spread at the end of part 4.)\n\nLittle's law: the requests in the system, on average, are "
-        "the requests per second times the seconds each stays. On the left is the product of two numbers above; on the "
-        "right is what was counted before each step:"
+        'between: see the spread at the end of "Six lies".)\n\n'
+        "Little's law: the requests in the system, on average, are the requests per second times the "
+        "seconds each stays. On the left is the product of two numbers above; on the right is what was counted before "
+        "each step:"
     )
     _table = make_table("load", "requests/s", "x latency, s", "= in the system", "counted")
     for _name, _served in _rows.items():
@@ -180,6 +180,7 @@ def tell_arrivals(story, world):
 @app.cell(expand_output=True)
 def tell_lies(NUM_RUNS, first, loaded, story, world):
     story.part("Six lies")
+    story.say("Each row is a benchmark that lies in good faith, with the honest number beside what it says:")
     _runs = [world.run() for _ in range(NUM_RUNS)]
     _rates = [run.output_tokens_per_s for run in _runs]
     _honest = median(_rates)
@@ -198,17 +199,17 @@ def tell_lies(NUM_RUNS, first, loaded, story, world):
         ("counts prompt tokens as throughput", "tokens/s", _with_prompts, _honest),
         ("lets answers end when they like", "requests/s", _to_end[0], _to_limit[0]),
         (f"shows the best of {NUM_RUNS} runs", "output tokens/s", max(_rates), _honest),
-        ("starts clocks at the hand-over", "TTFT p50, ms", *_ttft_ms),
+        ("starts clocks at the handover", "TTFT p50, ms", *_ttft_ms),
     ):
         _table.add_row(_name, _unit, f"{_says:.1f}", f"{_is_so:.1f}", f"{_says / _is_so:.2f}", "(measured)")
     story.show(_table)
     story.say(
-        "Honest is, in this order: the mean of the second and the third run of part 1; the run before, in which the "
-        f"same prompts were new; the median of {NUM_RUNS} runs, output tokens only; the same questions, EOS ignored; "
-        f"the median of the {NUM_RUNS} runs; the load of {LOADS[-1]:.0%} with clocks that start when a request is due."
-        f"\n\nThe same prompts twice: {_num_cached} of {BATCH * LONG_INPUT} prompt tokens came from the prefix cache. "
-        "The engine did nothing wrong, the second run had less to do. All prompts are random here and share nothing, "
-        "and still a benchmark that is merely repeated is wrong."
+        "Honest is, in this order: the mean of the second and the third run of the first part; the run before, in "
+        f"which the same prompts were new; the median of {NUM_RUNS} runs, output tokens only; the same questions, EOS "
+        f"ignored; the median of the {NUM_RUNS} runs; the load of {LOADS[-1]:.0%} with clocks that start when a "
+        f"request is due.\n\nThe same prompts twice: {_num_cached} of {BATCH * LONG_INPUT} prompt tokens came from the "
+        "prefix cache. The engine did nothing wrong, the second run had less to do. All prompts are random here and "
+        "share nothing, and still a benchmark that is merely repeated is wrong."
     )
     story.say(
         f"Answers that end when they like: {_to_end[1]} tokens instead of {_to_limit[1]} for the same "
@@ -219,13 +220,6 @@ def tell_lies(NUM_RUNS, first, loaded, story, world):
     _spread = (max(_rates) - min(_rates)) / _honest
     story.say(f"From the slowest to the fastest: {_spread:.0%} of the median.", measured=True)
     story.say("A difference between two engines that is smaller than this needs more runs before it is one.")
-    return
-
-
-@app.cell
-def _(world):
-    del world.llm  # its memory and its threads
-    _num_found = gc.collect()
     return
 
 
