@@ -7,9 +7,10 @@ import pytest
 # Fixtures that make a test slow: real weights, engines in processes of their own, C kernels compiled anew.
 SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "processes", "empty_cache"}
 # What makes a test one for CI, beside the marker on a test of its own: files and fixtures of programs that
-# `pip install -e ".[test]"` does not bring.
-CI_FILES = """test_ray test_ray_serve test_wheel test_notebook test_page_model test_site test_slides
-test_lm_eval test_node_clients test_clients_of_openai_2 test_packers""".split()
+# `pip install -e ".[test]"` does not bring. Unless it is for the night.
+CI_FILES = """test_ray test_ray_serve test_wheel test_notebook test_colab test_page_model test_site test_slides
+test_lab_in_browser test_real_tokenizers test_real_templates test_lm_eval test_node_clients test_clients_of_openai_2
+test_packers""".split()
 CI_FIXTURES = {"browser", "cdn"}
 
 
@@ -44,8 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         fixtures = set(item.fixturenames)
-        if item.path.stem in CI_FILES or CI_FIXTURES & fixtures:
+        if (item.path.stem in CI_FILES or CI_FIXTURES & fixtures) and not item.get_closest_marker("nightly"):
             item.add_marker("ci")
         interpreted = item.path.name == "test_triton_kernels.py"  # Triton's interpreter takes a second for a small tile
-        if interpreted or SLOW_FIXTURES & fixtures or any(map(item.get_closest_marker, ("ci", "soak"))):
+        if interpreted or SLOW_FIXTURES & fixtures or any(map(item.get_closest_marker, ("ci", "nightly", "soak"))):
             item.add_marker("slow")

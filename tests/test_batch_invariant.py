@@ -59,8 +59,8 @@ def bits(llm: LLM, prompts: list[list[int]], params: Any) -> list[Any]:
 def crossed(variants: list[str]) -> Iterator[Any]:
     """Two models of two kinds of layers in bfloat16, the first in every kind; in CI each in each."""
     for variant, kind in product(variants, KINDS):
-        is_for_ci = variant != variants[0] and (variant, kind) != ("qwen3.5", "bfloat16")
-        yield pytest.param(variant, kind, marks=[pytest.mark.ci] * is_for_ci)
+        is_for_the_night = variant != variants[0] and (variant, kind) != ("qwen3.5", "bfloat16")
+        yield pytest.param(variant, kind, marks=[pytest.mark.nightly] * is_for_the_night)
 
 
 @pytest.mark.compiler

@@ -14,7 +14,6 @@ from chapters.teaching.cells import notebook
 HINT = 'needs nbclient and ipykernel: pip install -e ".[ci]"'
 pytest.importorskip("ipykernel", reason=HINT)
 nbclient, nbformat = (pytest.importorskip(name, reason=HINT) for name in ("nbclient", "nbformat"))
-pytestmark = pytest.mark.ci
 
 ROOT = Path(__file__).parent.parent
 ON_A_T4 = """from tests.pretend_gpu import pretend_gpu
@@ -44,6 +43,7 @@ def text_of(output: dict) -> str:
     return output["data"]["text/plain"] if "data" in output else f"{output['ename']}: {output['evalue']}"
 
 
+@pytest.mark.nightly
 def test_on_a_cpu(folder, demo_checkpoint):
     out = run(folder)
     assert out["install-cell"].startswith("PyTorch 2.")
@@ -92,7 +92,7 @@ def test_the_exercise_is_the_chapters(folder):
     assert len(ours) == 2 and set(ours) <= set(theirs)
 
 
-@pytest.mark.parametrize("is_unpacked", [False, True])
+@pytest.mark.parametrize("is_unpacked", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_an_assignment(tmp_path, monkeypatch, demo_checkpoint, is_unpacked):
     """It needs what is handed out, and nothing else: an empty exercise does not pass, our solution does."""
     monkeypatch.setenv("PIP_DRY_RUN", "1")

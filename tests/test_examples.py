@@ -91,7 +91,7 @@ def test_agents(status_of, talkative, form):
     assert status == 0 and out.count("It is booked: 42.") == 2 and out.count("find_trains") == 2
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_quickstart(processes, demo_in_float32):
     """As its user runs it."""
     status, out, err = processes.run(str(ROOT / "examples" / "quickstart.py"), str(demo_in_float32), cwd=ROOT)
@@ -127,7 +127,7 @@ def test_image_blocks(status_of):
     assert "".join(shown).splitlines() == printed, "chapter 7 shows both tables"
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_ask_a_picture(run):
     out = " ".join(run("ask_a_picture.py").split())
     assert "random weights" in out and out.endswith("The tower has run 1 time.")
@@ -185,7 +185,7 @@ def wide(tmp_path_factory):
     return lambda variant: str(make_checkpoint(tmp_path_factory.mktemp(variant), variant, **sizes))
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_bench_peers(table_of, short_demo, tmp_path):
     """Without vLLM and llama.cpp, the table says what would bring them."""
     written = tmp_path / "table.md"
@@ -207,7 +207,7 @@ def test_bench_peers(table_of, short_demo, tmp_path):
     assert sampled[0].endswith(" (100%)") and all(re.fullmatch(r"[\d,]+ \(\d+%\)", cell) for cell in sampled[:6])
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_bench_hybrid(table_of, wide):
     sizes = ("--parts", "engines", "--prompt", "40", "--repeats", "1")
     table = table_of("bench_hybrid.py", wide("qwen3.5"), *sizes, "--only", "nanovllm", "nanovllm, int8")
@@ -215,21 +215,21 @@ def test_bench_hybrid(table_of, wide):
         assert re.match(r"\d+\.\d\d s; \d+\.\d\d s; [\d.]+ tokens/s; ", "; ".join(table[name]))
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_bench_experts(table_of, wide):
     table = table_of("bench_experts.py", wide("qwen3-moe"), "--int8")
     assert len(table) >= 4 and any("transformers" in name for name in table)
     assert all(float(cell.split(" ")[0]) > 0 for cells in table.values() for cell in cells if cell)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_bench_busy(table_of, short_demo):
     table = table_of("bench_busy.py", str(short_demo), "--runs", "1", "--counts", "1", "--loads", "one stream")
     assert set(table) == {"quiet", "1 x loop", "1 x matmul", "1 x engine"}
     assert all(re.fullmatch(r"\d+, \d+ \([\d.]+, [\d.]+\)", cells[0]) for cells in table.values())
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_bench_serve(table_of, short_demo_in_float32):
     sizes = ("--num-requests", "3", "--rounds", "1", "--loads", "0.5", "--dtype", "float32")
     for more in ((), ("--sampling",)):
@@ -237,7 +237,7 @@ def test_bench_serve(table_of, short_demo_in_float32):
         assert server == "nanovllm" and all(float(figure.replace(",", "")) > 0 for figure in figures[:3])
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_bench_speculative(table_of, short_demo_in_float32):
     table = table_of("bench_speculative.py", str(short_demo_in_float32), "--dtypes", "float32", "--rounds", "1")
     assert len(table) == 5
@@ -297,7 +297,7 @@ def test_prefix_cache_walkthrough(run):
     assert queues[-3:] == [[7, 8, 9, 4, 3, 2], [7, 8, 9, 4, 3, 2, 6, 5, 1, 0], [6, 5]]
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_trace_request(run, checkpoint):
     """The walk goes in one direction: each stage of a step begins where the one before it has ended."""
     printed = run("trace_request.py", str(checkpoint()))
@@ -318,7 +318,7 @@ def test_bench_prefix_cache(run, tmp_path):
     assert "66,560 prompt tokens, 2,048 computed" in " ".join(out.split())
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_bench_tiers(run, tmp_path):
     """Ten kills, and a small directory; damage and the rest are in tests/features/tiers."""
     sizes = ("--kills", "10", "--damages", "20", "--gigabytes", "0.03")
@@ -331,7 +331,7 @@ def test_bench_tiers(run, tmp_path):
     assert "blocks of 16 tokens" in out and 0 < int(taken) < 1000
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_tensor_parallel(run, short_demo):
     out = run("tensor_parallel.py", str(short_demo))
     assert out.count("the same 24 tokens on 1 and 3 ranks") == 3
@@ -411,7 +411,7 @@ def test_retrieval(run):
     assert int(re.search(r"([\d,]+) of\s+them found", out)[1].replace(",", "")) >= 11 * 16
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_bench_images(run):
     """Another Python's vLLM is not here, and it says so."""
     sizes = ("--shape", "tiny", "--picture", "64x48", "--repeats", "1")

@@ -28,7 +28,7 @@ def script(monkeypatch):
     return imported
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_on_a_pretend_gpu(processes, tmp_path):
     out = tmp_path / "report"
     script = str(ROOT / "examples" / "gpu_report.py")
@@ -87,7 +87,7 @@ def test_another_digest_shows(script, tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_part_that_fails_or_never_ends_stops_no_other(script, tmp_path):
     reporting = script("reporting")
     codes = {

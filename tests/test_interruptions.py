@@ -126,7 +126,7 @@ def test_the_next_call_answers_as_a_fresh_engine(llm, expected):
         assert_as_fresh(llm, expected)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_requests_that_live_on_are_answered_as_ever(llm, expected):
     clean = enqueued(llm)
     for line in LINES.of(lambda: finish(llm.engine), EXECUTIONS):
@@ -223,7 +223,7 @@ def assert_usable(llm, call, expected):
 
 @pytest.mark.parametrize("how", INTERRUPTIONS)
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("event", ["line", pytest.param("opcode", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("event", ["line", pytest.param("opcode", marks=pytest.mark.nightly)])
 def test_a_call_that_is_interrupted_anywhere(llm, alarm, event, name, how):
     call, instants = CALLS[name], WHOLE_CALLS[event]
     llm.reset_prefix_cache()

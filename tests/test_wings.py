@@ -126,7 +126,7 @@ def test_all_wings_are_gone(checkpoint, tmp_path, expected):
         assert "nanovllm/" in error and "is not there" in error, f"{wing}: {error}"
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.parametrize("wing", WINGS)
 def test_one_wing_is_gone(checkpoint, tmp_path, expected, wing):
     told, [error] = report(house_without([wing], tmp_path), checkpoint(), asked(wing, checkpoint))

@@ -42,7 +42,7 @@ def run(*arguments: str) -> str:
     return result.stdout.strip()
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_what_needs_no_torch():
     """tests/every_python.py tries it on all Pythons of a machine, and with -OO."""
     run(str(Path(__file__).with_name("without_torch.py")))

@@ -63,7 +63,7 @@ PROGRAMS = {
 
 @pytest.mark.compiler
 @pytest.mark.parametrize(
-    "name", [name if name == "asyncio" else pytest.param(name, marks=pytest.mark.ci) for name in PROGRAMS]
+    "name", [name if name == "asyncio" else pytest.param(name, marks=pytest.mark.nightly) for name in PROGRAMS]
 )
 def test_a_program_that_ends_in_the_middle_of_a_step(checkpoint, tmp_path, name):
     program = tmp_path / "program.py"

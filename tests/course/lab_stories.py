@@ -23,7 +23,7 @@ from tests.course.course_text import blocks
 # Apart from measurements these labs print the same whatever the model, lab 14 whatever its weights; all others are told
 # of the demo model.
 MODELS = {4: "any_model", 5: "any_model", 11: "any_model", 14: "short_demo", 16: "any_model", 17: "any_model"}
-QUICK = (4, 5)  # told in two seconds; the others are for CI
+QUICK = (4, 5)  # told in two seconds; the others are for the night
 # The cells of labs that measure, and functions that do; what else they print does not depend on the model.
 MEASURING = {
     3: ("time_generation", "time_contexts"),
@@ -181,6 +181,6 @@ def assert_told(chapter, request, capsys, monkeypatch) -> None:
 
 
 def for_each_lab(chapters) -> pytest.MarkDecorator:
-    marks = [[] if chapter.number in QUICK else [pytest.mark.ci] for chapter in chapters]
+    marks = [[] if chapter.number in QUICK else [pytest.mark.nightly] for chapter in chapters]
     params = [pytest.param(chapter, marks=mark) for chapter, mark in zip(chapters, marks, strict=True)]
     return pytest.mark.parametrize("chapter", params, ids=[chapter.folder.name[:4] for chapter in chapters])

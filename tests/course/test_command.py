@@ -53,7 +53,7 @@ def test_exercise_of_a_student(tmp_path, monkeypatch, checkpoint, capsys):
     assert "Read again: Giving blocks back" in shown
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_files_of_a_class(tmp_path, checkpoint, capsys):
     """By a teacher: files of any names, as a report and as records. The exit code says whether all passed."""
     good, bad = tmp_path / "ada.py", tmp_path / "bob[1].py"

@@ -67,7 +67,7 @@ def write(folder: Path) -> None:
     (folder / ".hidden.py").write_text("")
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform == "win32", reason="os.fork and signals")
 def test_a_folder_of_bad_files(tmp_path, no_model, capfd):
     """One record each, in the order of names. Without a model the right ones do not count as passed, either."""

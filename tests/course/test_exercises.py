@@ -49,7 +49,7 @@ def test_solution_passes(chapter, bench):
     assert_passes(chapter, bench)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @for_each_chapter
 def test_solution_passes_with_real_weights(chapter, real_bench):
     assert_passes(chapter, real_bench)

@@ -96,7 +96,7 @@ def test_prompts_begin_where_a_plan_is_graded_to_let_them(name):
     assert sum(starts) > policy_saves(name), "who knows all prompts does better"
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_whatever_one_does_there_is_something_to_see():
     """Any order of actions: no error but those that say what to do, and all of it is drawn."""
     rng, world = random.Random(0), World()

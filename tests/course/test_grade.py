@@ -81,7 +81,7 @@ def hand_in(folder: Path, sources: dict[str, str]) -> None:
         (folder / name / "ch04" / "exercise.py").write_text(source, "utf-8")
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_class(tmp_path, no_model, monkeypatch, capsys):
     """A row each; nobody changes what another one gets; the environment is empty; a second time, nothing is graded."""
     monkeypatch.setenv("SECRET_TOKEN", "x")

@@ -129,10 +129,10 @@ ODD = {
 # Of these tasks, checks that look at something else than at what the function returns: what it leaves alone, what it
 # takes up, which expert it chooses.
 NO_COMPARISON = {("causal_attention", 7), ("attend", 6), ("assign_experts", 9)}
-FIRST = (1, 3, 12)  # the others are for CI
+FIRST = (1, 3, 12)  # the others are for the night
 for_each_chapter = pytest.mark.parametrize(
     "chapter",
-    [pytest.param(c, id=f"ch{c.number:02}", marks=() if c.number in FIRST else pytest.mark.ci) for c in CHAPTERS],
+    [pytest.param(c, id=f"ch{c.number:02}", marks=() if c.number in FIRST else pytest.mark.nightly) for c in CHAPTERS],
 )
 
 

@@ -18,7 +18,6 @@ NO_BROWSER = {"BROWSER": "true", "PYTHONUNBUFFERED": "1"}  # marimo opens none o
 OPEN_A_COPY = (
     "from pathlib import Path; from chapters import lab_notebook; lab_notebook.open_in_browser(Path({!r}), None)"
 )
-pytestmark = pytest.mark.ci
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def telling(story: Story):
         lab_notebook._running.pop()
 
 
-@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.ci] * (n in DEAR)) for n in PLAYED])
+@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.nightly] * (n in DEAR)) for n in PLAYED])
 def test_what_one_plays_with(number, any_model, monkeypatch):
     """Every button changes what is shown, and a text field takes a text."""
     played = Played(number, monkeypatch, str(any_model))
@@ -101,7 +101,7 @@ def test_what_one_plays_with(number, any_model, monkeypatch):
         assert played.shown != before and "prompt <b>" not in played.shown
 
 
-@pytest.mark.parametrize("number", [4, 5, *(pytest.param(n, marks=pytest.mark.ci) for n in (7, 16))])
+@pytest.mark.parametrize("number", [4, 5, *(pytest.param(n, marks=pytest.mark.nightly) for n in (7, 16))])
 def test_the_notebook_has_the_scenes_that_a_text_names(number, monkeypatch):
     """The green button goes through all of them, one after another, and each ends as it does on the page."""
     chapter = find_chapter(number)

@@ -62,7 +62,7 @@ def test_how_long_the_heart_is():
     assert round(2 * ours / int(theirs.replace(",", ""))) / 2 == 4
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_add_a_wing_runs(demo_checkpoint):
     run_code(ADD_A_WING)
 
@@ -120,7 +120,7 @@ def repository(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_the_wing_can_be_added(repository, processes):
     def run(*arguments: str) -> tuple[int, str]:
         code, out, err = processes.run(*arguments, cwd=repository, env=os.environ | {"PYTHONPATH": str(repository)})

@@ -26,7 +26,11 @@ from chapters.site import build
 LABS = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.CHAPTERS]
 GRADED = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.GRADED]
 [SIMULATOR] = [chapter for chapter in LABS if chapter.number == 7]
-for_each_lab = pytest.mark.parametrize("chapter", LABS, ids=lambda chapter: chapter.folder.name)
+for_each_lab = pytest.mark.parametrize(
+    "chapter",
+    [pytest.param(chapter, marks=[pytest.mark.nightly] * (chapter.number != 4)) for chapter in LABS],
+    ids=[chapter.folder.name for chapter in LABS],
+)
 
 
 # -- the player, in ordinary Python -----------------------------------------------------------------------------------
@@ -34,7 +38,7 @@ for_each_lab = pytest.mark.parametrize("chapter", LABS, ids=lambda chapter: chap
 
 @pytest.mark.parametrize(
     "chapter",
-    [pytest.param(chapter, marks=[pytest.mark.ci] * (chapter.number == 16)) for chapter in LABS],  # it takes seconds
+    [pytest.param(chapter, marks=[pytest.mark.nightly] * (chapter.number == 16)) for chapter in LABS],  # it takes seconds
     ids=[chapter.folder.name for chapter in LABS],
 )
 def test_scenes_play_forward_and_back(chapter):

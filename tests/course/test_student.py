@@ -327,7 +327,7 @@ def test_a_verdict_that_was_written_by_somebody_else(tmp_path, assignment, demo_
 # -- the pages of a class ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_site_of_an_edition(edition, texts, tmp_path):
     """It is built there, and has no solution, no wrong solution, and no answer to a question of the oral check."""
     run(edition, f"import sys, chapters.__main__ as m; sys.exit(m.main(['site', '--out', {str(tmp_path / 'site')!r}]))")

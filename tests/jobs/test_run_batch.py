@@ -390,7 +390,7 @@ def many_lines(num: int) -> list[bytes]:
     return lines
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_killed_ten_times(job):
     """SIGKILL at random moments; the end is that of an uninterrupted run."""
     job.write(many_lines(1200))
@@ -421,7 +421,7 @@ def test_killed_ten_times(job):
     assert job.answers() == expected
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_disk_full(job, processes):
     """The file may not grow beyond a limit: what it holds is whole, and with more room the job goes on."""
     job.write([line(str(i), prompt=FOX, max_tokens=4, temperature=0) for i in range(300)])
@@ -463,7 +463,7 @@ def test_a_signal_while_a_line_is_printed(capfd):
     assert [line.split(";")[0] for line in said] == ["SIGINT: finishing what has started", "SIGTERM: stopping"]
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)])
 def test_interrupted(job, processes, signals):
     job.write([line(str(i), prompt=FOX, max_tokens=200, temperature=0, ignore_eos=True) for i in range(600)])

@@ -3,7 +3,7 @@
 The tables are students.toml, teachers.toml and users.toml. A journey is a list of steps in a clone of the repository of
 its own, with progress, boards and answers of its own.
 
-    journey   name; ci = true if it takes long; needs: packages and programs without which it is skipped
+    journey   name; nightly = true if it takes long; needs: packages and programs without which it is skipped
     step      says      what a text tells, word for word (N: the number of any chapter), or several such things
               run       the command for the shell, where it is not `says`. {demo}, {tiny}: checkpoints
               given     what lies in the folder beforehand: a function of given.py
@@ -192,7 +192,7 @@ def lacking(needs: list[str]) -> list[str]:
 
 def parameters():
     for journey in JOURNEYS:
-        marks = [pytest.mark.ci] if journey.get("ci") else []
+        marks = [pytest.mark.nightly] if journey.get("nightly") else []
         yield pytest.param(journey, id=journey["name"].replace(" ", "_"), marks=marks)
 
 
@@ -204,7 +204,7 @@ def test_journey(journey, tmp_path, request):
     steps = [step for step in journey["step"] if "tested" not in step and "why_not" not in step]
     values = {"extras": ",".join(sorted(set(re.findall(r"\[([\w,-]+)\]", " ".join(SAID)))))}
     commands = " ".join(step.get("run", "") for step in steps)
-    if "{demo}" in commands or journey.get("ci"):
+    if "{demo}" in commands or journey.get("nightly"):
         values["demo"] = str(request.getfixturevalue("demo_checkpoint"))
     if "{tiny}" in commands:
         values["tiny"] = str(request.getfixturevalue("checkpoint")())

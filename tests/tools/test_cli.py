@@ -132,7 +132,7 @@ def test_streams_that_are_closed(checkpoint, tmp_path, capsys, monkeypatch, comm
     assert not files or target.read_text().count("\n") == 1
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_exit_code_of_a_process_whose_output_nobody_reads(checkpoint, processes, tmp_path):
     (tmp_path / "in").write_text("{nope")
     cli_call = 'set -o pipefail; "$0" -m nanovllm.tools.cli run-batch -i "$1/in" -o "$1/out" --model "$2" 2>&1 | true'

@@ -18,7 +18,6 @@ from nanovllm.features.chat_template.reads import reads_of
 from tests.features.chat_template.conversations import CONVERSATIONS
 from tests.real_files import npm_package, pypi_archive
 
-pytestmark = pytest.mark.ci
 SHARES = 8
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 OF_DIRECTORIES = ("llama3", "llama3_1", "qwen3", "deepseek_v3", "gemma3")

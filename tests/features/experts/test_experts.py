@@ -146,7 +146,7 @@ def test_the_router_keeps_its_numbers(checkpoint, quantization):
         assert all(isinstance(mlp.gate_up_proj.weight, MergedWeight) for mlp in module.experts)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_two_ranks_split_each_expert(checkpoint, processes):
     folder, prompts = checkpoint("qwen3-moe"), [[5, 6, 7, 8, 9], list(range(20, 50)), [7] * 3]
     llm = LLM(str(folder), dtype="float32", tensor_parallel_size=2, max_num_batched_tokens=16)

@@ -83,7 +83,7 @@ def is_prefix_of_one_that_fits(compiler: GrammarCompiler, params: SamplingParams
     return True
 
 
-@pytest.mark.parametrize("num_schemas", [90, pytest.param(500, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("num_schemas", [90, pytest.param(500, marks=pytest.mark.nightly)])
 def test_random_schemas(checkpoint, num_schemas):
     """Every answer that ends fits its schema, and one that is cut short is the beginning of one that does."""
     rng, num_finished, num_cut = random.Random(1), 0, 0

@@ -272,7 +272,7 @@ def test_overrides_of_the_language_model(checkpoint, tmp_path):
 # -- what works for other models ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.parametrize("variant", ["qwen3.5", "qwen3-next"])
 def test_ranks(checkpoint, processes, variant):
     """Heads are divided, and the states with them."""

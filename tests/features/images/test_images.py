@@ -210,7 +210,7 @@ def test_whatever_runs_beside_it(kind, options, folder_of, tmp_path, monkeypatch
     check_random_prompts(folder_of(kind), kind, 25, options, tmp_path)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_runs_beside_it_at_length(kind, folder_of, tmp_path):
     check_random_prompts(folder_of(kind), kind, 130, {"cpu_cache_bytes": 1 << 24}, tmp_path)

@@ -197,7 +197,7 @@ def test_a_gpu_without_a_processor_of_images_answers_texts(folder_of, tmp_path, 
             llm.generate({"prompt": "<image>", "multi_modal_data": {"image": picture(9, 9)}}, GREEDY)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_ranks_with_gpus_have_their_towers_before_their_pools(folder_of, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("from tests.pretend_gpu import be_a_rank; be_a_rank()")
     for path in (Path(__file__).parents[3], tmp_path):

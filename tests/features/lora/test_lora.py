@@ -97,7 +97,7 @@ def test_tokens_are_those_of_peft(base, adapters, schedule):
     check_against_peft(LLM(str(base), dtype="float32", enable_lora=True, **SCHEDULES[schedule]), base, adapters)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_three_ranks_give_the_tokens_of_peft(base, adapters, processes):
     check_against_peft(processes.llm(base, 3, dtype="float32", enable_lora=True, max_loras=3), base, adapters)
 
@@ -203,7 +203,7 @@ def test_an_id_stands_for_one_adapter(base, adapters):
     assert output.num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_files_that_change_or_go(base, adapters, tmp_path, processes, num_ranks):
     """Requests that are there are answered with what they have named. Later ones are refused, and nobody else is."""
     folders = [shutil.copytree(adapters[0].lora_path, tmp_path / name) for name in ("changed", "gone")]

@@ -56,7 +56,7 @@ def put(path: str, folder: Path) -> None:
     shutil.copy(Path(path, "adapter_model.safetensors"), folder)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_weights_that_are_replaced(base, paths, answers, folder, processes, num_ranks):
     """K/V of earlier weights is not found, what runs with them ends with them, and the same ones find theirs again."""
     options = dict(dtype="float32", enable_lora=True, max_loras=2) | SMALL

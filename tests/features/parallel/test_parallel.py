@@ -65,8 +65,8 @@ def two_ranks(checkpoint, processes):
     ("variant", "sizes"),
     [
         ("llama-biases", {}),
-        pytest.param("qwen2", {"num_key_value_heads": 1}, marks=pytest.mark.ci),
-        *(pytest.param(variant, {}, marks=pytest.mark.ci) for variant in ("qwen3", "mistral-window")),
+        pytest.param("qwen2", {"num_key_value_heads": 1}, marks=pytest.mark.nightly),
+        *(pytest.param(variant, {}, marks=pytest.mark.nightly) for variant in ("qwen3", "mistral-window")),
     ],
 )
 def test_ranks_give_the_same_tokens_and_hold_a_share_each(tmp_path, processes, variant, sizes):
@@ -96,7 +96,7 @@ def test_a_mistake_that_a_rank_finds_is_the_callers(checkpoint, processes):
         processes.llm(checkpoint(), 2, **OPTIONS | dict(num_gpu_blocks_override=3))
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_two_engines_at_once_one_that_is_dropped_and_one_whose_rank_dies(two_ranks, checkpoint, processes):
     other = processes.llm(checkpoint(), 2, **OPTIONS)
     assert tokens_of(two_ranks[0]) == tokens_of(other)
@@ -119,7 +119,7 @@ def test_a_rank_that_fails_ends_the_engine(two_ranks):
     assert not any(map(is_alive, pids))
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_rank_that_hangs_ends_the_engine(two_ranks, monkeypatch):
     llm, pids = two_ranks
     monkeypatch.setattr(parallel, "TIMEOUT_S", 5.0)  # the driver's; a rank that lives is heard every 2 s
@@ -155,7 +155,7 @@ while True:
 """
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["Ctrl-C", "kill -9"])
 def test_nothing_outlives_the_driver(checkpoint, processes, tmp_path, how):
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -256,7 +256,7 @@ def test_adapters(checkpoint, tmp_path):
     assert plain.outputs != adapted.outputs and adapted.num_cached_tokens == 0
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_two_ranks(checkpoint, llm, processes):
     two = make(checkpoint("qwen3"), tensor_parallel_size=2)
     for output, other in zip(two.embed(TEXTS), llm.embed(TEXTS), strict=True):

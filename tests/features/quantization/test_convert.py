@@ -244,7 +244,7 @@ def test_numbers_that_no_scale_holds_are_an_error_that_names_the_tensor(broken, 
         LLM(str(broken), dtype="float32", quantization=quantization)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_memory_share_of_the_demo_model(demo_checkpoint: Path):
     config = ModelConfig.from_directory(demo_checkpoint)
     numbers = sum(place.numel() for place in sizes_of(config).values())

@@ -17,7 +17,7 @@ def crossed():
     for variant, dtype, bits in product(VARIANTS, DTYPES, BITS):
         keeps_float32 = variant in HYBRIDS and dtype == "bfloat16"
         is_quick = bits == "int4" and (keeps_float32 or (variant, dtype) in PLAIN)
-        yield pytest.param(variant, dtype, bits, marks=[] if is_quick else pytest.mark.ci)
+        yield pytest.param(variant, dtype, bits, marks=[] if is_quick else pytest.mark.nightly)
 
 
 @pytest.mark.parametrize(("variant", "dtype", "bits"), list(crossed()))

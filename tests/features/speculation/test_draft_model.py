@@ -57,7 +57,7 @@ def test_the_model_in_fewer_bits(checkpoint, eager_drafts):
     assert llm.stats()["acceptance_rate"] > 0.5
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_ranks_check_what_one_process_drafts(checkpoint, processes, eager_drafts):
     folder, requests = checkpoint(), random_requests(random.Random(8), 8)
     expected = generate(LLM(str(folder), **OPTIONS), requests)

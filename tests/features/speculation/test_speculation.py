@@ -205,7 +205,7 @@ def test_300_random_requests_are_answered_as_without_draft_tokens(checkpoint, op
     assert llm.stats()["num_draft_tokens"] > 0
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_three_ranks_give_the_same(tmp_path, processes):
     sizes = dict(num_attention_heads=3, num_key_value_heads=3, hidden_size=48, vocab_size=324)
     folder = make_checkpoint(tmp_path, "llama", **sizes)

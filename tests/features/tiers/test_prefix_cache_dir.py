@@ -109,7 +109,7 @@ def test_a_file_that_is_replaced_while_it_is_loaded_keeps_nothing(copy_of, tmp_p
     assert len(answers(llm)) == len(PROMPTS)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_ranks_keep_one_block(checkpoint, tmp_path):
     llm = engine(checkpoint(), tmp_path / "cache", tensor_parallel_size=2)
     reference = answers(llm)
@@ -228,7 +228,7 @@ def test_memory_and_disk_together(checkpoint, tmp_path):
     end(llm)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_killed_while_it_serves(checkpoint, tmp_path):
     """kill -9 of a process in the middle of its work: the next one answers right."""
     script = tmp_path / "serve.py"

@@ -81,7 +81,7 @@ HALF = [
 ]
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_more_connections_than_descriptors(start):
     """Clients that send half a request, none, or take nothing, 400 of each: the others are answered, no log is filled.
 
@@ -110,7 +110,7 @@ def test_more_connections_than_descriptors(start):
     assert code == 0 and len(err) < 5000
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_ctrl_c_does_not_wait_for_ever(start):
     """Not for a request that takes longer than --shutdown-timeout, nor for one that reads nothing, nor for a page."""
     process, url = start("--shutdown-timeout", "0.2", "--classroom", "--disable-log-requests")
@@ -130,7 +130,7 @@ def test_ctrl_c_does_not_wait_for_ever(start):
     assert process.returncode == 0 and " 200: " not in out
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_lost_rank_ends_the_server(start):
     """Its clients are told; the exit code is not 0, so that whoever watches starts it again."""
     process, url = start("-tp", "2", "--classroom")

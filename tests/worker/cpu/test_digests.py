@@ -76,8 +76,8 @@ def digests(run: list[str], program: Path) -> dict[str, str]:
     return dict(line.split() for line in printed.splitlines())
 
 
-def for_ci(pairs: Iterable[tuple[str, str]]) -> list:
-    return [pytest.param(*pair, marks=pytest.mark.ci) for pair in pairs]
+def nightly(pairs: Iterable[tuple[str, str]]) -> list:
+    return [pytest.param(*pair, marks=pytest.mark.nightly) for pair in pairs]
 
 
 def recorded(kind: str) -> dict[str, str]:
@@ -90,9 +90,9 @@ def recorded(kind: str) -> dict[str, str]:
     ("level", "kind"),
     [
         ("native", "f32"),
-        *for_ci(product(["native"], ["bf16", "f16", "int8kv"])),
-        *for_ci(product(["x86-64-v2", "x86-64-v3"], ["f32"])),
-        *for_ci([("x86-64-v2", "bf16"), ("x86-64-v3", "f16")]),
+        *nightly(product(["native"], ["bf16", "f16", "int8kv"])),
+        *nightly(product(["x86-64-v2", "x86-64-v3"], ["f32"])),
+        *nightly([("x86-64-v2", "bf16"), ("x86-64-v3", "f16")]),
     ],
 )
 def test_this_machine(tmp_path, level, kind):

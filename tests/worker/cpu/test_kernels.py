@@ -47,7 +47,7 @@ PROCESSORS = "x86-64 haswell alderlake skylake-avx512 icelake-server cooperlake 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="processors with x86-64 instructions")
 @pytest.mark.parametrize("dtype", cpu_kernels.TYPES.values())
 @pytest.mark.parametrize("processor", PROCESSORS)
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_source_is_right_for_other_processors(processor, dtype):
     """This machine compiles only some of the branches: AVX2, AVX512 and their instructions for bf16 and int8."""
     if shutil.which("cc") is None:
@@ -124,7 +124,7 @@ ALL_HEADS = [*HEADS, (8, 1, 128), (4, 2, 16), (7, 1, 64), (4, 2, 80), (2, 2, 64)
 def cases(heads: list[tuple[int, int, int]]) -> Iterator:
     for stored, sizes in product(STORED, heads):
         is_quick = stored in QUICK and (stored == (torch.float32, 16) or sizes in HEADS)
-        yield pytest.param(*stored, *sizes, marks=[] if is_quick else [pytest.mark.ci])
+        yield pytest.param(*stored, *sizes, marks=[] if is_quick else [pytest.mark.nightly])
 
 
 @pytest.mark.parametrize(NUMBERS, list(cases(ALL_HEADS)))

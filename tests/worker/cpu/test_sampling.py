@@ -203,7 +203,7 @@ def test_draws_what_pytorch_draws(c):
         check_tokens(c, name, logits, batch)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_draws_what_pytorch_draws_a_million_times(c, seed):
     num_rows = 0

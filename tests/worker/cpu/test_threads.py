@@ -119,7 +119,7 @@ def test_the_child_of_a_fork_has_helpers_of_its_own(pool):
         assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs sched_setaffinity, as on Linux")
 def test_on_one_cpu_the_caller_does_not_wait_for_helpers(tmp_path):
     """Four threads share one CPU. Python's callbacks are slow enough that they take turns. Nothing hangs, and the

@@ -103,7 +103,7 @@ def architectures() -> list:
     """Triton's interpreter takes seconds for each: one of them is enough but for CI."""
     few = ("qwen2-window",)
     return [
-        pytest.param(variant, backend, marks=[pytest.mark.ci] if backend is GRAPHS and variant not in few else [])
+        pytest.param(variant, backend, marks=[pytest.mark.nightly] if backend is GRAPHS and variant not in few else [])
         for variant in VARIANTS
         for backend in (PYTORCH, GRAPHS)
     ]
@@ -131,7 +131,7 @@ def test_flash_attn(checkpoint, variant):
         assert tokens_of(llm) == expected == tokens_of(llm)
 
 
-@pytest.mark.parametrize("setting", ["tiny pool", *(pytest.param(s, marks=pytest.mark.ci) for s in SETTINGS[:3])])
+@pytest.mark.parametrize("setting", ["tiny pool", *(pytest.param(s, marks=pytest.mark.nightly) for s in SETTINGS[:3])])
 def test_greedy_matrix(checkpoint, gpu, setting):
     """Against transformers: preemption, tiny budgets."""
     check_setting(checkpoint(), setting, 4, optimizations=PYTORCH)
@@ -195,7 +195,7 @@ def test_adapters(checkpoint, tmp_path, optimizations):
         assert tokens_of(llm) == plain
 
 
-@pytest.mark.parametrize("method", ["ngram", pytest.param("draft model", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("method", ["ngram", pytest.param("draft model", marks=pytest.mark.nightly)])
 def test_draft_tokens(checkpoint, tmp_path, monkeypatch, method):
     monkeypatch.setattr(StepTimes, "plain", lambda self, num_rows: 1.0)
     monkeypatch.setattr(StepTimes, "with_drafts", lambda self: lambda num_rows: 1.0)
@@ -247,7 +247,7 @@ def test_tiers(checkpoint, tmp_path, variant):
         assert output.num_cached_tokens >= 16 and output.outputs[0].token_ids == expected[4]
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_two_ranks(checkpoint, tmp_path, monkeypatch):
     """Each has a pretend GPU in a process of its own; gloo takes NCCL's place."""
     (tmp_path / "sitecustomize.py").write_text("from tests.pretend_gpu import be_a_rank; be_a_rank()")
@@ -441,7 +441,7 @@ def test_a_buffer_that_is_made_anew_is_found(checkpoint, gpu, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "optimizations", [PYTORCH, pytest.param(GRAPHS, marks=pytest.mark.ci)], ids=["pytorch", "graphs"]
+    "optimizations", [PYTORCH, pytest.param(GRAPHS, marks=pytest.mark.nightly)], ids=["pytorch", "graphs"]
 )
 @pytest.mark.parametrize("kind", ["smolvlm", "qwen3_vl", "qwen3_5"])
 def test_images(kind, optimizations, tmp_path):
