@@ -61,9 +61,9 @@ _MODULES = {  # a module -> what `from nanovllm import ...` takes from it
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
-            from nanovllm.checks.callers import interruptible_imports
+            from nanovllm.checks.callers import importing
 
-            with interruptible_imports():
+            with importing():
                 return getattr(import_module(module), name)
     raise AttributeError(f"module 'nanovllm' has no attribute {name!r}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from nanovllm import wings
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks.callers import WITHIN_A_STEP, check_process, interruptible_imports, is_within, notify, watch_forks
+from nanovllm.checks.callers import WITHIN_A_STEP, check_process, importing, is_within, notify, watch_forks
 from nanovllm.checks.names import known_names
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
@@ -69,7 +69,7 @@ class LLMEngine:
                 again. What on_step raises is logged.
     """
 
-    @interruptible_imports()
+    @importing()
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError or FileNotFoundError for what cannot work, if possible before any weight is read.
 

@@ -229,6 +229,12 @@ def test_bench_busy(table_of, short_demo):
     assert all(re.fullmatch(r"\d+, \d+ \([\d.]+, [\d.]+\)", cells[0]) for cells in table.values())
 
 
+def test_bench_start(table_of, checkpoint):
+    table = table_of("bench_start.py", str(checkpoint()), "--rounds", "1", "--importtime")
+    names = {"import torch", "these, and transformers' classes", "nanovllm generate"}
+    assert names | {'a script: LLM(MODEL).generate("Once upon a time")', "transformers"} <= set(table)
+
+
 @pytest.mark.nightly
 def test_bench_serve(table_of, short_demo_in_float32):
     sizes = ("--num-requests", "3", "--rounds", "1", "--loads", "0.5", "--dtype", "float32")

@@ -4,6 +4,7 @@ A step calls logits processors, on_step and on_kv_events; a signal handler or a 
 the middle of it, too. None of these may change what the step is working on (chapter 2).
 """
 
+import gc
 import logging
 import os
 import sys
@@ -76,13 +77,19 @@ def _mark() -> None:
     _is_child = True
 
 
-@contextmanager
-def interruptible_imports() -> Iterator[None]:
-    """What comes out of here for a Ctrl-C in the middle of an import is a KeyboardInterrupt.
+keep_imports = False  # set in a process of our own (tools/own_process.py): nobody else's garbage is there
 
-    Before 3.12 Python makes a RuntimeError of what is raised in a __set_name__, and others make errors of that.
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Torch and transformers may be imported within: a Ctrl-C comes out as one, and Python collects no garbage.
+
+    Before 3.12 Python makes a RuntimeError of what is raised in a __set_name__, and others make errors of that. And its
+    garbage collector would look at half a million new objects again and again, for a quarter of the time.
     """
     handled = sys.exc_info()[1]  # outside: not what an error in here is made of
+    collects = gc.isenabled()
+    gc.disable()
     try:
         yield
     except Exception as error:
@@ -92,3 +99,8 @@ def interruptible_imports() -> Iterator[None]:
                 raise found from None
             found = found.__cause__ or found.__context__
         raise
+    finally:
+        if keep_imports:
+            gc.freeze()  # what is there now is never looked at again
+        if collects:
+            gc.enable()

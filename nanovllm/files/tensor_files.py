@@ -21,7 +21,8 @@ logger = logging.getLogger("nanovllm")
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROWS_AT_A_TIME = 4096  # are compared
-PART_NUMBERS = 1 << 22  # of a large tensor that are read at a time
+PART_NUMBERS = 1 << 22  # of a large tensor that are read at a time, or as many as PART_ROWS have
+PART_ROWS = 32  # which a part has a multiple of: whole blocks of any layout that a weight gets
 
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
@@ -76,7 +77,7 @@ class WeightFiles:
         rows = self.shares[name][0]
         columns = self.shares[name][1:]
         num_rows = self.num_rows(name)
-        step = max(1, PART_NUMBERS // self.whole[name][0].numel())
+        step = max(1, PART_NUMBERS // (PART_ROWS * self.whole[name][0].numel())) * PART_ROWS
         stored = self._files[name].get_slice(name)
         for first in range(0, num_rows, step):
             part = slice(first, min(first + step, num_rows))

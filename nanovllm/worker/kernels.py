@@ -13,9 +13,10 @@ cpu/c_kernels.py has the same in C, tested against them.
         is None. Then stores k and v at batch.slot_mapping, except where the slot is -1.
     paged_attention(q, k_cache, v_cache, batch, window=0) -> [T, num_heads, head_dim]
         window: how many keys a row sees, its own and those just before it; 0: all. See worker/attention.py.
-    reorder_weight(weight, out_dtype=None, stays=False) -> reordered or None
+    reorder_weight(weight, out_dtype=None, stays=False, parts=None) -> reordered or None
         The weight in the memory layout that linear() reads, made once; None if linear() can't take this weight. stays:
-        it is read in every step, so it may lie where that is fastest.
+        it is read in every step, so it may lie where that is fastest. parts: (first row, rows) one after another, if
+        they are still in their files and weight has only the shape; then None, too, if a number is not finite.
     linear(x, reordered, bias, out_dtype=None) -> y
         y = x W^T + b. out_dtype: the dtype of y, float32, or None for the dtype of x. See cpu/reorder.py.
     lookup(input_ids, reordered) -> embeddings [T, k]
@@ -107,8 +108,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # weights that do not change; where there are none (on a GPU, in float16), a weight stays as it is.
 
 
-def reorder_weight(weight: Tensor, out_dtype: torch.dtype | None = None, stays: bool = False) -> Tensor | None:
-    if out_dtype not in (None, weight.dtype):  # the operator rounds what it computes
+def reorder_weight(
+    weight: Tensor, out_dtype: torch.dtype | None = None, stays: bool = False, parts: Any = None
+) -> Tensor | None:
+    if out_dtype not in (None, weight.dtype) or parts is not None:  # the operator rounds, and wants a weight as a whole
         return None
     try:
         return torch.ops.mkldnn._reorder_linear_weight(weight.detach())

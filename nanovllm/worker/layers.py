@@ -93,7 +93,7 @@ class Linear(nn.Module):
         self.projections = projections
         self.weight: Any = parameter(sum(self.out_sizes), in_size)
         self.bias = parameter(sum(self.out_sizes)) if bias else None
-        # Whoever changes the weight's form says here how to multiply by it: another order (Platform.finish_linear),
+        # Whoever changes the weight's form says here how to multiply by it: another order (Platform.read_linear),
         # fewer bits (features/quantization).
         self.product: Callable[..., Tensor] = plain_linear
 

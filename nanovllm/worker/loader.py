@@ -1,13 +1,14 @@
 """From a checkpoint on disk, safetensors or GGUF, to parameters in place.
 
 Files are memory-mapped, and each tensor is copied once, from the map into its place (converted on the way if the
-dtypes differ). What was read of a map leaves memory again, and a layer whose weight is laid out in another order gets
-it before the next layer is read. So starting takes little more memory than the weights.
+dtypes differ), and where its layer reads it in another order, in this order. What was read of a map leaves memory
+again. So starting takes little more memory than the weights.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.files.tensor_files import WeightFiles, as_stored
+from nanovllm.files.tensor_files import PART_ROWS, WeightFiles, as_stored
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear, building, plain_linear
 from nanovllm.worker.model import Decoder
@@ -33,15 +34,15 @@ def load_model(
     kv_cache_dtype: str = "auto",
     kernels: Kernels = TORCH_KERNELS,
     dummy: bool = False,
-    finish_linear: Callable[[Decoder, Linear], None] | None = None,
+    read_linear: Callable[[Decoder, Linear, "StoredWeight"], None] | None = None,
 ) -> Decoder:
     """Build the decoder and read the weights into it; dummy: random ones instead.
 
     group: this rank among those that share the model (features/parallel/group.py), which reads its share only.
     quantization, kernels: see features/quantization/convert.py. kv_cache_dtype: changes nothing here, but a warning may
-    follow: the keys of some weights lose much in int8. finish_linear: called when a layer's weight is there, unless it
-    is one of few bits. Raises ValueError or FileNotFoundError for files that are not this model's, before a weight is
-    read.
+    follow: the keys of some weights lose much in int8. read_linear: reads a layer's weight, unless it is one of few
+    bits, into a layout of its own; None: weights are read as they are. Raises ValueError or FileNotFoundError for files
+    that are not this model's, before a weight is read.
     """
     if config.published is not None and device.type != "cpu":
         config = replace(config, published=replace(config.published, unpacks=True))
@@ -70,13 +71,39 @@ def load_model(
             quantize_weights(model, places, files, quantization, kernels, config, make_decoder)
         for linear, names in model.linear_weights():
             if linear.product is plain_linear:
-                for name in names:
-                    read_tensor(files, name, places.pop(name))
-                if finish_linear is not None:
-                    finish_linear(model, linear)
+                stored = StoredWeight(files, {name: places.pop(name) for name in names}, dtype)
+                if read_linear is None:
+                    stored.read()
+                else:
+                    read_linear(model, linear, stored)
         for name, place in places.items():
             read_tensor(files, name, place)
     return model.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A linear layer's weight that is still in its files. places: by name, where its projections belong."""
+
+    files: WeightFiles
+    places: dict[str, Tensor]
+    dtype: torch.dtype
+
+    def read(self) -> None:
+        """Raises ValueError for numbers that are not finite."""
+        for name, place in self.places.items():
+            read_tensor(self.files, name, place)
+
+    def parts(self) -> Iterator[tuple[int, Tensor]] | None:
+        """(first row, rows), in the compute dtype. None if a projection begins at no multiple of PART_ROWS."""
+        sizes = [len(place) for place in self.places.values()]
+        if any(size % PART_ROWS for size in sizes[:-1]):
+            return None
+        return (
+            (first + (rows.start or 0), unpacked(part).to(self.dtype).contiguous())
+            for name, first in zip(self.places, accumulate(sizes, initial=0), strict=False)
+            for rows, part in self.files.read_in_parts(name)
+        )
 
 
 def read_tensor(files: WeightFiles, name: str, place: Tensor) -> None:
@@ -90,10 +117,14 @@ def read_into(place: Tensor, weight: Any, name: str, directory: Path) -> None:
 
     Raises ValueError for numbers that are not finite there.
     """
-    place.copy_(weight if isinstance(weight, Tensor) else weight.dequantize())
+    place.copy_(unpacked(weight))
     # One fast pass; the sum itself may overflow, in float16.
     if not place.sum().isfinite() and not place.isfinite().all():
         raise ValueError(f"{name} in {directory} has numbers that are NaN, or infinite in {place.dtype}")
+
+
+def unpacked(weight: Any) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.dequantize()
 
 
 def _uninitialised(

@@ -195,7 +195,7 @@ class ModelRunner:
                 kv_cache_dtype=config.kv_cache_dtype,
                 kernels=self.kernels,
                 dummy=config.load_format == "dummy",
-                finish_linear=self.platform.finish_linear(config, self.kernels),
+                read_linear=self.platform.read_linear(config, self.kernels),
             )
         self.weight_bytes = weight_bytes_of(self.model)
         self.step_context = self.platform.step_context(self.model, self.kernels)

@@ -3,7 +3,7 @@
 A ModelRunner calls its platform in this order:
 
     __init__()   choose_kernels, kv_format, free_bytes
-    load()       loading, finish_linear, step_context
+    load()       loading, read_linear, step_context
     prepare()    profile_free_bytes, unless free_bytes has said it all; record_steps, batch_invariant
 
 Only profile_free_bytes() calls back: it runs whole steps, to see how much memory they take.
@@ -26,6 +26,7 @@ from nanovllm.worker.model import Decoder
 
 if TYPE_CHECKING:
     from nanovllm.features.images.prompt_images import PromptImages
+    from nanovllm.worker.loader import StoredWeight
     from nanovllm.worker.model_runner import ModelRunner
 
 
@@ -110,8 +111,10 @@ class Platform(ABC):
         """A context in which a model's weights are read. After it they have their final place in memory."""
         return nullcontext()
 
-    def finish_linear(self, config: EngineConfig, kernels: Kernels) -> Callable[[Decoder, Linear], None] | None:
-        """What to do with each linear layer whose weight has been read. None: kernels read weights as they are."""
+    def read_linear(
+        self, config: EngineConfig, kernels: Kernels
+    ) -> "Callable[[Decoder, Linear, StoredWeight], None] | None":
+        """What reads each linear layer's weight into another layout. None: kernels read weights as they are."""
         return None
 
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:

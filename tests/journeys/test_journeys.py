@@ -104,7 +104,7 @@ class Traveller:
         for name in ("bin", "no_model", "data", "no_cache"):
             (folder / name).mkdir()
         (folder / "no_model" / "sitecustomize.py").write_text(NO_MODEL, "utf-8")
-        for name, module in {"python": "", "nanovllm": "-m nanovllm.tools.cli", "pip": "-m pip"}.items():
+        for name, module in {"python": "", "nanovllm": "-m nanovllm", "pip": "-m pip"}.items():
             script = folder / "bin" / name
             script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n', "utf-8")
             script.chmod(0o755)

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.files.tensor_files import EMBEDDINGS, HEAD, tensor_files
+from nanovllm.files import tensor_files
+from nanovllm.files.tensor_files import EMBEDDINGS, HEAD
+from nanovllm.worker.loader import StoredWeight
 from tests.checkpoints import edit, make_checkpoint, reference_logits
 from tests.errors import expect
 from tests.worker.test_model import logits_of
@@ -63,6 +65,34 @@ def test_sharded_checkpoint_is_the_same_model(tmp_path):
     llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=64)
     token_ids = random.Random(2).choices(range(320), k=40)
     torch.testing.assert_close(logits_of(llm, token_ids, [40]), reference_logits(folder, token_ids), atol=1e-4, rtol=0)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("hidden_size", "is_whole"), [(128, False), (80, True)])
+def test_weights_that_are_reordered_as_they_are_read(tmp_path, monkeypatch, dtype, hidden_size, is_whole):
+    """A few rows at a time, and only what has no whole blocks of rows as a whole."""
+    options = {"hidden_size": hidden_size, "head_dim": hidden_size // 4, "intermediate_size": 352}
+    folder, read = make_checkpoint(tmp_path, "qwen3", **options), []
+    whole = StoredWeight.read
+    monkeypatch.setattr(StoredWeight, "read", lambda stored: (read.extend(stored.places), whole(stored)))
+    monkeypatch.setattr(tensor_files, "PART_NUMBERS", 9_000)
+    llm = LLM(str(folder), dtype=dtype, num_gpu_blocks_override=64)
+    assert {name.split(".")[-2] for name in read} == ({"q_proj", "k_proj", "v_proj"} if is_whole else set())
+    token_ids = random.Random(2).choices(range(320), k=40)
+    monkeypatch.setattr(StoredWeight, "parts", lambda stored: None)
+    read_before = LLM(str(folder), dtype=dtype, num_gpu_blocks_override=64)
+    assert len(read) > 7 and torch.equal(logits_of(llm, token_ids, [40]), logits_of(read_before, token_ids, [40]))
+
+
+@pytest.mark.parametrize("place", [(0, 0), (31, 1), (-1, -1)])
+@pytest.mark.parametrize("name", [WEIGHT, "lm_head.weight", "model.layers.0.self_attn.k_proj.weight"])
+def test_one_number_that_is_none(tmp_path, name, place):
+    folder = make_checkpoint(tmp_path, "llama", tie_word_embeddings=False, intermediate_size=100)
+    weights = load_file(folder / "model.safetensors")
+    weights[name][place] = float("nan")
+    save_file(weights, folder / "model.safetensors")
+    expect(f"{name} in {folder} has numbers that are NaN", LLM, str(folder), num_gpu_blocks_override=64)
 
 
 def test_unreadable_files(broken):
@@ -142,7 +172,7 @@ def test_index_and_shards_that_disagree(broken, change, text):
         for file, shard in zip(SHARDS, shards, strict=True):
             save_file(shard, broken / file, metadata={"format": "pt"})
         (broken / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-        tensor_files(broken)
+        tensor_files.tensor_files(broken)
 
     load()
     change(*shards, index)
@@ -171,9 +201,13 @@ def test_what_the_index_does_not_name_is_not_read(broken, caplog, shard, extra):
 
 def test_two_files_with_one_tensor_and_no_index(broken):
     (broken / "model.safetensors").rename(broken / "a.safetensors")
-    tensor_files(broken)
+    tensor_files.tensor_files(broken)
     shutil.copy(broken / "a.safetensors", broken / "b.safetensors")
-    expect("is in a.safetensors and in b.safetensors, and no model.safetensors.index.json says", tensor_files, broken)
+    expect(
+        "is in a.safetensors and in b.safetensors, and no model.safetensors.index.json says",
+        tensor_files.tensor_files,
+        broken,
+    )
 
 
 TIED = {"head alone": {}, "both, equal": {"lm_head.weight": 1.0}, "both, different": {"lm_head.weight": -2.0}}

@@ -9,7 +9,7 @@ import ctypes
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
@@ -30,6 +30,7 @@ from nanovllm.worker.sampler import SamplingBatch, log_of
 
 logger = logging.getLogger("nanovllm")
 
+CANNOT, NOT_FINITE = 0, 1  # what reorder_rows() of linear.c says
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 TILE_ROWS = 16  # query rows that the attention kernel computes together
 BIDIRECTIONAL_ROWS = 96  # the same for an image's patches, of which each head is a query head of its own
@@ -194,7 +195,7 @@ def load_cpu_kernels(
         function.restype = INT
     library.reordered_size.argtypes = [INT, INT]
     library.bits_depend_on.restype = ctypes.c_char_p
-    library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
+    library.reorder_rows.argtypes = [PTR, PTR, INT, INT, INT]
     kernels = _wrap(library, config, dtype, torch.int8 if kv_int8 else dtype)
     return replace(kernels, load_wing=partial(load_wing, dtype_defines))
 
@@ -330,12 +331,21 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, dtype: torch.dtype, kv_dtype: t
         recorder.call(lib.paged_attention, args)
         return out
 
-    def reorder_weight(weight: Tensor, out_dtype: torch.dtype | None = None, stays: bool = False) -> Tensor | None:
+    def reorder_weight(
+        weight: Tensor,
+        out_dtype: torch.dtype | None = None,
+        stays: bool = False,
+        parts: Iterable[tuple[int, Tensor]] | None = None,
+    ) -> Tensor | None:
         n, k = weight.shape
         room = lib.reordered_size(n, k)
         reordered = memory_for_weight(room, dtype) if stays else weight.new_empty(room)
-        pointers = address(reordered, dtype, (room,)), address(weight, dtype, (n, k))
-        return reordered[: n * k].view(n, k) if lib.reorder_weight(*pointers, n, k) else None
+        to = address(reordered, dtype, (room,))
+        for first_row, rows in [(0, weight)] if parts is None else parts:
+            done = lib.reorder_rows(to, address(rows, dtype, (len(rows), k)), first_row, len(rows), k)
+            if done == CANNOT or (done == NOT_FINITE and parts is not None):
+                return None
+        return reordered[: n * k].view(n, k)
 
     def linear(x: Tensor, reordered: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
         n, k = reordered.shape

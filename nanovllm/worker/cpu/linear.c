@@ -64,34 +64,66 @@ static inline void put_tile(int64_t rows, float (*y)[COLS], const tile_args *a) 
 #include "linear_vectors.c"
 #endif
 
+#ifdef TYPE_f32
+typedef uint32_t num_bits;
+enum { INFINITE = 0x7f800000 };
+#else
+typedef uint16_t num_bits;
+#ifdef TYPE_f16
+enum { INFINITE = 0x7c00 };
+#else
+enum { INFINITE = 0x7f80 };
+#endif
+#endif
+
 typedef struct {
     num *reordered;
     const num *weight;
     int64_t n, k;
+    int *not_finite; /* set where a number is */
 } reorder_args;
 
 static inline int64_t num_col_blocks(int64_t n) { return (n + COLS - 1) / COLS; }
 static inline int64_t padded_rows(int64_t k) { return (k + K_STEP - 1) / K_STEP * K_STEP; }
 
+/* A line of the cache of each row after another. */
 static void reorder_blocks(const void *args, int64_t first, int64_t end) {
+    enum { LINE = 64 / sizeof(num) };
     const reorder_args a = *(const reorder_args *)args;
+    const int64_t rows = padded_rows(a.k);
+    num_bits largest = 0; /* but for their signs; a NaN's bits are more than those of infinity */
     for (int64_t block = first * COLS; block < end * COLS; block += COLS)
-        for (int64_t i = 0; i < padded_rows(a.k); i++)
-            for (int c = 0; c < COLS; c++)
-                a.reordered[block * padded_rows(a.k) + i / BESIDE * BESIDE * COLS + c * BESIDE + i % BESIDE] =
-                    block + c < a.n && i < a.k ? a.weight[(block + c) * a.k + i] : 0;
+        for (int64_t i = 0; i < rows; i += LINE)
+            for (int c = 0; c < COLS; c++) {
+                const int64_t left = block + c < a.n ? a.k - i : 0, behind = rows - i < LINE ? rows - i : LINE;
+                num_bits line[LINE] = {0};
+                num *to = a.reordered + block * rows + i * COLS + c * BESIDE;
+                memcpy(line, a.weight + (block + c) * a.k + i, (left < LINE ? left > 0 ? left : 0 : LINE) * sizeof(num));
+                for (int j = 0; j < LINE; j++) {
+                    const num_bits magnitude = line[j] & (num_bits)-1 >> 1;
+                    largest = magnitude > largest ? magnitude : largest;
+                }
+                for (int j = 0; j < behind; j += BESIDE)
+                    memcpy(to + j * COLS, line + j, BESIDE * sizeof(num));
+            }
+    if (largest >= INFINITE)
+        *a.not_finite = 1;
 }
 
 /* How many numbers a weight [n][k] takes when it is reordered: whole blocks. */
 int64_t reordered_size(int64_t n, int64_t k) { return num_col_blocks(n) * COLS * padded_rows(k); }
 
-/* Reorder a weight [n][k] as [n / COLS][k / BESIDE][COLS][BESIDE], both rounded up and filled with zeros. Returns 0, with
- * nothing done, where PyTorch's libraries should compute this model's products. */
-int reorder_weight(num *restrict reordered, const num *restrict weight, int64_t n, int64_t k) {
-    if (k % PAIR || !can_multiply())
-        return 0;
-    parallel_for(reorder_blocks, &(reorder_args){reordered, weight, n, k}, num_col_blocks(n), 1);
-    return 1;
+/* Reorder rows of a weight [n][k] as [n / COLS][k / BESIDE][COLS][BESIDE], both rounded up and filled with zeros: num_rows
+ * from first_row on, a multiple of COLS. Returns CANNOT, with nothing done, where PyTorch's libraries should compute this
+ * model's products, or where these rows begin in the middle of a block. */
+int reorder_rows(num *restrict reordered, const num *restrict rows, int64_t first_row, int64_t num_rows, int64_t k) {
+    enum { CANNOT, NOT_FINITE, DONE }; /* as in c_kernels.py */
+    if (k % PAIR || first_row % COLS || !can_multiply())
+        return CANNOT;
+    int not_finite = 0;
+    num *to = reordered + first_row * padded_rows(k);
+    parallel_for(reorder_blocks, &(reorder_args){to, rows, num_rows, k, &not_finite}, num_col_blocks(num_rows), 1);
+    return not_finite ? NOT_FINITE : DONE;
 }
 
 typedef struct {

@@ -20,6 +20,7 @@ from nanovllm.worker.model import Decoder
 from nanovllm.worker.platform import Platform
 
 if TYPE_CHECKING:
+    from nanovllm.worker.loader import StoredWeight
     from nanovllm.worker.model_runner import ModelRunner
 
 
@@ -68,22 +69,28 @@ class CPUPlatform(Platform):
             memory.keep_freed_memory()
             prefaulting.join()
 
-    def finish_linear(self, config: EngineConfig, kernels: Kernels) -> Callable[[Decoder, Linear], None] | None:
+    def read_linear(
+        self, config: EngineConfig, kernels: Kernels
+    ) -> "Callable[[Decoder, Linear, StoredWeight], None] | None":
         if "reordered_weights" not in config.optimizations:
             return None
 
-        def lay_out(model: Decoder, linear: Linear) -> None:
+        def read(model: Decoder, linear: Linear, stored: "StoredWeight") -> None:
             # A rank keeps a table of its own: chapter 9's exercise looks rows up in it.
             is_table = linear.weight is model.embed_tokens and config.tensor_parallel_size == 1
-            self._freed_bytes += linear.weight.nbytes
-            reorder_weight(linear, kernels)
+            num_bytes = linear.weight.nbytes
+            parts = stored.parts()
+            if parts is None or not reorder_weight(linear, kernels, parts):
+                stored.read()
+                reorder_weight(linear, kernels)
+                self._freed_bytes += num_bytes
             if is_table:
                 look_up_in_head(model, kernels)
             if self._freed_bytes > memory.KEPT_BYTES:
                 memory.give_freed_memory_back()
                 self._freed_bytes = 0
 
-        return lay_out
+        return read
 
     def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
         return step_threads(model, kernels)

@@ -1,19 +1,27 @@
 """Weights in the order in which their matrix product reads them (chapter 10)."""
 
+from collections.abc import Iterable
+
+from torch import Tensor
+
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 
 
-def reorder_weight(layer: Linear, kernels: Kernels) -> None:
-    """Lay a weight out once in the order in which its matrix product reads it."""
+def reorder_weight(layer: Linear, kernels: Kernels, parts: Iterable[tuple[int, Tensor]] | None = None) -> bool:
+    """Lay a weight out once in the order in which its matrix product reads it. Returns whether that was possible.
+
+    parts: of the weight, see Kernels.
+    """
     for candidate in (kernels, TORCH_KERNELS):
-        reordered = candidate.reorder_weight(layer.weight, layer.out_dtype, stays=True)
+        reordered = candidate.reorder_weight(layer.weight, layer.out_dtype, stays=True, parts=parts)
         if reordered is not None:
             del layer.weight  # no longer a parameter: only its own product can read it
             layer.weight = reordered
             layer.product = candidate.linear
-            break
+            return True
+    return False
 
 
 def look_up_in_head(model: Decoder, kernels: Kernels) -> None:

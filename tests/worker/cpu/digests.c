@@ -143,7 +143,7 @@ static void show_products(void) {
     const int64_t counts[] = {1, 5, 33}, n = 101, k = 300;
     num *reordered = space(reordered_size(n, k) * sizeof(num)), *weight = nums(n * k, 1);
     const num *weights[] = {reordered};
-    if (!reorder_weight(reordered, weight, n, k))
+    if (!reorder_rows(reordered, weight, 0, n, k))
         exit(1);
     for (int i = 0; i < 3; i++) {
         num *out = space(counts[i] * n * sizeof(num));
@@ -220,7 +220,7 @@ static void show_logits(void) {
     const num *weights[] = {reordered};
     float *logits = space(M * N * 4);
     int64_t token_ids[M];
-    reorder_weight(reordered, weight, N, K);
+    reorder_rows(reordered, weight, 0, N, K);
     linear(&(linear_args){M, NULL, logits, x, weights, nums(N, 1), NULL, NULL, 1, N, K});
     add_floats(logits, M * N);
     const int64_t ranks[] = {1}, ends[] = {N}, padded = (K + 15) / 16 * 16;
