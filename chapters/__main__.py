@@ -23,6 +23,7 @@ from chapters.story import Story, busy
 from chapters.submission import LIMIT_S, readable
 from chapters.words import Words, default_language, languages, translated, words_of
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
+from nanovllm.tools.own_process import run_as_process
 
 OTHERS = {  # commands that are not about one chapter: a module with add_arguments(parser) and run(args, console)
     "minutes": ("reading", "say how long the texts take, the short paths and the whole"),
@@ -253,4 +254,4 @@ if __name__ == "__main__":
     if sys.flags.optimize:  # without assertions, check_integrity() finds nothing wrong
         os.environ.pop("PYTHONOPTIMIZE", None)
         os.execv(sys.executable, [sys.executable, "-m", "chapters", *sys.argv[1:]])
-    sys.exit(main())
+    run_as_process(main)

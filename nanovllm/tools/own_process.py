@@ -22,9 +22,12 @@ def run_as_process(main: Callable[[], int]) -> NoReturn:
     registered before is not called.
     """
     callers.keep_imports = True
+    process = os.getpid()
     status = 1  # of an exception that comes out of main(): Python prints it before leave() is called
 
     def leave() -> None:
+        if os.getpid() != process:  # a forked child, which has a status of its own
+            return
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):  # closed, or not there
                 stream.flush()

