@@ -1,5 +1,6 @@
 """Fixtures that several files share."""
 
+import gc
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ def pytest_sessionstart() -> None:
         num_threads = max(1, (os.cpu_count() or 1) // num_workers)
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # of processes that tests start
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    gc.freeze()  # what has been imported: half a million objects, which every full collection would look at
     memory.HUGE_PAGE = 1 << 14  # less of it is touched: most engines of tests take few steps
 
 
