@@ -229,6 +229,7 @@ def test_bench_busy(table_of, short_demo):
     assert all(re.fullmatch(r"\d+, \d+ \([\d.]+, [\d.]+\)", cells[0]) for cells in table.values())
 
 
+@pytest.mark.nightly
 def test_bench_start(table_of, checkpoint):
     table = table_of("bench_start.py", str(checkpoint()), "--rounds", "1", "--importtime")
     names = {"import torch", "these, and transformers' classes", "nanovllm generate"}
