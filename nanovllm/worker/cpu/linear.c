@@ -136,17 +136,27 @@ typedef struct {
     int64_t num_weights, n, k;
 } linear_args;
 
+/* Many rows meet one weight a slab after another: so many rows as stay in a core's cache while all blocks of the weight
+ * pass, but enough for the blocks, which then come from further away. (Of several weights, each meets few rows.) */
+enum { SLAB_BYTES = 256 << 10, LEAST_SLAB = 128 / ROWS };
+static inline int64_t slab_rows(const linear_args *l) {
+    const int64_t tiles = SLAB_BYTES / (ROWS * l->k * (int64_t)sizeof(num));
+    return l->num_weights > 1 ? l->num_rows : ROWS * (tiles > LEAST_SLAB ? tiles : LEAST_SLAB);
+}
+
 static inline const num *weight_of(const linear_args *l, int64_t w) { return l->weights[l->order ? l->order[w] : w]; }
 
-/* One block of columns of a weight for each item; weight after weight. */
+/* One block of columns of a weight for each item; weight after weight, slab after slab. */
 static void linear_blocks(const void *args, int64_t first, int64_t end) {
     const linear_args l = *(const linear_args *)args;
-    const int64_t num_blocks = num_col_blocks(l.n);
+    const int64_t num_blocks = num_col_blocks(l.n), most_rows = slab_rows(&l);
     begin_tiles();
     for (int64_t item = first; item < end; item++) {
-        const int64_t w = item / num_blocks, c = item % num_blocks * COLS;
-        const int64_t first_row = w ? l.ends[w - 1] : 0;
-        const int64_t num_rows = (w + 1 < l.num_weights ? l.ends[w] : l.num_rows) - first_row;
+        const int64_t slab = item / (num_blocks * l.num_weights), w = item / num_blocks % l.num_weights;
+        const int64_t c = item % num_blocks * COLS;
+        const int64_t first_row = w ? l.ends[w - 1] : slab * most_rows;
+        const int64_t left = (w + 1 < l.num_weights ? l.ends[w] : l.num_rows) - first_row;
+        const int64_t num_rows = left < most_rows ? left : most_rows;
         const int64_t ahead_bytes = COLS * BESIDE * sizeof(num) / ((num_rows + ROWS - 1) / ROWS); /* all tiles: a block */
         const num *weight = weight_of(&l, w) + c * padded_rows(l.k), *bias = l.bias ? l.bias + c : NULL;
         const int is_beside = c + COLS < l.n || w + 1 == l.num_weights;
@@ -174,6 +184,7 @@ const char *bits_depend_on(void) { return multiplied_by; }
 void linear(const linear_args *args) {
     linear_args met = *args;
     met.num_weights = met_weights(args->num_weights, args->ends, args->num_rows);
-    const int64_t num_blocks = args->num_rows ? met.num_weights * num_col_blocks(args->n) : 0;
-    parallel_for(linear_blocks, &met, num_blocks, 1 + CHUNK_BYTES / (COLS * args->k * sizeof(num)));
+    const int64_t num_slabs = args->num_rows ? (args->num_rows - 1) / slab_rows(&met) + 1 : 0;
+    const int64_t num_items = num_slabs * met.num_weights * num_col_blocks(args->n);
+    parallel_for(linear_blocks, &met, num_items, 1 + CHUNK_BYTES / (COLS * args->k * sizeof(num)));
 }

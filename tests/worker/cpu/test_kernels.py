@@ -292,7 +292,8 @@ def test_reordered_weights(dtype, bias, in_c, k):
 def test_a_product_takes_weights_of_any_size_and_a_row_has_the_same_bits_beside_others(dtype, n, k):
     torch.manual_seed(0)
     ours = kernels(dtype)
-    weight, bias, x = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype), torch.randn(40, k).to(dtype)
+    num_rows = 300  # with 600 numbers each, that is more than one slab
+    weight, bias, x = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype), torch.randn(num_rows, k).to(dtype)
     reordered = ours.reorder_weight(weight)
     if reordered is None:
         pytest.skip("PyTorch's libraries compute these products on this processor")
@@ -300,7 +301,7 @@ def test_a_product_takes_weights_of_any_size_and_a_row_has_the_same_bits_beside_
     expected = x.double() @ weight.double().T + bias.double()
     torch.testing.assert_close(together.double(), expected, atol=TOLERANCE[dtype] * 10, rtol=TOLERANCE[dtype])
     for rows in (1, 2, 3, 5, 8):
-        for first in range(0, 40 - rows, rows):
+        for first in range(0, num_rows - rows, rows):
             part = ours.linear(x[first : first + rows], reordered, bias)
             assert torch.equal(part, together[first : first + rows])
 
