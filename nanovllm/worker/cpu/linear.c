@@ -136,9 +136,10 @@ typedef struct {
     int64_t num_weights, n, k;
 } linear_args;
 
-/* Many rows meet one weight a slab after another: so many rows as stay in a core's cache while all blocks of the weight
- * pass, but enough for the blocks, which then come from further away. (Of several weights, each meets few rows.) */
-enum { SLAB_BYTES = 256 << 10, LEAST_SLAB = 128 / ROWS };
+/* Very many rows, as the patches of an image, meet one weight a slab after another: so many rows as stay in the cache while
+ * all blocks of the weight pass, and so many that reading the weight for each slab costs little. (Of several weights, each
+ * meets few rows.) */
+enum { SLAB_BYTES = 2 << 20, LEAST_SLAB = 128 / ROWS };
 static inline int64_t slab_rows(const linear_args *l) {
     const int64_t tiles = SLAB_BYTES / (ROWS * l->k * (int64_t)sizeof(num));
     return l->num_weights > 1 ? l->num_rows : ROWS * (tiles > LEAST_SLAB ? tiles : LEAST_SLAB);

@@ -288,12 +288,13 @@ def test_reordered_weights(dtype, bias, in_c, k):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize(("n", "k"), [(97, 64), (1, 40), (96, 600), (31, 7)])
+@pytest.mark.parametrize(("n", "k"), [(97, 64), (1, 40), (96, 600), (31, 7), (40, 8192)])
 def test_a_product_takes_weights_of_any_size_and_a_row_has_the_same_bits_beside_others(dtype, n, k):
     torch.manual_seed(0)
     ours = kernels(dtype)
-    num_rows = 300  # with 600 numbers each, that is more than one slab
-    weight, bias, x = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype), torch.randn(num_rows, k).to(dtype)
+    num_rows = 300  # with 8,192 numbers each, that is more than one slab
+    weight, bias = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
+    x = (torch.randn(num_rows, k) * min(1, 600 / k) ** 0.5).to(dtype)
     reordered = ours.reorder_weight(weight)
     if reordered is None:
         pytest.skip("PyTorch's libraries compute these products on this processor")
