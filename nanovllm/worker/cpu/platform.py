@@ -77,9 +77,10 @@ class CPUPlatform(Platform):
 
         def read(model: Decoder, linear: Linear, stored: "StoredWeight") -> None:
             # A rank keeps a table of its own: chapter 9's exercise looks rows up in it.
-            is_table = linear.weight is model.embed_tokens and config.tensor_parallel_size == 1
+            is_tied = linear.weight is model.embed_tokens
+            is_table = is_tied and config.tensor_parallel_size == 1
             num_bytes = linear.weight.nbytes
-            parts = stored.parts()
+            parts = None if is_tied and not is_table else stored.parts()
             if parts is None or not reorder_weight(linear, kernels, parts):
                 stored.read()
                 reorder_weight(linear, kernels)
