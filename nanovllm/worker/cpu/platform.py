@@ -76,16 +76,15 @@ class CPUPlatform(Platform):
             return None
 
         def read(model: Decoder, linear: Linear, stored: "StoredWeight") -> None:
-            # A rank keeps a table of its own: chapter 9's exercise looks rows up in it.
             is_tied = linear.weight is model.embed_tokens
-            is_table = is_tied and config.tensor_parallel_size == 1
-            num_bytes = linear.weight.nbytes
-            parts = None if is_tied and not is_table else stored.parts()
+            # A rank keeps a table of its own, which has to be read: chapter 9's exercise looks rows up in it.
+            keeps_table = is_tied and config.tensor_parallel_size > 1
+            parts = None if keeps_table else stored.parts()
             if parts is None or not reorder_weight(linear, kernels, parts):
                 stored.read()
+                self._freed_bytes += linear.weight.nbytes
                 reorder_weight(linear, kernels)
-                self._freed_bytes += num_bytes
-            if is_table:
+            if is_tied and not keeps_table:
                 look_up_in_head(model, kernels)
             if self._freed_bytes > memory.KEPT_BYTES:
                 memory.give_freed_memory_back()
