@@ -10,6 +10,7 @@ from chapters.__main__ import main
 from chapters.course import find_chapter
 from chapters.exercise_cells import MARK
 from chapters.teaching.cells import notebook
+from tests.marks import by_night
 
 HINT = 'needs nbclient and ipykernel: pip install -e ".[ci]"'
 pytest.importorskip("ipykernel", reason=HINT)
@@ -92,7 +93,7 @@ def test_the_exercise_is_the_chapters(folder):
     assert len(ours) == 2 and set(ours) <= set(theirs)
 
 
-@pytest.mark.parametrize("is_unpacked", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("is_unpacked", [False, by_night(True)])
 def test_an_assignment(tmp_path, monkeypatch, demo_checkpoint, is_unpacked):
     """It needs what is handed out, and nothing else: an empty exercise does not pass, our solution does."""
     monkeypatch.setenv("PIP_DRY_RUN", "1")

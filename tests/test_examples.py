@@ -230,6 +230,28 @@ def test_bench_busy(table_of, short_demo):
 
 
 @pytest.mark.nightly
+def test_bench_all(status_of, tmp_path):
+    """Each output comes below its command, and what else the page says stays; a command that fails says so."""
+    missing = "python examples/nothing.py"
+    block = "```bash\n{}\n```\n\n<!-- printed -->\nof another machine\n<!-- end -->\n"
+    machine, help_of = "python examples/bench_all.py --machine", "python examples/bench_all.py --help"
+    peers = "python examples/bench_peers.py --help --vllm-python PATH"
+    page = tmp_path / "page.md"
+    page.write_text("# Results\n\n" + "\nmore\n\n".join(map(block.format, (machine, help_of, missing, peers))), "utf-8")
+    status, printed = status_of("bench_all.py", "--page", str(page), "--only", "--machine", "nothing", "peers")
+    assert status == 0 and printed.count(" s\n") == 3
+    text = page.read_text("utf-8")
+    assert text.startswith("# Results\n\n```bash\n") and text.count("\nmore\n") == 3
+    found = dict(re.findall(r"```bash\n(.*?)\n```\n\n<!-- printed -->\n(.*?)\n<!-- end -->", text, re.DOTALL))
+    assert list(found) == [machine, help_of, missing, peers]
+    assert found[machine].startswith("|") and "| instructions" in found[machine]
+    assert found[help_of] == "of another machine"
+    assert re.fullmatch(r"```text\nfailed: .*nothing\.py.*\n```", found[missing])
+    assert found[peers].startswith("```text\nusage: bench_peers.py") and found[peers].endswith("\n```")
+    status, _ = status_of("bench_all.py", "--page", str(page), "--only", "all of it")
+    assert status == 2
+
+
 def test_bench_start(table_of, checkpoint):
     table = table_of("bench_start.py", str(checkpoint()), "--rounds", "1", "--importtime")
     names = {"import torch", "these, and transformers' classes", "nanovllm generate"}

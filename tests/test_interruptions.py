@@ -19,6 +19,7 @@ from nanovllm.request import Request
 from nanovllm.sampling_params import RequestOutputKind
 from nanovllm.worker.model_runner import ModelRunnerOutput
 from tests.faults import Instants
+from tests.marks import by_night
 
 FOLDER = nanovllm.__path__[0]
 # From a call's first line to its last: enqueuing, taking turns, steps, giving turns back, what is left of the call.
@@ -119,8 +120,9 @@ def expected(llm):
     return expected
 
 
-def test_the_next_call_answers_as_a_fresh_engine(llm, expected):
-    for line in LINES.of(lambda: answers(llm), EXECUTIONS):
+@pytest.mark.parametrize("executions", [EXECUTIONS[:1], by_night(EXECUTIONS[1:])])
+def test_the_next_call_answers_as_a_fresh_engine(llm, expected, executions):
+    for line in LINES.of(lambda: answers(llm), executions):
         with pytest.raises(Interrupted):
             LINES.interrupt({line}, lambda: answers(llm), interrupt)
         assert_as_fresh(llm, expected)
@@ -223,7 +225,7 @@ def assert_usable(llm, call, expected):
 
 @pytest.mark.parametrize("how", INTERRUPTIONS)
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("event", ["line", pytest.param("opcode", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("event", ["line", by_night("opcode")])
 def test_a_call_that_is_interrupted_anywhere(llm, alarm, event, name, how):
     call, instants = CALLS[name], WHOLE_CALLS[event]
     llm.reset_prefix_cache()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import by_night
 from tests.processes import LIMIT_S
 
 ENV = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -62,9 +63,7 @@ PROGRAMS = {
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(
-    "name", [name if name == "asyncio" else pytest.param(name, marks=pytest.mark.nightly) for name in PROGRAMS]
-)
+@pytest.mark.parametrize("name", [name if name == "asyncio" else by_night(name) for name in PROGRAMS])
 def test_a_program_that_ends_in_the_middle_of_a_step(checkpoint, tmp_path, name):
     program = tmp_path / "program.py"
     end = "\nbegan.wait()\nprint('the end')\n"

@@ -75,6 +75,7 @@ def test_our_policy_beats_the_engine_by_itself(seed):
     assert baseline is not None and ours.goodput > 1.4 * baseline.goodput
 
 
+@pytest.mark.nightly
 def test_simple_rules_leave_room():
     """The README has the figures of eight traces."""
     trace = draw_trace(104)

@@ -22,6 +22,7 @@ from nanovllm import LLM
 from tests.checkpoints import HYBRIDS, VARIANTS
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter, text_of
 from tests.course.lab_stories import assert_recorded, assert_told, for_each_lab
+from tests.marks import by_night
 
 PLAYED = (3, 4, 5, 7, 8, 12, 13, 14, 15, 16, 17)  # the labs that one plays with
 DEAR = (3, 4, 7, 8, 12, 13, 14, 15, 16, 17)  # of these: more than two seconds each
@@ -101,7 +102,7 @@ def test_what_one_plays_with(number, any_model, monkeypatch):
         assert played.shown != before and "prompt <b>" not in played.shown
 
 
-@pytest.mark.parametrize("number", [4, 5, *(pytest.param(n, marks=pytest.mark.nightly) for n in (7, 16))])
+@pytest.mark.parametrize("number", [4, 5, *(by_night(n) for n in (7, 16))])
 def test_the_notebook_has_the_scenes_that_a_text_names(number, monkeypatch):
     """The green button goes through all of them, one after another, and each ends as it does on the page."""
     chapter = find_chapter(number)

@@ -36,6 +36,7 @@ def test_a_step_is_not_started_then_solved(task, bench):
     assert result.passed, f"{task.titles[result.num_passed]}: {result.problem}"
 
 
+@pytest.mark.nightly
 def test_our_engine_gives_the_demo_models_tokens(demo_checkpoint):
     result = grade(TASKS[-1], solution, NanoBench(str(demo_checkpoint)))
     assert result.passed, result.problem

@@ -19,6 +19,7 @@ from nanovllm.tools.demo_model import model_or_demo
 from tests.checkpoints import SMALL
 from tests.errors import expect
 from tests.gguf_files import write_gguf
+from tests.marks import by_night
 from tests.varied_texts import varied_texts
 
 GGUF_ALONE = [demo_model.GGUF_FILE, demo_model.GENERATION_CONFIG]
@@ -160,7 +161,7 @@ def tiny_demo(cache, checkpoint, tmp_path, monkeypatch) -> Path:
     return cache
 
 
-@pytest.mark.parametrize("name", ["demo", pytest.param("demo:Q4_1", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["demo", by_night("demo:Q4_1")])
 def test_llm_and_commands_take_its_names(tiny_demo, name, capsys):
     llm = LLM(name, **SMALL)
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.2, top_p=0.9)

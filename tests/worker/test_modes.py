@@ -19,6 +19,7 @@ from tests.checkpoints import SMALL
 from tests.features.lora.adapters import make_adapter
 from tests.gguf_files import of_type, write_gguf
 from tests.image_checkpoints import make_image_checkpoint, picture
+from tests.marks import by_night
 from tests.pretend_gpu import pretend_gpu
 
 FACTORIES = {
@@ -191,7 +192,7 @@ def test_on_a_cpu(folders, name):
         assert found == right, f"{name}, {state}"
 
 
-@pytest.mark.parametrize("name", ON_GPU)
+@pytest.mark.parametrize("name", [ON_GPU[0], *(by_night(name) for name in ON_GPU[1:])])
 def test_on_a_gpu(folders, name):
     ask = WORK[name][2]
     folders(WORK[name][0])

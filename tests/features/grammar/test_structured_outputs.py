@@ -16,6 +16,7 @@ from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 from tests.errors import expect
 from tests.faults import plant, run_to_end
+from tests.marks import by_night
 
 EOS = [1]
 COORDINATE = {"type": "integer", "minimum": -9999, "maximum": 9999}
@@ -83,7 +84,7 @@ def is_prefix_of_one_that_fits(compiler: GrammarCompiler, params: SamplingParams
     return True
 
 
-@pytest.mark.parametrize("num_schemas", [90, pytest.param(500, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_schemas", [90, by_night(500)])
 def test_random_schemas(checkpoint, num_schemas):
     """Every answer that ends fits its schema, and one that is cut short is the beginning of one that does."""
     rng, num_finished, num_cut = random.Random(1), 0, 0

@@ -16,6 +16,7 @@ from nanovllm.worker.cpu import c_kernels, threads
 from nanovllm.worker.cpu.threads import pytorch_threads
 from tests.checkpoints import edit
 from tests.image_checkpoints import IDEFICS_PROCESSOR, KINDS, make_image_checkpoint, picture, reference
+from tests.marks import by_night
 
 MARKS = {"idefics3": "<image>", "smolvlm": "<image>"}
 QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -331,7 +332,7 @@ def image_of(llm: LLM, prompt: dict) -> Image:
     return llm.engine.image_processor.prepare(prompt["multi_modal_data"]["image"][0], {})
 
 
-@pytest.mark.parametrize("kind", ["smolvlm", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["smolvlm", by_night("qwen3_vl")])
 def test_ranks(kind, folder_of):
     """stats() says what they have looked at, and needs no answer of theirs: it may be called at any time."""
     one, two = (LLM(str(folder_of(kind)), **OPTIONS, tensor_parallel_size=size) for size in (1, 2))

@@ -18,6 +18,7 @@ from nanovllm.serving import async_llm
 from nanovllm.serving.http import serve
 from nanovllm.serving.http.options import ServeOptions
 from tests.image_checkpoints import KINDS, make_image_checkpoint, picture
+from tests.marks import by_night
 from tests.pretend_gpu import pretend_gpu
 from tests.servers import PATIENCE_S, serving
 from tests.serving.http.test_images import question, url_of
@@ -45,7 +46,7 @@ def num_pixels_of_towers() -> int:
     return sum(type(each) is dict and "pixel_values" in each for each in gc.get_objects())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["smolvlm", *(by_night(kind) for kind in KINDS if kind != "smolvlm")])
 def test_requests_that_wait_hold_pictures_and_no_floats(kind, folder_of):
     """The answers are those of a processor that keeps all it has made."""
     mark = "<image>" if kind in ("idefics3", "smolvlm") else "<|vision_start|><|image_pad|><|vision_end|>"
@@ -159,7 +160,7 @@ def test_a_picture_is_opened_once(folder_of, monkeypatch):
 POOL = dict(dtype="float32", block_size=4, max_model_len=400, max_num_seqs=2, max_num_batched_tokens=100)
 
 
-@pytest.mark.parametrize("kind", ["smolvlm", "qwen3_vl"])
+@pytest.mark.parametrize("kind", [by_night("smolvlm"), "qwen3_vl"])
 def test_the_tower_is_counted_before_the_pool_has_its_size(kind, folder_of):
     """Weights, the largest picture on its way through it, and what is kept of pictures: they fit beside the pool."""
     mark = "<image>" if kind == "smolvlm" else "<|vision_start|><|image_pad|><|vision_end|>"

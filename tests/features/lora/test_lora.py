@@ -25,6 +25,7 @@ from tests.checkpoints import SIZES, edit, make_checkpoint
 from tests.errors import expect
 from tests.faults import plant, run_to_end
 from tests.features.lora.adapters import ATTENTION, IN_THREES, SHARED, make_adapter
+from tests.marks import by_night
 from tests.worker.cpu.test_kernels import kernels
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -203,7 +204,7 @@ def test_an_id_stands_for_one_adapter(base, adapters):
     assert output.num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_ranks", [1, by_night(3)])
 def test_files_that_change_or_go(base, adapters, tmp_path, processes, num_ranks):
     """Requests that are there are answered with what they have named. Later ones are refused, and nobody else is."""
     folders = [shutil.copytree(adapters[0].lora_path, tmp_path / name) for name in ("changed", "gone")]

@@ -19,6 +19,7 @@ from tests.checkpoints import SMALL, make_checkpoint
 from tests.errors import expect
 from tests.faults import run_to_end
 from tests.features.lora.adapters import ATTENTION, IN_THREES, SHARED, make_adapter
+from tests.marks import by_night
 from tests.servers import Running, serving
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -56,7 +57,7 @@ def put(path: str, folder: Path) -> None:
     shutil.copy(Path(path, "adapter_model.safetensors"), folder)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_ranks", [1, by_night(3)])
 def test_weights_that_are_replaced(base, paths, answers, folder, processes, num_ranks):
     """K/V of earlier weights is not found, what runs with them ends with them, and the same ones find theirs again."""
     options = dict(dtype="float32", enable_lora=True, max_loras=2) | SMALL

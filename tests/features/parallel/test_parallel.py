@@ -14,6 +14,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.features.parallel import ranks as parallel
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import make_checkpoint
+from tests.marks import by_night
 from tests.processes import LIMIT_S
 
 OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=24, max_model_len=64)
@@ -66,7 +67,7 @@ def two_ranks(checkpoint, processes):
     [
         ("llama-biases", {}),
         ("qwen2", {"num_key_value_heads": 1}),  # with a tied table, of which each rank keeps its share
-        *(pytest.param(variant, {}, marks=pytest.mark.nightly) for variant in ("qwen3", "mistral-window")),
+        *(by_night(variant, {}) for variant in ("qwen3", "mistral-window")),
     ],
 )
 def test_ranks_give_the_same_tokens_and_hold_a_share_each(tmp_path, processes, variant, sizes):

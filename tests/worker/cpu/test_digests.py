@@ -8,14 +8,14 @@ A change that means to change results records new digests: run this file's comma
 
 import platform
 import subprocess
-from collections.abc import Iterable
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 
 import pytest
 
 from nanovllm.worker.cpu.compiler import COMPILE, FOLDER
 from tests.emulators import ARM, build, runner
+from tests.marks import by_night
 from tests.processes import LIMIT_S
 
 SOURCE = Path(__file__).with_name("digests.c")
@@ -76,10 +76,6 @@ def digests(run: list[str], program: Path) -> dict[str, str]:
     return dict(line.split() for line in printed.splitlines())
 
 
-def nightly(pairs: Iterable[tuple[str, str]]) -> list:
-    return [pytest.param(*pair, marks=pytest.mark.nightly) for pair in pairs]
-
-
 def recorded(kind: str) -> dict[str, str]:
     return dict(zip(NAMES, DIGESTS[kind].split(), strict=True))
 
@@ -90,9 +86,9 @@ def recorded(kind: str) -> dict[str, str]:
     ("level", "kind"),
     [
         ("native", "f32"),
-        *nightly(product(["native"], ["bf16", "f16", "int8kv"])),
-        *nightly(product(["x86-64-v2", "x86-64-v3"], ["f32"])),
-        *nightly([("x86-64-v2", "bf16"), ("x86-64-v3", "f16")]),
+        *starmap(by_night, product(["native"], ["bf16", "f16", "int8kv"])),
+        *starmap(by_night, product(["x86-64-v2", "x86-64-v3"], ["f32"])),
+        *starmap(by_night, [("x86-64-v2", "bf16"), ("x86-64-v3", "f16")]),
     ],
 )
 def test_this_machine(tmp_path, level, kind):

@@ -15,6 +15,7 @@ from nanovllm.files import gguf_file, tensor_files
 from nanovllm.worker.loader import load_model
 from tests.checkpoints import VARIANTS
 from tests.gguf_files import of_type, write_gguf
+from tests.marks import by_night
 
 # Prints in MB: what the process had before, the most it has had since, the weights. A reset of the peak needs Linux.
 SCRIPT = """
@@ -38,7 +39,7 @@ print(json.dumps([before, status("VmHWM"), llm.engine.model_runner.weight_bytes 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
-@pytest.mark.parametrize("kind", ["bf16", "int8", "int4", "GGUF"])
+@pytest.mark.parametrize("kind", ["bf16", *(by_night(kind) for kind in ("int8", "int4", "GGUF"))])
 def test_peak_of_a_start(kind, checkpoint, demo_checkpoint, demo_gguf):
     """A start took twice the weights when the files' pages stayed in memory, and again the largest matrix."""
     model, options = (demo_gguf, {}) if kind == "GGUF" else (demo_checkpoint, {})

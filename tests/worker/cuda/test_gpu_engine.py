@@ -21,6 +21,7 @@ from tests.checkpoints import HYBRIDS, VARIANTS, make_checkpoint
 from tests.features.lora.adapters import make_adapter
 from tests.features.speculation.test_speculation import assert_same, generate, random_requests
 from tests.image_checkpoints import make_image_checkpoint, picture
+from tests.marks import by_night
 from tests.parity import SETTINGS, check_setting
 from tests.pretend_gpu import PretendGPU, pretend_gpu
 from tests.worker.cpu.test_kernels import ragged_batch
@@ -30,11 +31,14 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 ROOT = Path(__file__).parents[3]
 PYTORCH, TRITON, GRAPHS = (), ("triton",), ("triton", "cuda_graphs")
 FLASH = ("triton", "flash_attn", "cuda_graphs")
-BACKENDS = pytest.mark.parametrize("optimizations", [PYTORCH, GRAPHS], ids=["pytorch", "graphs"])
 # Small enough for Triton's interpreter: the step that measures memory computes max_num_batched_tokens.
 OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=64, max_model_len=64, max_num_seqs=4)
 OPTIONS["max_num_batched_tokens"] = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+# Triton's interpreter takes seconds for each case: by day one of a kind is enough.
+BACKENDS = pytest.mark.parametrize("optimizations", [PYTORCH, by_night(GRAPHS)], ids=["pytorch", "graphs"])
 
 
 @pytest.fixture
@@ -99,17 +103,13 @@ def test_a_gpu_imports_nothing_of_a_cpu(checkpoint, processes):
 # -- every architecture, every backend ---------------------------------------------------------------------------------
 
 
-def architectures() -> list:
-    """Triton's interpreter takes seconds for each: one of them is enough but for CI."""
-    few = ("qwen2-window",)
-    return [
-        pytest.param(variant, backend, marks=[pytest.mark.nightly] if backend is GRAPHS and variant not in few else [])
-        for variant in VARIANTS
-        for backend in (PYTORCH, GRAPHS)
-    ]
+BY_DAY = [("qwen2-window", GRAPHS), *((variant, PYTORCH) for variant in ("llama", "qwen3-moe", "qwen3.5-moe"))]
+ARCHITECTURES = [(variant, backend) for variant in VARIANTS for backend in (PYTORCH, GRAPHS)]
 
 
-@pytest.mark.parametrize(("variant", "optimizations"), architectures())
+@pytest.mark.parametrize(
+    ("variant", "optimizations"), [each if each in BY_DAY else by_night(*each) for each in ARCHITECTURES]
+)
 def test_every_architecture(checkpoint, variant, optimizations):
     """Chunks, prefix hits, and a request that waits; a second time from the cache."""
     expected = tokens_of(LLM(str(checkpoint(variant)), enforce_eager=True, **OPTIONS))
@@ -121,7 +121,7 @@ def test_every_architecture(checkpoint, variant, optimizations):
         assert is_recorded == (optimizations is GRAPHS and variant not in HYBRIDS and "moe" not in variant)
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-window"])
+@pytest.mark.parametrize("variant", [by_night("llama"), "mistral-window"])
 def test_flash_attn(checkpoint, variant):
     options = OPTIONS | dict(dtype="bfloat16", block_size=256, num_gpu_blocks_override=8)
     expected = tokens_of(LLM(str(checkpoint(variant)), enforce_eager=True, **options))
@@ -131,7 +131,8 @@ def test_flash_attn(checkpoint, variant):
         assert tokens_of(llm) == expected == tokens_of(llm)
 
 
-@pytest.mark.parametrize("setting", ["tiny pool", *(pytest.param(s, marks=pytest.mark.nightly) for s in SETTINGS[:3])])
+@pytest.mark.nightly
+@pytest.mark.parametrize("setting", ["tiny pool", *SETTINGS[:3]])
 def test_greedy_matrix(checkpoint, gpu, setting):
     """Against transformers: preemption, tiny budgets."""
     check_setting(checkpoint(), setting, 4, optimizations=PYTORCH)
@@ -195,7 +196,7 @@ def test_adapters(checkpoint, tmp_path, optimizations):
         assert tokens_of(llm) == plain
 
 
-@pytest.mark.parametrize("method", ["ngram", pytest.param("draft model", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("method", ["ngram", by_night("draft model")])
 def test_draft_tokens(checkpoint, tmp_path, monkeypatch, method):
     monkeypatch.setattr(StepTimes, "plain", lambda self, num_rows: 1.0)
     monkeypatch.setattr(StepTimes, "with_drafts", lambda self: lambda num_rows: 1.0)
@@ -233,7 +234,7 @@ def test_fewer_bits_are_refused(checkpoint, gpu, option):
         LLM(str(checkpoint()), **option, **OPTIONS)
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3.5"])
+@pytest.mark.parametrize("variant", [by_night("llama"), "qwen3.5"])
 def test_tiers(checkpoint, tmp_path, variant):
     """What one engine has written, the next one finds; what the pool has evicted comes back from memory."""
     options = OPTIONS | dict(optimizations=PYTORCH, num_gpu_blocks_override=20, cpu_cache_bytes=1 << 20)
@@ -275,7 +276,7 @@ def test_the_pool_takes_what_is_left(checkpoint, optimizations):
         assert 0.1 * gpu.total_bytes - runner.kv_cache.num_bytes / runner.num_blocks < left < 0.3 * gpu.total_bytes
 
 
-@pytest.mark.parametrize("variant", HYBRIDS)
+@pytest.mark.parametrize("variant", ["qwen3.5", *(by_night(each) for each in HYBRIDS if each != "qwen3.5")])
 def test_states_and_pool_take_what_is_left(checkpoint, variant):
     """How much that is nobody knows until a step has been measured, which needs a slot for a state itself."""
     options = OPTIONS | dict(num_gpu_blocks_override=None)
@@ -332,7 +333,7 @@ LOGPROBS = [
 ]
 
 
-@pytest.mark.parametrize("prompt_logprobs", [None, 2])
+@pytest.mark.parametrize("prompt_logprobs", [by_night(None), 2])
 def test_logprobs_of_a_step_travel_with_its_tokens(tmp_path, gpu, prompt_logprobs):
     """Of some rows and of all, the top ones and certain ones, of prompts in parts; all is one copy down and one back.
 
@@ -378,7 +379,7 @@ def assert_same_logprobs(found: list, expected: list) -> None:
 
 
 @pytest.mark.parametrize("optimizations", [PYTORCH, TRITON], ids=["pytorch", "triton"])
-@pytest.mark.parametrize("num_layers", [1, 4])
+@pytest.mark.parametrize("num_layers", [by_night(1), 4])
 def test_a_prefill_step_makes_no_copy_per_layer(tmp_path, gpu, num_layers, optimizations):
     folder = make_checkpoint(tmp_path, "llama", num_hidden_layers=num_layers)
     llm = LLM(str(folder), optimizations=optimizations, **OPTIONS)
@@ -440,10 +441,8 @@ def test_a_buffer_that_is_made_anew_is_found(checkpoint, gpu, monkeypatch):
         assert tokens_of(llm) == expected
 
 
-@pytest.mark.parametrize(
-    "optimizations", [PYTORCH, pytest.param(GRAPHS, marks=pytest.mark.nightly)], ids=["pytorch", "graphs"]
-)
-@pytest.mark.parametrize("kind", ["smolvlm", "qwen3_vl", "qwen3_5"])
+@BACKENDS
+@pytest.mark.parametrize("kind", [by_night("smolvlm"), by_night("qwen3_vl"), "qwen3_5"])
 def test_images(kind, optimizations, tmp_path):
     """Pictures in prompts that are cut into chunks, then the first one again."""
     folder = make_image_checkpoint(tmp_path, kind)

@@ -14,6 +14,7 @@ from nanovllm.worker.cuda import dtypes
 from tests.checkpoints import edit, make_checkpoint
 from tests.errors import expect
 from tests.features.lora.adapters import make_adapter
+from tests.marks import by_night
 from tests.pretend_gpu import pretend_gpu
 from tests.published_files import FORMATS, publish
 from tests.worker.cuda.test_gpu_engine import FLASH, OPTIONS, PYTORCH, TRITON, tokens_of
@@ -36,7 +37,7 @@ def to_bfloat16(folder, **changes) -> None:
     edit(folder / "config.json", dtype="bfloat16")
 
 
-@pytest.mark.parametrize("optimizations", [PYTORCH, FLASH], ids=["pytorch", "triton"])
+@pytest.mark.parametrize("optimizations", [PYTORCH, by_night(FLASH)], ids=["pytorch", "triton"])
 def test_auto_is_float16(in_bfloat16, caplog, optimizations):
     expected, options = tokens_of(LLM(str(in_bfloat16), enforce_eager=True, **OPTIONS)), ANY_DTYPE | {"block_size": 256}
     with pretend_gpu(capability=T4, with_flash_attn=True), caplog.at_level(logging.INFO, "nanovllm"):
@@ -79,8 +80,8 @@ def test_weights_beyond_float16(in_bfloat16, caplog, name):
     assert f"{name} has numbers that float16 does not hold: the dtype is float32" in caplog.text
 
 
-@pytest.mark.parametrize("head_dim", [128, 256])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("head_dim", [by_night(128), 256])
+@pytest.mark.parametrize("dtype", [by_night("float16"), "float32"])
 def test_attention_fits_in_shared_memory(tmp_path, monkeypatch, head_dim, dtype):
     folder = make_checkpoint(tmp_path / "model", "llama", head_dim=head_dim, num_hidden_layers=1)
     options = OPTIONS | dict(dtype=dtype, optimizations=TRITON)
