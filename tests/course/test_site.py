@@ -17,6 +17,7 @@ from chapters.site.scenes import Scenes
 from chapters.site.server import served
 from chapters.words import ENGLISH
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
+from tests.marks import by_night
 from tests.site_browser import assert_accessible
 
 pytest.importorskip("myst_parser", reason="needs Sphinx: pip install -e '.[site]'")
@@ -252,15 +253,14 @@ def test_a_lab_is_no_wider_than_its_window(address, phone):
             assert phone.evaluate("document.documentElement.scrollWidth") <= width, phone.url
 
 
-def test_accessible(address, phone):
-    """Light and dark; nothing on a page comes from elsewhere."""
+@pytest.mark.parametrize("schemes", [("light", "dark"), by_night(("dark", "light"))], ids="-".join)
+def test_accessible(schemes, address, phone):
+    """Every other page is light; nothing on a page comes from elsewhere."""
     phone.on("request", lambda request: request.url.startswith(address) or phone.problems.append(request.url))
-    for path in PAGES:
-        for scheme in ("light", "dark"):
-            phone.emulate_media(color_scheme=scheme)
-            if scheme == "light":
-                phone.goto(f"{address}/{path}")
-            assert_accessible(phone)
+    for number, path in enumerate(PAGES):
+        phone.emulate_media(color_scheme=schemes[number % 2])
+        phone.goto(f"{address}/{path}")
+        assert_accessible(phone)
 
 
 def test_what_is_moved(address, phone):
