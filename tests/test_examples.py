@@ -238,7 +238,7 @@ def test_bench_all(status_of, tmp_path):
     peers = "python examples/bench_peers.py --help --vllm-python PATH"
     page = tmp_path / "page.md"
     page.write_text("# Results\n\n" + "\nmore\n\n".join(map(block.format, (machine, help_of, missing, peers))), "utf-8")
-    status, printed = status_of("bench_all.py", "--page", str(page), "--only", "--machine", "nothing", "peers")
+    status, printed = status_of("bench_all.py", "--page", str(page), "--only", "machine", "nothing", "peers")
     assert status == 0 and printed.count(" s\n") == 3
     text = page.read_text("utf-8")
     assert text.startswith("# Results\n\n```bash\n") and text.count("\nmore\n") == 3
@@ -248,7 +248,7 @@ def test_bench_all(status_of, tmp_path):
     assert found[help_of] == "of another machine"
     assert re.fullmatch(r"```text\nfailed: .*nothing\.py.*\n```", found[missing])
     assert found[peers].startswith("```text\nusage: bench_peers.py") and found[peers].endswith("\n```")
-    status, _ = status_of("bench_all.py", "--page", str(page), "--only", "all of it")
+    status, _ = status_of("bench_all.py", "--page", str(page), "--only", "everything")
     assert status == 2
 
 
