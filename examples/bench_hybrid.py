@@ -21,12 +21,12 @@ from bench_prefix_cache import workloads as earlier_workloads
 from measuring import add_some_of, arguments, console, greedy, progress, random_checkpoint, seconds, table, timed
 
 from nanovllm import LLM
+from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.files.hub import cache_folder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
 from chapters.ch16_fixed_memory.placing import (
     BLOCK_SIZE,
-    MAX_LEN,
     POLICIES,
     UNBOUNDED,
     Requests,
@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
     add_some_of(parser, "--only", ENGINES)
     parser.add_argument("--prompt", type=int, default=NUM_PROMPT, help="tokens of part 2's prompt")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens before the steps of part 3")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     model = args.model or str(make_checkpoint())
@@ -148,14 +149,16 @@ def show_engines(model: str, args: argparse.Namespace) -> None:
 
 def show_length(model: str, args: argparse.Namespace) -> None:
     unrecorded = ("reordered_weights", "c_kernels")  # a replayed step calls no kernel by its name
-    llm = LLM(model, max_model_len=MAX_LEN, max_num_batched_tokens=1024, optimizations=unrecorded)
+    llm = LLM(
+        model, max_model_len=max(*args.lengths, NUM_PROMPT) + 100, max_num_batched_tokens=1024, optimizations=unrecorded
+    )
     rng = random.Random(0)
 
     def generate(prompt: list[int], num_output: int) -> float:
         return seconds(llm.generate, [prompt], greedy(num_output), use_tqdm=False)
 
     generate(random_ids(rng, NUM_PROMPT), 2)  # warm up
-    in_kernels = time_kernels(llm, "delta_net", "paged_attention")
+    in_kernels = time_kernels(llm)
 
     def step_ms(prompt: list[int], num: int) -> tuple[float, dict[str, float]]:
         """Milliseconds of a step after the first token: the whole step, and the kernels' parts."""
@@ -171,7 +174,7 @@ def show_length(model: str, args: argparse.Namespace) -> None:
     )
     columns = ("step", "of it attention", "of it recurrence", "the rest")
     rows = table("A step of one stream after so many tokens, median of 5 runs of 16 steps", "tokens before", *columns)
-    for length in LENGTHS:
+    for length in args.lengths:
         prompt = random_ids(rng, length)
         found = sorted((step_ms(prompt, 16) for _ in range(5)), key=lambda pair: pair[0])
         total, kernels = found[len(found) // 2]
@@ -189,10 +192,11 @@ def show_length(model: str, args: argparse.Namespace) -> None:
     )
 
 
-def time_kernels(llm: LLM, *names: str) -> dict[str, float]:
-    """Seconds in these C functions from now on."""
-    library, spent = llm.engine.model_runner.kernels.library, dict[str, float]()
-    for name in names:
+def time_kernels(llm: LLM) -> dict[str, float]:
+    """Seconds in these C functions from now on: attention's, and the wing's own."""
+    kernels, spent = llm.engine.model_runner.kernels, dict[str, float]()
+    delta_net: Any = kernels_for(kernels).delta_net  # a partial(function, kernels, library)
+    for name, library in (("paged_attention", kernels.library), ("delta_net", delta_net.args[1])):
         setattr(library, name, timed(spent, name, getattr(library, name)))
     return spent
 

@@ -213,6 +213,9 @@ def test_bench_hybrid(table_of, wide):
     table = table_of("bench_hybrid.py", wide("qwen3.5"), *sizes, "--only", "nanovllm", "nanovllm, int8")
     for name in ("nanovllm", "nanovllm, int8"):
         assert re.match(r"\d+\.\d\d s; \d+\.\d\d s; [\d.]+ tokens/s; ", "; ".join(table[name]))
+    table = table_of("bench_hybrid.py", wide("qwen3.5"), "--parts", "length", "--lengths", "16", "40")
+    for length in ("16", "40"):
+        assert all(re.fullmatch(r"\d+\.\d ms", cell) for cell in table[length])
 
 
 @pytest.mark.nightly
@@ -252,6 +255,7 @@ def test_bench_all(status_of, tmp_path):
     assert status == 2
 
 
+@pytest.mark.nightly
 def test_bench_start(table_of, checkpoint):
     table = table_of("bench_start.py", str(checkpoint()), "--rounds", "1", "--importtime")
     names = {"import torch", "these, and transformers' classes", "nanovllm generate"}
