@@ -1,6 +1,6 @@
 """A question about a picture, and the second question about the same picture: where the time goes.
 
-    python examples/bench_images.py [--shape smolvlm-256m] [--shape qwen3.5-0.8b] [--transformers] [--vllm-python PATH]
+    python examples/bench_images.py [--shape smolvlm-256m] [--shape qwen3.5-0.8b] [--int8] [--transformers]
 
 Models of public shapes with random weights (none is fetched), the words of the demo model's tokenizer, one picture of
 1,024 x 768 pixels. Of the first question: the image processor, the tower, the prefill, the first token. Of the second
@@ -155,11 +155,15 @@ def measure(shape: str, size: tuple[int, int], args: argparse.Namespace) -> list
     """A row of the table for each engine."""
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(Path(name), shape)
-        ours = measure_ours(folder, shape, size, args.repeats)
-        gc.collect()
-        num_tokens, rest = str(len(ours.token_ids)), ours.first - ours.processing - ours.tower
-        parts = [f"{x:.2f}" for x in (ours.first, ours.processing, ours.tower, rest)]
-        table = [[shape, "nanovllm", num_tokens, *parts, f"{ours.second:.2f}", f"{ours.second / ours.first:.2f}"]]
+        table = []
+        for bits in ("int8", None) if args.int8 else (None,):
+            ours = measure_ours(folder, shape, size, args.repeats, bits)
+            gc.collect()
+            engine = "nanovllm" if bits is None else f"nanovllm, tower in {bits}"
+            num_tokens, rest = str(len(ours.token_ids)), ours.first - ours.processing - ours.tower
+            parts = [f"{x:.2f}" for x in (ours.first, ours.processing, ours.tower, rest)]
+            table.append([shape, engine, num_tokens, *parts, f"{ours.second:.2f}", f"{ours.second / ours.first:.2f}"])
+        table.reverse()
         if args.transformers:
             theirs = ours.processing + transformers_seconds(folder, ours)
             table.append([shape, "transformers", num_tokens, f"{theirs:.2f}", f"{ours.processing:.2f}", *"----"])
@@ -172,12 +176,14 @@ def measure(shape: str, size: tuple[int, int], args: argparse.Namespace) -> list
         return table
 
 
-def measure_ours(folder: Path, shape: str, size: tuple[int, int], repeats: int) -> Measured:
+def measure_ours(folder: Path, shape: str, size: tuple[int, int], repeats: int, bits: str | None) -> Measured:
+    """bits: of the tower's linear layers."""
     from nanovllm import LLM, SamplingParams
 
     image_token = SHAPES[shape][3]
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    llm = LLM(str(folder), load_format="dummy", dtype="bfloat16", max_model_len=4096, max_num_seqs=2)
+    options: dict[str, Any] = dict(dtype="bfloat16", tower_quantization=bits)
+    llm = LLM(str(folder), load_format="dummy", max_model_len=4096, max_num_seqs=2, **options)
     processor = llm.engine.image_processor
 
     def ask(image: Image.Image, question: str) -> tuple[float, list[int]]:
@@ -269,6 +275,7 @@ def main() -> None:
     parser.add_argument("--picture", default="1024x768", metavar="WIDTHxHEIGHT")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--transformers", action="store_true", help="measure transformers, too")
+    parser.add_argument("--int8", action="store_true", help="with the tower's linear layers in 8 bits, too")
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -25,6 +25,7 @@ OWN |= {f"{name}_marlin": name for name in ("gptq", "awq")}
 CHOICES = {  # option -> value that may be given -> value that the option has then
     "dtype": DTYPES,
     "quantization": {name: name for name in BITS} | OWN,
+    "tower_quantization": {"int8": "int8"},
     "kv_cache_dtype": {"auto": "auto", "int8": "int8", "int8_per_token_head": "int8"},
     "scheduling_policy": {name: name for name in ("fcfs", "priority")},
     "runner": {name: name for name in ("auto", "generate", "pooling")},
@@ -130,6 +131,9 @@ class EngineConfig:
     speculative_config: dict[str, Any] | Any = option(None, 'who proposes draft tokens, such as {"method": "ngram"}')
     limit_mm_per_prompt: dict[str, int] | None = option(None, 'most images of a prompt: {"image": 4}; None: 16')
     mm_processor_kwargs: dict[str, Any] | None = option(None, "options of the image processor, for every image")
+    tower_quantization: str | None = option(
+        None, '"int8": bits of the weights that look at images, on a CPU; None: as many as the model computes in'
+    )
     allowed_local_media_path: str | None = option(None, "a folder whose images a client may name; None: no folder's")
     allowed_media_domains: tuple[str, ...] = option((), "hosts from which images are fetched by http(s); (): from none")
     logits_processors: tuple[Any, ...] = option((), "classes whose objects change logits, in vLLM's form")

@@ -448,8 +448,10 @@ def test_retrieval(run):
 def test_bench_images(run):
     """Another Python's vLLM is not here, and it says so."""
     sizes = ("--shape", "tiny", "--picture", "64x48", "--repeats", "1")
-    out = run("bench_images.py", *sizes, "--transformers", "--vllm-python", sys.executable)
+    out = run("bench_images.py", *sizes, "--int8", "--transformers", "--vllm-python", sys.executable)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│ tiny")]
-    assert [row[1] for row in rows][:2] == ["nanovllm", "transformers"] and rows[0][2] == rows[1][2]
-    assert "vLLM not here" in out or [row[1] for row in rows][2:] == ["vLLM"]
+    engines, (ours, in_8_bits, theirs) = [row[1] for row in rows], rows[:3]
+    assert engines[:3] == ["nanovllm", "nanovllm, tower in int8", "transformers"]
+    assert ours[2] == in_8_bits[2] == theirs[2]
+    assert "vLLM not here" in out or engines[3:] == ["vLLM"]
     assert "llama.cpp: not measured" in out

@@ -367,6 +367,7 @@ class ModelRunner:
                 dtype=self.dtype,
                 device=self.device,
                 dummy=self.config.load_format == "dummy",
+                quantization=self.config.tower_quantization,
                 kernels_for=partial(self.platform.tower_kernels, self.config),
                 context_for=self.platform.tower_context,
             )

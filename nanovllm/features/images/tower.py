@@ -46,25 +46,30 @@ class Tower(ModelPart):
         dtype: torch.dtype,
         device: torch.device,
         dummy: bool,
+        quantization: str | None,
         kernels_for: Callable[[ModelConfig, torch.dtype], Kernels | None],
         context_for: Callable[[Kernels | None], AbstractContextManager],
     ) -> None:
         """Read the weights. Raises ValueError for a checkpoint whose tower is not what config.json says.
 
-        model_config: of the language model, and how others have quantized the checkpoint. kernels_for:
-        Platform.tower_kernels for this engine. context_for: Platform.tower_context.
+        model_config: of the language model, and how others have quantized the checkpoint. quantization: None, or
+        "int8", for which there must be kernels. kernels_for: Platform.tower_kernels for this engine. context_for:
+        Platform.tower_context.
         """
         self.dtype = dtype
         self.device = device
         self.num_runs = 0
         self._model = _load(directory, config, model_config.published, dtype, dummy).to(device)
-        self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
         kernels = kernels_for(with_heads_of(self._model.config.vision_config, model_config), dtype)
         self._context = partial(context_for, kernels)
         if kernels is not None:
             from nanovllm.features.images.tower_kernels import use_kernels
 
-            use_kernels(self._model, kernels)
+            use_kernels(self._model, kernels, quantization)
+        elif quantization is not None:
+            raise ValueError("tower_quantization needs the C kernels of a CPU; leave it out")
+        self.num_bytes = sum(tensor.nbytes for tensor in self._model.parameters())
+        self.num_bytes += sum(getattr(module, "num_bytes", 0) for module in self._model.modules())
         self._features: Recent[Tensor] = Recent()  # the same image elsewhere, or in the next chunk, needs no tower
         self.max_kept_bytes = self._features.max_bytes
 

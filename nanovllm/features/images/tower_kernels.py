@@ -1,12 +1,14 @@
 """A vision tower on the engine's C kernels: the same bits with any number of threads (chapter 10).
 
 transformers' modules stay as they are but for three kinds: linear layers (and convolutions that cut an image into
-patches, which are products, too) read reordered weights, attention reads keys that lie as a KV pool's do, and an
-activation is computed in one pass. PyTorch does the rest, which gives the same with any number of threads.
+patches, which are products, too) read reordered weights, or weights of 8 bits (tower_bits.py), attention reads keys
+that lie as a KV pool's do, and an activation is computed in one pass. PyTorch does the rest, which gives the same with
+any number of threads.
 """
 
 import ctypes
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -49,13 +51,22 @@ OTHER_ACTIVATIONS: tuple[Any, ...] = (
 )
 
 
-def use_kernels(model: nn.Module, kernels: Kernels) -> None:
-    """Let a tower compute with these kernels, which are for the size of its heads and bidirectional."""
+def use_kernels(model: nn.Module, kernels: Kernels, quantization: str | None = None) -> None:
+    """Let a tower compute with these kernels, which are for the size of its heads and bidirectional.
+
+    quantization: "int8" for linear layers of 8 bits. Raises ValueError for a weight that has none.
+    """
     library = kernels.load_wing(Path(__file__).with_name("activations.c"), {"activate": ActivationArgs})
-    for module in list(model.modules()):
+    for place, module in list(model.named_modules()):
         for name, part in list(module.named_children()):
-            setattr(module, name, _replaced(part, kernels, library))
-        module.tower_kernels = kernels  # type: ignore[assignment] # attention() asks its module for them
+            if quantization == "int8" and type(part) is nn.Linear:
+                from nanovllm.features.images.tower_bits import in_8_bits
+
+                replaced: nn.Module = in_8_bits(f"{place}.{name}", part, kernels)
+            else:
+                replaced = _replaced(part, kernels, library)
+            setattr(module, name, replaced)
+        module.tower_kernels = kernels  # attention() asks its module for them
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
     model.config.vision_config._attn_implementation = NAME  # type: ignore[union-attr]
@@ -67,7 +78,7 @@ def _replaced(module: Any, kernels: Kernels, library: Any) -> nn.Module:
     if is_linear or (isinstance(module, nn.Conv2d | nn.Conv3d) and _cuts_into_patches(module)):
         reordered = kernels.reorder_weight(module.weight.flatten(1))
         if reordered is not None:
-            return TowerLinear(reordered, module.bias, () if is_linear else module.kernel_size, kernels)
+            return TowerLinear(module, reordered, reordered.nbytes, kernels.linear)
     if type(module).__name__ in ACTIVATIONS and library is not None:
         return Activation(*ACTIVATIONS[type(module).__name__], kernels, library)
     if isinstance(module, OTHER_ACTIVATIONS):
@@ -86,16 +97,17 @@ def _cuts_into_patches(module: nn.Conv2d | nn.Conv3d) -> bool:
 class TowerLinear(nn.Module):
     """A linear layer, or a convolution whose patches lie side by side: the same product for each of them.
 
-    kernel_size: of the convolution; () of a linear layer.
+    operand: its weight in the form that product(x, operand, bias) takes.
     """
 
-    def __init__(self, reordered: Tensor, bias: Tensor | None, kernel_size: tuple[int, ...], kernels: Kernels) -> None:
+    def __init__(self, module: Any, operand: Any, num_bytes: int, product: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.weight = reordered.new_empty(0)  # transformers' code asks for its dtype
-        self.reordered = reordered
-        self.bias = bias
-        self.kernel_size = kernel_size
-        self.kernels = kernels
+        self.weight = module.weight.new_empty(0)  # transformers' code asks for its dtype
+        self.bias = module.bias
+        self.kernel_size = module.kernel_size if isinstance(module, nn.Conv2d | nn.Conv3d) else ()
+        self.operand = operand
+        self.num_bytes = num_bytes
+        self.product = product
 
     def forward(self, x: Tensor) -> Tensor:
         num_dims = len(self.kernel_size)
@@ -103,7 +115,7 @@ class TowerLinear(nn.Module):
             x = x.unfold(dim, size, size)  # [N, channels, patches of each dimension ..., numbers of each ...]
         if num_dims:
             x = x.movedim(1, 1 + num_dims).flatten(1 + num_dims)  # [N, patches ..., numbers]
-        out = self.kernels.linear(x.reshape(-1, x.shape[-1]), self.reordered, self.bias)
+        out = self.product(x.reshape(-1, x.shape[-1]), self.operand, self.bias)
         out = out.view(*x.shape[:-1], -1)
         return out.movedim(-1, 1) if num_dims else out
 

@@ -42,6 +42,7 @@ def fingerprint(
         "processor": "any" if batch_invariant == "on every processor" else cpu(),
         "code": (torch.__version__, code_digest()),
         "images": None if model.images is None else processor_digest(directory, config.mm_processor_kwargs),
+        "tower": config.tower_quantization,
     }
     text = json.dumps(depends_on, sort_keys=True, default=lambda value: sorted(value, key=repr))
     return blake2b(text.encode(), digest_size=16).hexdigest()

@@ -25,18 +25,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=5
 A, B, C = picture(60, 40), picture(30, 70, 1), picture(32, 32, 2)
 
 
-@pytest.fixture(scope="session")
-def folder_of(tmp_path_factory):
-    made: dict[str, Path] = {}
-
-    def make(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = make_image_checkpoint(tmp_path_factory.mktemp(kind), kind)
-        return made[kind]
-
-    return make
-
-
 @pytest.fixture(scope="module")
 def llm_of(folder_of):
     made: dict[str, LLM] = {}

@@ -17,7 +17,7 @@ from nanovllm.jobs import answer_lines
 from nanovllm.serving import async_llm
 from nanovllm.serving.http import serve
 from nanovllm.serving.http.options import ServeOptions
-from tests.image_checkpoints import KINDS, make_image_checkpoint, picture
+from tests.image_checkpoints import KINDS, picture
 from tests.marks import by_night
 from tests.pretend_gpu import pretend_gpu
 from tests.servers import PATIENCE_S, serving
@@ -26,18 +26,6 @@ from tests.serving.http.test_images import question, url_of
 CHAT = "/v1/chat/completions"
 OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=400, max_model_len=400)
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    made = {}
-
-    def make(kind):
-        if kind not in made:
-            made[kind] = make_image_checkpoint(tmp_path_factory.mktemp(kind), kind)
-        return made[kind]
-
-    return make
 
 
 def num_pixels_of_towers() -> int:
