@@ -300,7 +300,7 @@ def show_kinds(title: str, step: Step, num_threads: int) -> Table:
             str(job.min_chunk),
             str(len(job.chunks)),
             f"{fewest:,} - {most:,}" if fewest < most else f"{most:,}",
-            f"{longest[job] * num_threads / work:.2f}",
+            f"{longest[job] * num_threads / work:.2f}" if work else "-",  # less than reading the clock takes
             f"{work * 1e3:.2f}",
             f"{longest[job] * 1e3:.2f}",
         )
