@@ -4,12 +4,22 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from nanovllm import LLM
 
 LIMIT_S = 600  # for what hangs; no machine is so busy that a test needs as long
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until it has come true."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 class Processes:

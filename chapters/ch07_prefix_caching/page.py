@@ -33,7 +33,7 @@ def panels_of_pool(world: Simulator) -> list[tuple[str, str]]:
     fault = f", fault: {world.fault}" if world.fault else ""
     return [
         ("What just happened to blocks, in order", draw_events(world.events, world.names)),
-        (f"Requests: {world.workload}{salt}{fault}", draw_requests(world)),
+        (f"Requests (the next one: {world.workload}{salt}){fault}", draw_requests(world)),
         (f"The pool: {len(world.manager.blocks)} blocks of {BLOCK_SIZE} tokens", _draw_pool(world, held)),
         (
             f"The free queue: {len(world.manager.free_blocks)} blocks, the head is taken next",
@@ -78,8 +78,7 @@ def draw_requests(world: Simulator, last: int = 6) -> str:
 
 def _draw_pool(world: Simulator, held: dict[int, list[str]]) -> str:
     def words(block: Block) -> str:
-        written = world.written.get(block.block_id, [])[-BLOCK_SIZE:] if held.get(block.block_id) else []
-        return world.text(written) or world.text(block.token_ids)
+        return world.written_in(block.block_id) if held.get(block.block_id) else world.text(block.token_ids)
 
     return pictures.draw_pool(world.manager, held, world.events, words)
 

@@ -288,6 +288,11 @@ class Simulator:
         self._check()
         request.table, request.num_hashed = [*seq.block_table], seq.num_registered_blocks
 
+    def written_in(self, block_id: int) -> str:
+        """The words whose K/V a block holds: fewer than its size if it is not full."""
+        text = self.written.get(block_id, [])
+        return self.text(text[(len(text) - 1) // BLOCK_SIZE * BLOCK_SIZE :])
+
     def _seen(self, seq: Sequence, end: int) -> list[int]:
         """Its first tokens as a model sees them: placeholders of different pictures are different."""
         tokens = seq.tokens[:end]

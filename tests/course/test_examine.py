@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from chapters.__main__ import main
 from chapters.course import find_chapter
 from chapters.examine import examine
 from chapters.runner import Lost, Phase, Run
-from tests.processes import LIMIT_S
+from tests.processes import LIMIT_S, wait_for
 
 CHAPTER = find_chapter(4)  # its checks are quick, and most need no model
 SOLUTION = (CHAPTER.folder / "solution.py").read_text("utf-8")
@@ -172,13 +171,6 @@ def ended(process_id: int) -> bool:
         return not Path(f"/proc/{process_id}/cmdline").read_bytes()
     except OSError:
         return True
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

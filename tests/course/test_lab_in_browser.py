@@ -4,20 +4,29 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import pytest
 
 from chapters.course import find_chapter
 from tests.course.course_text import ROOT
+from tests.processes import wait_for
 
 NO_BROWSER = {"BROWSER": "true", "PYTHONUNBUFFERED": "1"}  # marimo opens none of its own
 OPEN_A_COPY = (
     "from pathlib import Path; from chapters import lab_notebook; lab_notebook.open_in_browser(Path({!r}), None)"
 )
+
+
+def answers(address: str) -> bool:
+    at = urlsplit(address)
+    with socket.socket() as connection:
+        return connection.connect_ex((at.hostname, at.port)) == 0
 
 
 @contextmanager
@@ -29,7 +38,9 @@ def opened(*command: str) -> Iterator[str]:
     ) as process:
         try:
             assert process.stdout is not None
-            yield next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
+            address = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
+            wait_for(lambda: answers(address))  # it says so before it listens
+            yield address
         finally:
             os.killpg(process.pid, signal.SIGTERM)
 
