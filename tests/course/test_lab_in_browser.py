@@ -111,5 +111,5 @@ def test_parts_that_wait_say_so(browser):
     with opened("-m", "chapters", "lab", "7", "--browser") as address, tab_at(browser, address) as tab:
         tab.get_by_role("button", name="Run the parts below").wait_for()
         tab.get_by_text("The parts below wait for the button above.").wait_for()
-        assert tab.get_by_text("Ancestor stopped").count() > 10
+        tab.get_by_text("Ancestor stopped").nth(10).wait_for()
         assert tab.get_by_role("button", name="Next: demo (1 of 9)").is_enabled()
