@@ -13,9 +13,9 @@ import statistics
 import time
 from typing import Any
 
+from measuring import progress
 from quickstart import GUIDE
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from nanovllm import LLM, SamplingParams
@@ -79,7 +79,7 @@ def measure_cost(llm: LLM, console: Console) -> None:
 
     masked = StructuredOutputsParams(json=people)
     ms_a_step(masked), ms_a_step(None)
-    pairs = [(ms_a_step(None), ms_a_step(masked)) for _ in track(range(10), "measuring", console=console)]
+    pairs = [(ms_a_step(None), ms_a_step(masked)) for _ in progress(range(10), "measuring")]
     plain, with_masks = (statistics.median(column) for column in zip(*pairs, strict=True))
     share = statistics.median(slow / fast for fast, slow in pairs) - 1
     console.print(

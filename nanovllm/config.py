@@ -132,7 +132,7 @@ class EngineConfig:
     limit_mm_per_prompt: dict[str, int] | None = option(None, 'most images of a prompt: {"image": 4}; None: 16')
     mm_processor_kwargs: dict[str, Any] | None = option(None, "options of the image processor, for every image")
     tower_quantization: str | None = option(
-        None, '"int8": bits of the weights that look at images, on a CPU; None: as many as the model computes in'
+        None, '"int8" (on a CPU only): bits to round the linear layers to that look at images; None: as they are'
     )
     allowed_local_media_path: str | None = option(None, "a folder whose images a client may name; None: no folder's")
     allowed_media_domains: tuple[str, ...] = option((), "hosts from which images are fetched by http(s); (): from none")

@@ -54,27 +54,26 @@ OTHER_ACTIVATIONS: tuple[Any, ...] = (
 def use_kernels(model: nn.Module, kernels: Kernels, quantization: str | None = None) -> None:
     """Let a tower compute with these kernels, which are for the size of its heads and bidirectional.
 
-    quantization: "int8" for linear layers of 8 bits. Raises ValueError for a weight that has none.
+    quantization: "int8" for linear layers of 8 bits; None: all stay in the tower's dtype. Raises ValueError for numbers
+    that are too large for 8 bits.
     """
     library = kernels.load_wing(Path(__file__).with_name("activations.c"), {"activate": ActivationArgs})
     for place, module in list(model.named_modules()):
         for name, part in list(module.named_children()):
-            if quantization == "int8" and type(part) is nn.Linear:
-                from nanovllm.features.images.tower_bits import in_8_bits
-
-                replaced: nn.Module = in_8_bits(f"{place}.{name}", part, kernels)
-            else:
-                replaced = _replaced(part, kernels, library)
-            setattr(module, name, replaced)
+            setattr(module, name, _replaced(f"{place}.{name}", part, kernels, library, quantization))
         module.tower_kernels = kernels  # attention() asks its module for them
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
     model.config.vision_config._attn_implementation = NAME  # type: ignore[union-attr]
 
 
-def _replaced(module: Any, kernels: Kernels, library: Any) -> nn.Module:
-    """What computes the same in C, or the module itself."""
+def _replaced(place: str, module: Any, kernels: Kernels, library: Any, quantization: str | None) -> nn.Module:
+    """What computes the same in C, or the module itself. place: its name in the tower."""
     is_linear = type(module) is nn.Linear  # not a class derived from it, whose weight others may read
+    if is_linear and quantization == "int8":
+        from nanovllm.features.images.tower_bits import in_8_bits
+
+        return in_8_bits(place, module, kernels)
     if is_linear or (isinstance(module, nn.Conv2d | nn.Conv3d) and _cuts_into_patches(module)):
         reordered = kernels.reorder_weight(module.weight.flatten(1))
         if reordered is not None:

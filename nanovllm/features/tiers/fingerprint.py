@@ -37,12 +37,11 @@ def fingerprint(
     depends_on = {
         "weights": "dummy" if dummies else {path.name: digest_of(path) for path in weight_paths(directory)},
         "model": {name: value for name, value in asdict(model).items() if name not in NOT_COMPUTED},
-        "numbers": (config.dtype, config.round_to, config.kv_cache_dtype, runner.block_size),
+        "numbers": (config.dtype, config.round_to, config.tower_quantization, config.kv_cache_dtype, runner.block_size),
         "how": (config.optimizations, config.tensor_parallel_size, torch.cuda.is_available(), batch_invariant),
         "processor": "any" if batch_invariant == "on every processor" else cpu(),
         "code": (torch.__version__, code_digest()),
         "images": None if model.images is None else processor_digest(directory, config.mm_processor_kwargs),
-        "tower": config.tower_quantization,
     }
     text = json.dumps(depends_on, sort_keys=True, default=lambda value: sorted(value, key=repr))
     return blake2b(text.encode(), digest_size=16).hexdigest()
