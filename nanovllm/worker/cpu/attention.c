@@ -18,11 +18,6 @@ static int is_finite(const partial *out, int num_queries) {
     return largest < 0x7f800000;
 }
 
-static void forget(partial *out, int num_queries) {
-    for (int m = 0; m < num_queries; m++)
-        out[m] = (partial){.max = MASKED};
-}
-
 /* Add a part to those before it. Each is relative to its own max: both are rescaled to the larger one. */
 static void add_part(partial *all, const partial *part, int num_queries) {
     for (int m = 0; m < num_queries; m++) {
@@ -41,20 +36,20 @@ static void add_part(partial *all, const partial *part, int num_queries) {
 static void attend(partial *out, const attention_args *args, const attention_item *item, const attention_item *then) {
     const attention_task *task = item->task;
     const int num_queries = task->num_rows * GROUP;
-    if (DECODE && task->num_rows == 1) {
+    const int tiles = may_attend_tiles();
+    if (tiles || (DECODE && task->num_rows == 1)) {
         attention_item left = *item; /* its part comes next */
-        forget(out, GROUP);
+        forget(out, num_queries);
         while (left.first_key < left.end_key) {
-            partial part[GROUP];
+            partial part[PART_QUERIES];
             const attention_item now = left;
             left.first_key = end_of_part(now.first_key, now.end_key);
-            forget(part, GROUP);
-            attend_decode(part, args, &now, left.first_key, left.first_key < left.end_key ? &left : then);
-            add_part(out, part, GROUP);
+            const attention_item *after = left.first_key < left.end_key ? &left : then;
+            (tiles ? attend_tiles : attend_decode)(part, args, &now, left.first_key, after);
+            add_part(out, part, num_queries);
         }
-        return;
-    }
-    attend_prompt(out, args, task, item->kv_head, item->first_key, item->end_key);
+    } else
+        attend_prompt(out, args, task, item->kv_head, item->first_key, item->end_key);
     if (task->num_rows == 1 || is_finite(out, num_queries))
         return;
     for (int r = 0; r < task->num_rows; r++) { /* a row without the keys behind it: 0 * NaN is NaN */

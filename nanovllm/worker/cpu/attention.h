@@ -38,6 +38,11 @@ typedef struct {
     float acc[HEAD_DIM], max, sum;
 } partial;
 
+static inline void forget(partial *out, int num_queries) {
+    for (int m = 0; m < num_queries; m++)
+        out[m] = (partial){.max = MASKED};
+}
+
 /* What all layers of a step have in common. cpu/c_kernels.py has the same fields in the same order, here and below. */
 typedef struct {
     const int32_t *tables;       /* [sequences][table_width]: block ids */

@@ -115,6 +115,7 @@ static void attend_decode(partial *out, const attention_args *args, const attent
     key_chunk chunks[2];
     unit query[GROUP][HEAD_UNITS], weight[GROUP][CHUNK / PAIR];
     float score[GROUP][CHUNK], rescale[QUERIES];
+    forget(out, GROUP);
     for (int m = 0; m < GROUP; m++)
         for (int u = 0; u < HEAD_UNITS; u++)
             query[m][u] = unit_at(query_at(args, task, kv_head, m) + u * PAIR);

@@ -4,6 +4,7 @@
  *     attention.h         the way through the block table
  *     attention_prompt.c  attention of many queries
  *     attention_decode.c  attention of few queries
+ *     attention_amx.c     attention of any number, with instructions for matrices
  *     attention.c         attention of a step, divided among the cores
  *
  * Compiled at first use by cpu/c_kernels.py as kernels.c is, and with the sizes of a model, so that inner loops have
@@ -11,6 +12,10 @@
  * share a KV head), -DTILE (query rows of one task, at most), and -DBIDIRECTIONAL if every row sees every key.
  */
 #include "pool.h"
+#if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__linux__) && HEAD_DIM % 32 == 0
+#define TILES /* for which the cache holds pairs, even if multiply_add() has none */
+#undef NO_PAIRS
+#endif
 #include "vectors.h"
 #include "kv_cache.h"
 #include "attention.h"
@@ -74,4 +79,11 @@ void rotary_and_write(const rotary_args *args) {
 
 #include "attention_prompt.c"
 #include "attention_decode.c"
+#ifdef TILES
+#include "attention_amx.c"
+#else
+enum { PART_QUERIES = GROUP }; /* that are computed a part of the keys at a time, at most */
+static inline int may_attend_tiles(void) { return 0; }
+#define attend_tiles attend_decode
+#endif
 #include "attention.c"

@@ -3,8 +3,8 @@
  * With about 32 rows, reading the weights from memory takes about as long as computing with them, so both are done at
  * once: while one block of weights is multiplied, the next one is prefetched. Every weight is read from memory once,
  * and from the cache for the other rows. A tile is ROWS rows times COLS columns; its sums stay in registers. Each of them
- * adds up its products along k one after another, so a row's result is the same to the last bit in every tile. A tile is
- * computed by linear_vectors.c, or by linear_amx.c.
+ * adds up its products along k one after another, so a row's result is the same to the last bit in every tile. The tiles of
+ * a block are computed by linear_vectors.c, or by linear_amx.c.
  *
  * One step along k, for a block of COLS = 32 columns (outputs):
  *
@@ -57,7 +57,18 @@ static inline void put_tile(int64_t rows, float (*y)[COLS], const tile_args *a) 
     }
 }
 
-/* Each of the two defines ROWS, the most that a tile has, and K_STEP: weights are filled up to a multiple of it along k. */
+/* Go on to the rows behind these. */
+static inline void next_tile(tile_args *a, int64_t rows) {
+    a->x += rows * a->k;
+    if (a->out_floats)
+        a->out_floats += rows * a->n;
+    else
+        a->out += rows * a->n;
+    a->ahead += a->ahead_bytes * ((a->k + BESIDE - 1) / BESIDE);
+}
+
+/* Each of the two defines ROWS, the most that a tile has, K_STEP: weights are filled up to a multiple of it along k, and
+ * SLAB_BYTES: so much of x stays in a core's cache. */
 #if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__linux__)
 #include "linear_amx.c"
 #else
@@ -139,10 +150,11 @@ typedef struct {
 /* Very many rows, as the patches of an image, meet one weight a slab after another: so many rows as stay in the cache while
  * all blocks of the weight pass, and so many that reading the weight for each slab costs little. (Of several weights, each
  * meets few rows.) */
-enum { SLAB_BYTES = 2 << 20, LEAST_SLAB = 128 / ROWS };
+enum { LEAST_SLAB = 128 / ROWS };
 static inline int64_t slab_rows(const linear_args *l) {
-    const int64_t tiles = SLAB_BYTES / (ROWS * l->k * (int64_t)sizeof(num));
-    return l->num_weights > 1 ? l->num_rows : ROWS * (tiles > LEAST_SLAB ? tiles : LEAST_SLAB);
+    const int64_t fit = SLAB_BYTES / (ROWS * l->k * (int64_t)sizeof(num)), most = fit > LEAST_SLAB ? fit : LEAST_SLAB;
+    const int64_t num_tiles = (l->num_rows - 1) / ROWS + 1, num_slabs = (num_tiles - 1) / most + 1; /* 1 of no rows */
+    return l->num_weights > 1 ? l->num_rows : (num_tiles + num_slabs - 1) / num_slabs * ROWS; /* all about alike */
 }
 
 static inline const num *weight_of(const linear_args *l, int64_t w) { return l->weights[l->order ? l->order[w] : w]; }
@@ -164,22 +176,17 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
         const num *next_block = is_beside ? weight + COLS * padded_rows(l.k) : weight_of(&l, w + 1);
         tile_args a = {NULL,        NULL, l.x + first_row * l.k, weight, bias, (const char *)next_block,
                        ahead_bytes, l.n,  l.k,                   l.n - c < COLS ? l.n - c : COLS};
-        for (int64_t r = 0; r < num_rows; r += ROWS) {
-            const int64_t at = (first_row + r) * l.n + c;
-            if (l.out_floats)
-                a.out_floats = l.out_floats + at;
-            else
-                a.out = l.out + at;
-            compute_tile(num_rows - r < ROWS ? num_rows - r : ROWS, &a);
-            a.x += ROWS * l.k;
-            a.ahead += a.ahead_bytes * (padded_rows(l.k) / BESIDE);
-        }
+        if (l.out_floats)
+            a.out_floats = l.out_floats + first_row * l.n + c;
+        else
+            a.out = l.out + first_row * l.n + c;
+        compute_block(num_rows, a);
     }
     end_tiles();
 }
 
 /* What the processor multiplies at once, if results have the same bits only where others do that, too; or "". */
-const char *bits_depend_on(void) { return multiplied_by; }
+const char *bits_depend_on(void) { return multiplied_by(); }
 
 /* out [m][n] = x [m][k] times the weights that were reordered, each row with the one that it meets, + bias. */
 void linear(const linear_args *args) {

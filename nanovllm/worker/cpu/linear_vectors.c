@@ -1,7 +1,8 @@
-/* A tile of a matrix product, its sums in vectors (chapter 10). A part of cpu/linear.c. */
+/* Matrix products, their sums in vectors (chapter 10). A part of cpu/linear.c. */
 enum {
     ROWS = LANES == 16 ? 8 : 6, /* of the sums, AVX512's 32 registers hold more than AVX2's 16 */
     K_STEP = BESIDE,
+    SLAB_BYTES = 2 << 20,
     CONVERTED = PAIR == 1 && sizeof(num) == 2,
 };
 
@@ -15,7 +16,7 @@ static inline int can_multiply(void) {
 #endif
 }
 
-static const char *const multiplied_by = PAIR == 2 ? "pairs of bf16" : "";
+static inline const char *multiplied_by(void) { return PAIR == 2 ? "pairs of bf16" : ""; }
 
 static inline void begin_tiles(void) {}
 static inline void end_tiles(void) {}
@@ -82,4 +83,10 @@ static void compute_tile(int64_t rows, const tile_args *a) {
     case 8: compute_rows(8, a); break;
 #endif
     }
+}
+
+/* The products of rows with a block. */
+static void compute_block(int64_t num_rows, tile_args a) {
+    for (int64_t r = 0; r < num_rows; r += ROWS, next_tile(&a, ROWS))
+        compute_tile(num_rows - r < ROWS ? num_rows - r : ROWS, &a);
 }

@@ -288,11 +288,11 @@ def test_reordered_weights(dtype, bias, in_c, k):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize(("n", "k"), [(97, 64), (1, 40), (96, 600), (31, 7), (40, 8192)])
+@pytest.mark.parametrize(("n", "k"), [(97, 64), (1, 40), (96, 600), (31, 7), (40, 8192), (70, 1000)])
 def test_a_product_takes_weights_of_any_size_and_a_row_has_the_same_bits_beside_others(dtype, n, k):
     torch.manual_seed(0)
     ours = kernels(dtype)
-    num_rows = 300  # with 8,192 numbers each, that is more than one slab
+    num_rows = 560  # with 8,192 numbers each, that is more than one slab; with 1,000, a block goes through them twice
     weight, bias = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
     x = (torch.randn(num_rows, k) * min(1, 600 / k) ** 0.5).to(dtype)
     reordered = ours.reorder_weight(weight)
@@ -301,7 +301,8 @@ def test_a_product_takes_weights_of_any_size_and_a_row_has_the_same_bits_beside_
     together = ours.linear(x, reordered, bias)
     expected = x.double() @ weight.double().T + bias.double()
     torch.testing.assert_close(together.double(), expected, atol=TOLERANCE[dtype] * 10, rtol=TOLERANCE[dtype])
-    for rows in (1, 2, 3, 5, 8):
+    assert ours.linear(x[:0], reordered, bias).shape == (0, n)
+    for rows in (1, 2, 3, 5, 8, 70):
         for first in range(0, num_rows - rows, rows):
             part = ours.linear(x[first : first + rows], reordered, bias)
             assert torch.equal(part, together[first : first + rows])
