@@ -141,13 +141,14 @@ class Player:
         return None
 
     def view(self) -> dict[str, Any]:
-        """What the page shows, as text, numbers and HTML."""
+        """What the page shows, as text, numbers and HTML. did: what the last action means."""
+        last = self.done[-1] if self.done else None
         return {
             "said": self.said,
             "panels": [list(panel) for panel in self.page.panels(self.world)],
             "link": self.link,
             "scene": self.scene,
-            "did": self.actions[self.done[-1].key].label if self.done and self.done[-1].text is None else "",
+            "did": meaning(self.world, self.actions[last.key]) if last and last.text is None else "",
             "num_done": len(self.done),
             "num_ahead": len(self.ahead),
         }

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("without_torch.py")
@@ -17,15 +18,21 @@ MINORS = range(10, 20)  # of Python 3
 
 
 def main() -> int:
-    failed = False
-    for minor in MINORS:
-        for python in pythons(minor):
-            version, outcome = try_out(python)
-            failed |= outcome.startswith("failed")
-            print(f"Python {version} ({python}): {outcome}", flush=True)
-            if not outcome.startswith("skipped"):  # one of each minor version
-                break
-    return int(failed)
+    with ThreadPoolExecutor() as side_by_side:
+        outcomes = [outcome for of_minor in side_by_side.map(try_minor, MINORS) for outcome in of_minor]
+    return int(any(outcome.startswith("failed") for outcome in outcomes))
+
+
+def try_minor(minor: int) -> list[str]:
+    """What became of each Python of this minor version, up to the first that is not skipped."""
+    outcomes = []
+    for python in pythons(minor):
+        version, outcome = try_out(python)
+        print(f"Python {version} ({python}): {outcome}", flush=True)
+        outcomes.append(outcome)
+        if not outcome.startswith("skipped"):
+            break
+    return outcomes
 
 
 def pythons(minor: int) -> list[str]:

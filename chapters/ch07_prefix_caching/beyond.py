@@ -22,7 +22,7 @@ from nanovllm.core.tiers.tiers import Awaited, Tiers
 from nanovllm.features.tiers.memory_store import MemoryStore
 
 PEOPLE, NUM_TURNS = ("Ada", "Ben", "Cleo", "Dan"), 6
-SIZES = {"pool": (20, 40, 80), "memory": (0, 20, 40, 80), "disk": (0, 20, 40, 80)}  # blocks that a slider may stand at
+SIZES = {"pool": (20, 40, 80), "memory": (0, 20, 40, 80), "disk": (0, 20, 40, 80)}  # room in blocks that a tier may have
 START = {"pool": 20, "memory": 20, "disk": 80}
 PLACES = "pool", "memory", "disk", "computed"
 SIGNS = {"pool": "=", "memory": "m", "disk": "d", "computed": "+", "own": "·"}  # of blocks
@@ -202,7 +202,7 @@ class Conversations:
     def come_back(self) -> str:
         """Tiers: the next person comes, and sends all that was said in this conversation before, and a question."""
         if len(self.visits) == len(ORDERS[self.order]):
-            return "All have had their six turns. Move a slider (p, h, d), and they come again."
+            return "All have had their six turns. Change a size (p, h, d), and they come again."
         self.done.append("come_back")
         person, turn = ORDERS[self.order][len(self.visits)]
         self.texts[person] += f" {'' if turn else f'{person} asks '}{QUESTIONS[turn % len(QUESTIONS)]}"

@@ -24,8 +24,8 @@ SCENES = [
     Scene(
         "Beyond memory: without tiers, and with them",
         "h3dc12/d3h",
-        "Twelve requests without memory and disk. Then the sliders move: the disk gets room, then memory. After each "
-        "move all requests come again, and the last panel shows what was computed.",
+        "Twelve requests without memory and disk. Then sizes change: the disk gets room, then memory. After each "
+        "change all requests come again, and the last panel shows what was computed.",
     ),
     Scene(
         "Beyond memory: the process ends",
@@ -38,15 +38,15 @@ SCENES = [
 
 def panels(world: Conversations) -> list[tuple[str, str]]:
     return [
-        ("Sliders p, h and d: room in blocks. Moving one plays everything again", draw_sliders(world)),
+        ("Room in blocks, which p, h and d change: then everything is played again", draw_sizes(world)),
         (f"Requests: {world.order}", draw_visits(world)),
         ("Blocks that are kept", draw_filled(world)),
         ("Prompt tokens, and where their K/V came from", draw_counters(dict(world.totals()))),
     ]
 
 
-def draw_sliders(world: Conversations) -> str:
-    """Each of a tier's sizes as a chip; the slider's own is marked."""
+def draw_sizes(world: Conversations) -> str:
+    """Each size that a tier may have as a chip; the one that it has is marked."""
     rows = ""
     for tier, values in SIZES.items():
         chips = "".join(

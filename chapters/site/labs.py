@@ -7,7 +7,7 @@ from docutils.nodes import make_id
 
 from chapters.course import Chapter
 from chapters.player import meaning
-from chapters.site.runtime import CHAPTERS, FILES, GRADED
+from chapters.site.runtime import CHAPTERS, GRADED, num_megabytes
 from chapters.site.scenes import Scenes
 from chapters.site.tasks import asked, introduction_of, tasks_of
 from chapters.words import ENGLISH, Words
@@ -15,8 +15,6 @@ from chapters.words import ENGLISH, Words
 SCRIPTS = ("lab.js", "exercises.js")
 STYLES = ("pictures.css", "lab.css")
 TIME_LIMIT_S = 60  # for one check; a phone is several times slower than a laptop
-
-MEGABYTES = sum(file.size for file in FILES) / 1e6
 
 # Shown until the script runs; it cannot run where there is no JavaScript, nor on a page opened as a file.
 NEEDS_SERVER = (
@@ -64,7 +62,7 @@ def lab_section(chapter: Chapter, to_text: Scenes) -> str:
 <h2>{escape(page.TITLE)}</h2>
 {NEEDS_SERVER}
 <div class="begin" hidden>
-<p>The lab runs the engine's own Python code in your browser. Nothing is installed; the lab loads {MEGABYTES:.1f} MB
+<p>The lab runs the engine's own Python code in your browser. Nothing is installed; the lab loads {num_megabytes():.1f} MB
 when you start it.</p>
 <p class="from-link" hidden>The link that you followed opens the lab after some actions.</p>
 <p><button type="button" class="start">Start the lab</button></p>

@@ -14,6 +14,7 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,6 +123,12 @@ def bundled_files() -> dict[str, Path]:
     paths = [path for path in paths if path.name != "solution.py"]
     files = {path.relative_to(REPOSITORY).as_posix(): path for path in sorted(paths)}
     return {"xxhash.py": Path(__file__).with_name("browser_xxhash.py"), **files}
+
+
+@lru_cache
+def num_megabytes() -> float:
+    """What a browser loads to run a lab."""
+    return (sum(file.size for file in FILES) + len(make_bundle())) / 1e6
 
 
 def make_bundle() -> bytes:

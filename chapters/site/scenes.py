@@ -43,7 +43,7 @@ class Scenes:
             if kind == "part":
                 scenes.parts.append("")
             elif scenes.parts:
-                scenes.parts[-1] += "\n".join(map(shape, lines_of(kind, what))) + "\n"
+                scenes.parts[-1] += "\n".join(map(words_of, lines_of(kind, what))) + "\n"
         return scenes
 
     def link(self, inline: Token) -> None:
@@ -61,9 +61,13 @@ class Scenes:
 
     def caption(self, tokens: list[Token], at: int, words: Words = ENGLISH) -> str:
         """Of what token `at` quotes from the lab."""
-        lines = [found for line in tokens[at].content.splitlines() if (found := shape(line))]
-        shared = [sum(line in part for line in lines) for part in self.parts]
-        if not shared or 2 * max(shared) < len(lines):
+        lines = [found for line in tokens[at].content.splitlines() if masked(found := words_of(line)).strip("# ")]
+        # What was measured is another number in each recording. Of parts that are alike but for numbers, theirs decide.
+        shared = [
+            (sum(masked(line).strip("# ") in masked(part) for line in lines), sum(line in part for line in lines))
+            for part in self.parts
+        ]
+        if not shared or 2 * max(shared)[0] < len(lines):
             return words("page.from_the_lab")
         number = shared.index(max(shared)) + 1
         headings = [i for i in range(at) if tokens[i].type == "heading_open" and tokens[i].tag == "h2"]
@@ -93,7 +97,11 @@ def lines_of(kind: str, what: Any) -> list[str]:
     return what.split("\n") if isinstance(what, str) else [what["title"]]
 
 
-def shape(line: str) -> str:
-    """Its words, with # for each number: what was measured is another one in each recording."""
-    words = re.sub("[─-▟]", " ", line.replace(MEASURED, " "))
-    return " ".join(re.sub(r"\d[\d.,]*", "#", words).split()).strip("# ")
+def words_of(line: str) -> str:
+    """Without a table's frame."""
+    return " ".join(re.sub("[─-▟]", " ", line.replace(MEASURED, " ")).split())
+
+
+def masked(text: str) -> str:
+    """With # for each number."""
+    return re.sub(r"\d[\d.,]*", "#", text)

@@ -120,7 +120,7 @@ function run(section) {
     }
     shown = view.link;
     if (write) history.replaceState(null, "", view.link ? `#${view.link}` : location.pathname + location.search);
-    $(".said").textContent = view.said || (view.did ? `Action ${view.num_done}, ${view.did}, is done.` : "Nothing has happened yet.");
+    $(".said").textContent = view.said || (view.did ? `Action ${view.num_done}: ${view.did}` : "Nothing has happened yet.");
     $(".back").disabled = !view.num_done;
     following = nextScene(view);
     $(".forward").disabled = !view.num_ahead && !following;
