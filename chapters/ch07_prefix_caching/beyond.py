@@ -22,7 +22,7 @@ from nanovllm.core.tiers.tiers import Awaited, Tiers
 from nanovllm.features.tiers.memory_store import MemoryStore
 
 PEOPLE, NUM_TURNS = ("Ada", "Ben", "Cleo", "Dan"), 6
-SIZES = {"pool": (20, 40, 80), "memory": (0, 20, 40, 80), "disk": (0, 20, 40, 80)}  # room in blocks that a tier may have
+SIZES = {"pool": (20, 40, 80), "memory": (0, 20, 40, 80), "disk": (0, 20, 40, 80)}  # in blocks: what a tier may have
 START = {"pool": 20, "memory": 20, "disk": 80}
 PLACES = "pool", "memory", "disk", "computed"
 SIGNS = {"pool": "=", "memory": "m", "disk": "d", "computed": "+", "own": "·"}  # of blocks

@@ -62,8 +62,8 @@ def lab_section(chapter: Chapter, to_text: Scenes) -> str:
 <h2>{escape(page.TITLE)}</h2>
 {NEEDS_SERVER}
 <div class="begin" hidden>
-<p>The lab runs the engine's own Python code in your browser. Nothing is installed; the lab loads {num_megabytes():.1f} MB
-when you start it.</p>
+<p>The lab runs the engine's own Python code in your browser. Nothing is installed; the lab loads
+{num_megabytes():.1f} MB when you start it.</p>
 <p class="from-link" hidden>The link that you followed opens the lab after some actions.</p>
 <p><button type="button" class="start">Start the lab</button></p>
 {progress_bar()}
@@ -75,7 +75,6 @@ when you start it.</p>
 <p class="scene-place"></p></div>
 <div class="now"><div class="steps">
 <button type="button" class="back" title="Undo the last action (arrow left)">&#9664; back</button>
-<button type="button" class="copy" title="Copy the address of this state">copy link</button>
 <button type="button" class="forward" title="The next action of this scene, or the next scene (arrow right)">
 </button></div>
 <p class="said" role="status"></p></div>
@@ -85,7 +84,7 @@ when you start it.</p>
 <div class="table"><div class="panels"></div></div>
 <details class="meanings"><summary>What the buttons and keys do</summary><dl>{"".join(meanings)}</dl>
 <p>Arrow keys go back and forward. The address of this page contains all actions so far, so a copy of it opens the same
-state.</p></details>
+state. <button type="button" class="copy">copy the address</button></p></details>
 </div>
 </section>"""
 

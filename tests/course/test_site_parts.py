@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from markdown_it.token import Token
 
 from chapters.__main__ import main
 from chapters.recording import Recording
@@ -67,6 +68,14 @@ def test_stories(chapter):
     assert text.body.count('class="measured"') - 1 == num_measured
     assert num_measured or chapter.number in (4, 5)
     assert text.body.count("<tr") == sum(len(what["rows"]) + 1 for kind, what in told if kind == "table")
+
+
+@pytest.mark.parametrize("quote, number", [("F takes 4 of 9", 2), ("│ F takes 5 │ of 9", 1), ("G takes 4", None)])
+def test_a_quote_leads_to_its_part(quote, number):
+    """Where parts differ in numbers only, to the one with these; another recording may have measured others."""
+    scenes = Scenes(parts=["E takes 4\nF takes 3 of 9\n", "F takes 4 of 9\n"])
+    link = re.search(r"#part-(\d+)", scenes.caption([Token("fence", "code", 0, content=quote)], 0))
+    assert (int(link[1]) if link else None) == number
 
 
 def test_a_quote_is_drawn_as_the_lab_draws_it():

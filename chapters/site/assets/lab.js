@@ -107,9 +107,9 @@ function run(section) {
   async function copy() {
     try {
       await navigator.clipboard.writeText(location.href);
-      $(".said").textContent = "Copied. Whoever opens it sees this state.";
+      $(".copy").textContent = "copied";
     } catch {
-      $(".said").textContent = "The address bar has the link of this state.";
+      $(".copy").textContent = "not allowed here: see the address bar";
     }
   }
 
@@ -119,6 +119,7 @@ function run(section) {
       return;
     }
     shown = view.link;
+    $(".copy").textContent = "copy the address";
     if (write) history.replaceState(null, "", view.link ? `#${view.link}` : location.pathname + location.search);
     $(".said").textContent = view.said || (view.did ? `Action ${view.num_done}: ${view.did}` : "Nothing has happened yet.");
     $(".back").disabled = !view.num_done;
