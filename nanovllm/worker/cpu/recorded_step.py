@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("nanovllm")
 
-MAX_ROWS = 256  # of a step that is replayed: with more, Python's share is small
+MAX_ROWS = 256  # of a step, and of those whose logits are needed
+MAX_BYTES = 64 << 20  # between two layers: prompts up to this size are recorded when the first one comes
 aten = torch.ops.aten
 NEW = (aten.new_empty, aten.empty_like, aten.empty)
 MAY_BE_VIEWS = "split_with_sizes split unflatten flatten view reshape contiguous detach"
@@ -72,23 +73,30 @@ def record_step(runner: "ModelRunner") -> "RecordedStep | None":
 class RecordedStep(RecordedSteps):
     """The calls of a step, and what they read of a batch.
 
-    max_rows         of a step that can be replayed
+    max_rows         of a step that can be replayed; max_results: whose logits are needed
+    most_rows        max_rows becomes as many once a step has more: with still more, Python's share is small
     inputs           [4, max_rows]: input ids, positions, slots, logits rows
     attention_step   what attention reads of a batch besides
     delta_step       what layers with a state read; None: the model has none
     looked_up        embeddings [max_rows, hidden_size], where PyTorch looks them up; None: the calls do
     calls            Decoder.forward() up to the last layer, for all rows of a step, and then
     finish           the rest, and the logits, for the rows whose logits are needed. Both as replay.c reads them
-    logits           [max_rows, vocab_size]: where the calls leave them
+    logits           [max_results, vocab_size]: where the calls leave them
     """
 
     def __init__(self, runner: "ModelRunner", max_rows: int) -> None:
         """Raises NotRecordable."""
         super().__init__(runner)
-        self.max_rows = max_rows
+        self.max_results = max_rows
         self.library = self.kernels.library
         self.library.replay.argtypes = [PTR, INT, INT]
         self.num_kv_heads = self.model.config.num_key_value_heads
+        self._record(max_rows)
+        bytes_of_row = sum(x.nbytes for part in self.memory[:2] for x in part) // max_rows
+        self.most_rows = max(max_rows, min(MAX_BYTES // bytes_of_row, runner.config.max_num_batched_tokens))
+
+    def _record(self, max_rows: int) -> None:
+        self.max_rows = max_rows
         self.inputs = torch.zeros(4, self.max_rows, dtype=torch.int64, device="cpu")
         self.attention_step = AttentionStep()
         self.delta_step: ctypes.Structure | None = None
@@ -104,8 +112,8 @@ class RecordedStep(RecordedSteps):
             num_layer_calls = len(recorded)
             self.logits = self._record_logits(hidden, residual, context)
         self.recorded: list[Call] = recorded  # the arrays below point to these arguments
-        self.calls = self._as_array(recorded[:num_layer_calls])
-        self.finish = self._as_array(recorded[num_layer_calls:])
+        self.calls = self._as_array(recorded[:num_layer_calls], max_rows)
+        self.finish = self._as_array(recorded[num_layer_calls:], self.max_results)
 
     def _record_context(self) -> ForwardContext:
         cosines, sines = self.rotary.table
@@ -137,8 +145,8 @@ class RecordedStep(RecordedSteps):
         return hidden, residual
 
     def _record_logits(self, hidden: Tensor, residual: Tensor, context: ForwardContext) -> Tensor:
-        """[max_rows, vocab_size], of the rows whose logits are needed."""
-        logits_rows = self.inputs[3]
+        """[max_results, vocab_size], of the rows whose logits are needed."""
+        logits_rows = self.inputs[3, : self.max_results]
         hidden, residual = (self._gather(x, logits_rows) for x in (hidden, residual))
         with OnlyCalls(self.memory[2]):
             hidden, residual = self.model.norm(hidden, residual, context)
@@ -175,24 +183,26 @@ class RecordedStep(RecordedSteps):
         """Record that rows of a table are copied. The copies, [max_rows, table's width]."""
         return gather(self.library.gather_rows, self.kernels.recorder, self.kernels.dtype, table, rows)
 
-    def _as_array(self, calls: list[Call]) -> Any:
+    def _as_array(self, calls: list[Call], num_rows: int) -> Any:
         """recorded_call[] of cpu/replay.c. It points to the calls' arguments, and keeps none of them."""
         entries = (RecordedCall * len(calls))()
         for entry, (function, args) in zip(entries, calls, strict=True):
             entry.function = ctypes.cast(function, PTR)  # type: ignore[arg-type]
             entry.args = ctypes.addressof(args)
-            entry.times, rest = divmod(args.num_rows, self.max_rows)  # experts: as many rows as each row has chosen
+            entry.times, rest = divmod(args.num_rows, num_rows)  # experts: as many rows as each row has chosen
             if rest or not entry.times:
                 raise NotRecordable(f"a call of {function.__name__} has {args.num_rows} rows")
         return entries
 
     def run(self, batch: Batch) -> Tensor | None:
-        """None for more than max_rows rows, and for chunks without rows."""
+        """None for more than most_rows rows or max_results results, and for chunks without rows."""
         num_rows, num_results = len(batch.input_ids), len(batch.logits_rows)
-        if max(num_rows, num_results) > self.max_rows:
+        if num_rows > self.most_rows or num_results > self.max_results:
             return None
         if 0 in batch.query_lens:  # a mistake that chapter 2 makes on purpose: PyTorch shows what comes of it
             return None
+        if num_rows > self.max_rows:
+            self._record(self.most_rows)
         if self.delta_step is not None:
             from nanovllm.features.hybrid.hybrid_c_kernels import DeltaStep
 

@@ -29,6 +29,7 @@ SIZES = dict(block_size=4, num_gpu_blocks_override=200, max_model_len=512, max_n
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
     monkeypatch.setattr(recorded_step, "MAX_ROWS", MAX_ROWS)
+    monkeypatch.setattr(recorded_step, "MAX_BYTES", 0)
 
 
 def load(folder, **options) -> LLM:
@@ -114,6 +115,23 @@ def test_a_recorded_step_has_the_same_bits(checkpoint, variant, options):
     assert {1, 2, 3} < sizes and max(sizes) > MAX_ROWS - 8 and not all(was_replayed for _, was_replayed in steps)
     scheduler = recorded.engine.scheduler
     assert scheduler.num_preemptions > 0 and scheduler.block_manager.stats.hits > 0
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3.5", "qwen3-moe"])
+def test_a_longer_prompt_makes_the_record_longer(checkpoint, variant, monkeypatch):
+    """Once; a step with more sequences than have logits in it is computed call by call."""
+    monkeypatch.setattr(recorded_step, "MAX_BYTES", 64 << 20)
+    options = dict(max_num_batched_tokens=100)
+    recorded, plain = (load(checkpoint(variant), **options, **how) for how in ({}, {"optimizations": AS_IT_IS}))
+    record, steps = recorded.engine.model_runner.recorded_steps, watched(recorded)
+    assert (record.max_rows, record.most_rows) == (MAX_ROWS, 100)
+    assert results(recorded) == results(plain)
+    assert record.max_rows == 100 and {num_rows for num_rows, was_replayed in steps if was_replayed} > {1, 2, 100}
+    inputs = record.inputs
+    for prompts in [[7] * 90, [8] * 250], [[token] for token in range(10, 10 + MAX_ROWS + 8)]:
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        assert results(recorded, prompts, params) == results(plain, prompts, params)
+    assert record.inputs is inputs and (MAX_ROWS + 8, False) in steps
 
 
 def test_drafts_are_replayed(checkpoint):
