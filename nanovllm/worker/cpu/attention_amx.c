@@ -13,8 +13,8 @@
 #include "amx.h"
 
 enum {
-    K_STEP = 32,                                                  /* numbers that one instruction sums over */
-    PART_QUERIES = TILE * GROUP,
+    K_STEP = 32,                 /* numbers that one instruction sums over */
+    PART_QUERIES = TILE * GROUP, /* that are computed a part of the keys at a time, at most */
     QUERIES_OF_TASK = (PART_QUERIES + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS,
 };
 
@@ -34,8 +34,8 @@ static inline void configure(int rows) {
                     (const int[]){ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL});
 }
 
-/* out [rows][out_stride] = x [rows][x_stride], or, if `more`, out += x, times columns 0 to 15, which lie at `left`, and 16 to 31, at `right`, y_bytes
- * from one pair to the next. rows: of one tile, or, if `two`, of two whole ones. */
+/* out [rows][out_stride] = x [rows][x_stride] times columns 0 to 15, which lie at `left`, and 16 to 31, at `right`, y_bytes
+ * from one pair to the next; if `more`, that is added to out. rows: of one tile, or, if `two`, of two whole ones. */
 static inline void multiply(float *out, int64_t out_stride, const num *x, int64_t x_stride, const void *left,
                             const void *right, int64_t y_bytes, int64_t k, int two, const int more) {
     const char *l = left, *r = right;

@@ -12,7 +12,8 @@
  * share a KV head), -DTILE (query rows of one task, at most), and -DBIDIRECTIONAL if every row sees every key.
  */
 #include "pool.h"
-#if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__linux__) && HEAD_DIM % 32 == 0
+#if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__AVX512BF16__) \
+    && defined(__linux__) && HEAD_DIM % 32 == 0
 #define TILES /* for which the cache holds pairs, even if multiply_add() has none */
 #undef NO_PAIRS
 #endif

@@ -69,7 +69,7 @@ static inline void next_tile(tile_args *a, int64_t rows) {
 
 /* Each of the two defines ROWS, the most that a tile has, K_STEP: weights are filled up to a multiple of it along k, and
  * SLAB_BYTES: so much of x stays in a core's cache. */
-#if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__linux__)
+#if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #include "linear_amx.c"
 #else
 #include "linear_vectors.c"
