@@ -29,6 +29,7 @@ TEXT_135M: dict[str, Any] = dict(
 )
 TEXT_135M |= dict(num_attention_heads=9, num_key_value_heads=3, rms_norm_eps=1e-5, max_position_embeddings=8192)
 SIGLIP_512 = dict(image_size=512, patch_size=16, hidden_size=768, intermediate_size=3072, num_hidden_layers=12)
+SIGLIP_512 |= dict(num_attention_heads=12)
 TEXT_0_8B: dict[str, Any] = dict(
     hidden_size=1024, intermediate_size=3584, num_hidden_layers=24, head_dim=256, rms_norm_eps=1e-6
 )
