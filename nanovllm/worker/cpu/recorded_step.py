@@ -13,6 +13,7 @@ PyTorch's libraries, say) has no record.
 
 import ctypes
 import logging
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,6 +116,21 @@ class RecordedStep(RecordedSteps):
         self.calls = self._as_array(recorded[:num_layer_calls], max_rows)
         self.finish = self._as_array(recorded[num_layer_calls:], self.max_results)
 
+    def _grow(self) -> bool:
+        """Record as many rows as most_rows says. False if the layers cannot be recorded any more.
+
+        Whatever goes wrong meanwhile (no memory, Ctrl-C), this record stays as it was.
+        """
+        longer = copy(self)
+        try:
+            longer._record(self.most_rows)
+        except NotRecordable as reason:
+            logger.info("Longer prompts are not recorded: %s", reason)
+            self.most_rows = self.max_rows
+            return False
+        vars(self).update(vars(longer))
+        return True
+
     def _record_context(self) -> ForwardContext:
         cosines, sines = self.rotary.table
         positions = self.inputs[1]
@@ -201,8 +217,8 @@ class RecordedStep(RecordedSteps):
             return None
         if 0 in batch.query_lens:  # a mistake that chapter 2 makes on purpose: PyTorch shows what comes of it
             return None
-        if num_rows > self.max_rows:
-            self._record(self.most_rows)
+        if num_rows > self.max_rows and not self._grow():
+            return None
         if self.delta_step is not None:
             from nanovllm.features.hybrid.hybrid_c_kernels import DeltaStep
 

@@ -134,6 +134,32 @@ def test_a_longer_prompt_makes_the_record_longer(checkpoint, variant, monkeypatc
     assert record.inputs is inputs and (MAX_ROWS + 8, False) in steps
 
 
+@pytest.mark.parametrize("error", [MemoryError, NotRecordable])
+def test_a_longer_record_that_fails_leaves_the_first_one(checkpoint, error, monkeypatch):
+    """Where memory ran out, a step fails. Layers that can no longer be recorded are computed call by call."""
+    monkeypatch.setattr(recorded_step, "MAX_BYTES", 64 << 20)
+    recorded, plain = load(checkpoint()), load(checkpoint(), optimizations=AS_IT_IS)
+    record, long, short = recorded.engine.model_runner.recorded_steps, [[7] * 90], [[8] * 9]
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+
+    def fail(*args):
+        raise error("halfway")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded_step.RecordedStep, "_record_logits", fail)
+        if error is MemoryError:
+            with pytest.raises(MemoryError):
+                results(recorded, long, params)
+        else:
+            assert results(recorded, long, params) == results(plain, long, params)
+    steps = watched(recorded)
+    assert record.max_rows == MAX_ROWS
+    assert results(recorded, short, params) == results(plain, short, params)
+    assert all(was_replayed for _, was_replayed in steps)
+    assert results(recorded, long, params) == results(plain, long, params)
+    assert record.max_rows == record.most_rows == (MAX_ROWS if error is NotRecordable else 2048)
+
+
 def test_drafts_are_replayed(checkpoint):
     requests, options = random_requests(random.Random(4), 8), OPTIONS | {"dtype": "float32"}
     expected = generate(load(checkpoint(), optimizations=AS_IT_IS, **options), requests)
