@@ -64,8 +64,8 @@ class Scenes:
         lines = [found for line in tokens[at].content.splitlines() if masked(found := words_of(line)).strip("# ")]
         # What was measured is another number in each recording. Of parts that are alike but for numbers, theirs decide.
         shared = [
-            (sum(masked(line).strip("# ") in masked(part) for line in lines), sum(line in part for line in lines))
-            for part in self.parts
+            (sum(masked(line).strip("# ") in alike for line in lines), sum(line in part for line in lines))
+            for part, alike in zip(self.parts, map(masked, self.parts), strict=True)
         ]
         if not shared or 2 * max(shared)[0] < len(lines):
             return words("page.from_the_lab")

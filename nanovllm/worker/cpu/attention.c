@@ -36,7 +36,7 @@ static void add_part(partial *all, const partial *part, int num_queries) {
 static void attend(partial *out, const attention_args *args, const attention_item *item, const attention_item *then) {
     const attention_task *task = item->task;
     const int num_queries = task->num_rows * GROUP;
-    const int tiles = may_attend_tiles();
+    const int tiles = may_use_tiles();
     if (tiles || (DECODE && task->num_rows == 1)) {
         attention_item left = *item; /* its part comes next */
         forget(out, num_queries);

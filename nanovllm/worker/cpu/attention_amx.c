@@ -1,81 +1,37 @@
-/* Attention by Intel's AMX: instructions for matrices of bf16 (chapter 10). A part of cpu/heads.c.
+/* Attention by Intel's AMX: instructions for matrices of bf16 (amx.h, chapter 10). A part of cpu/heads.c.
  *
- * A tile register holds 16 rows of 64 bytes. Both products of attention take 16 queries, a row each, with 16 columns; a
- * pair of neighbours of what a product sums over lies side by side, as in the cache (kv_cache.h):
+ * A query is a row of both products of attention. Pairs of what they sum over lie side by side as in the cache (kv_cache.h):
  *
  *     query          [16][32 dimensions]          weight         [16][32 keys]
  *     key            [16 pairs][16 keys][2]       value          [16 pairs of keys][16 dimensions][2]
  *     score          [16][16 keys]                acc            [16][16 dimensions]
  *
- * One instruction adds up the products at even places, and those at odd places, one after another, then both sums. It does
- * so for any number of rows: a decode is computed as a prompt is, and so its bits are the same.
+ * A row's bits do not tell how many others there are: a decode is computed as a prompt is, and so its bits are the same.
  */
 #include "amx.h"
 
 enum {
-    K_STEP = 32,                 /* numbers that one instruction sums over */
     PART_QUERIES = TILE * GROUP, /* that are computed a part of the keys at a time, at most */
     QUERIES_OF_TASK = (PART_QUERIES + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS,
 };
 
 static const float LOG2_E = 1.44269504f;
 
-static int may_attend_tiles(void) {
-    static int answer; /* asked once: 1: no, 2: yes */
-    if (!answer)
-        answer = 1 + may_use_tiles();
-    return answer == 2;
-}
-
-/* Registers 0 to 3: sums of `rows` queries; 4 and 5: queries or weights; 6 and 7: keys or values. */
-static inline void configure(int rows) {
-    enum { ALL = TILE_BYTES };
-    configure_tiles((const int[]){rows, rows, rows, rows, rows, rows, TILE_ROWS, TILE_ROWS},
-                    (const int[]){ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL});
-}
-
 /* out [rows][out_stride] = x [rows][x_stride] times columns 0 to 15, which lie at `left`, and 16 to 31, at `right`, y_bytes
  * from one pair to the next; if `more`, that is added to out. rows: of one tile, or, if `two`, of two whole ones. */
 static inline void multiply(float *out, int64_t out_stride, const num *x, int64_t x_stride, const void *left,
                             const void *right, int64_t y_bytes, int64_t k, int two, const int more) {
     const char *l = left, *r = right;
-    float *lower = out + TILE_ROWS * out_stride;
-    const int64_t x_bytes = x_stride * sizeof(num), out_bytes = out_stride * sizeof(float);
-    if (more) {
-        _tile_loadd(0, out, out_bytes);
-        _tile_loadd(1, out + LANES, out_bytes);
-        if (two) {
-            _tile_loadd(2, lower, out_bytes);
-            _tile_loadd(3, lower + LANES, out_bytes);
-        }
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        if (two) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-    }
-    for (int64_t i = 0; i < k; i += K_STEP) {
-        _tile_loadd(4, x + i, x_bytes);
-        _tile_loadd(6, l, y_bytes);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, r, y_bytes);
-        _tile_dpbf16ps(1, 4, 7);
-        if (two) {
-            _tile_loadd(5, x + TILE_ROWS * x_stride + i, x_bytes);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+    if (more)
+        load_sums(out, out_stride, two);
+    else
+        zero_sums(two);
+    for (int64_t i = 0; i < k; i += TILE_K) {
+        add_products(x + i, x_stride * sizeof(num), l, r, y_bytes, two, 0);
         l += TILE_ROWS * y_bytes;
         r += TILE_ROWS * y_bytes;
     }
-    _tile_stored(0, out, out_bytes);
-    _tile_stored(1, out + LANES, out_bytes);
-    if (two) {
-        _tile_stored(2, lower, out_bytes);
-        _tile_stored(3, lower + LANES, out_bytes);
-    }
+    store_sums(out, out_stride, two);
 }
 
 /* A part's state, for each query of a task. Those behind the last one are zeros. Scores, and so max, are binary logarithms
@@ -197,7 +153,7 @@ static void attend_tiles(partial *out, const attention_args *args, const attenti
         if (m >= num_queries)
             memset(s.weight[m], 0, sizeof(s.weight[m]));
     }
-    configure(num_queries < TILE_ROWS ? num_queries : TILE_ROWS);
+    configure_tiles(num_queries < TILE_ROWS ? num_queries : TILE_ROWS, num_tiles > 1 ? TILE_ROWS : 0);
     find_chunk(&chunks[0], args, task, item->kv_head, item->first_key, end_key);
     for (int64_t i = 0, first = item->first_key; first < end_key; i++, first += CHUNK) {
         key_chunk *kv = &chunks[i % 2], *next = &chunks[(i + 1) % 2];

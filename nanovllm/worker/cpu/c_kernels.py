@@ -36,7 +36,8 @@ TILE_ROWS = 16  # query rows that the attention kernel computes together
 BIDIRECTIONAL_ROWS = 96  # the same for an image's patches, of which each head is a query head of its own
 FEW_ROWS = 9  # of a sequence: computed one by one, as decodes are, they fill vectors better than in a tile
 ITEMS_PER_THREAD = 4  # threads that are done early find another item
-# Of a task's queries: a thread's stack holds four times as many, 2 MiB; on Windows, where it is smaller, half of one.
+# Of a task's queries: a thread's stack holds four times as many, 2 MiB, or eight times where cpu/attention_amx.c
+# computes; on Windows, where it is smaller, half of one.
 MAX_TILE_NUMBERS = 1 << (15 if sys.platform == "win32" else 17)
 
 

@@ -84,7 +84,7 @@ void rotary_and_write(const rotary_args *args) {
 #include "attention_amx.c"
 #else
 enum { PART_QUERIES = GROUP }; /* that are computed a part of the keys at a time, at most */
-static inline int may_attend_tiles(void) { return 0; }
+static inline int may_use_tiles(void) { return 0; }
 #define attend_tiles attend_decode
 #endif
 #include "attention.c"

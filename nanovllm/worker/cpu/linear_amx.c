@@ -1,25 +1,12 @@
-/* Matrix products of bf16 by Intel's AMX: instructions for matrices (chapter 10). A part of cpu/linear.c.
- *
- * A tile register holds 16 rows of 64 bytes. One instruction multiplies 16 rows of x, 32 numbers of each, with 32 numbers
- * of 16 columns:
- *
- *     sum[row][column] += the products at even places along k + those at odd places
- *
- * Both are added up one after another, whatever the number of rows, so a row's bits are its own. They are others than
- * those of vectors of pairs. A weight's block, as linear.c lays it out, is two registers side by side.
- *
- *                  | columns 0 to 15 | columns 16 to 31 |
- *                  | weight 0        | weight 1         |
- *     rows 0-15  x | sum 00          | sum 01           |
- *     rows 16-31 x | sum 10          | sum 11           |
- */
+/* Matrix products with reordered weights of bf16, by Intel's AMX (amx.h). A part of cpu/linear.c. */
 #include "amx.h"
 
 enum {
     ROWS = 2 * TILE_ROWS,
-    K_STEP = 32,
+    K_STEP = TILE_K,
+    PASS_BY = 1, /* rows of x, so that the weights stay in the first cache */
     SLAB_BYTES = 1 << 20,
-    /* A block with k up to MOST_K stays in the first cache while rows pass by. One up to twice as large is multiplied in two
+    /* A block of weights with k up to MOST_K stays there. One up to twice as large is multiplied in two
      * parts, and the sums of MOST_ROWS rows wait in memory for the second one. */
     MOST_K = 640,
     MOST_ROWS = 512,
@@ -27,43 +14,11 @@ enum {
 
 static int can_multiply(void) { return may_use_tiles(); }
 
-/* Registers 0 to 3: sums; 4 and 5: x; 6 and 7: weights. Those of 4 have `upper` rows, those of 5 `lower` ones. */
-static inline void configure(int upper, int lower) {
-    enum { ALL = TILE_BYTES };
-    configure_tiles((const int[]){upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS},
-                    (const int[]){ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL});
-}
-
 static const char *multiplied_by(void) { return can_multiply() ? "matrices of bf16" : "pairs of bf16"; }
 
 static __thread int configured; /* rows of the tile that this thread's registers are made for; 0: of none */
 static inline void begin_tiles(void) { configured = 0; } /* somebody else may have used them */
 static inline void end_tiles(void) { _tile_release(); }
-
-static inline void zero_sums(int lower) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (lower) {
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-}
-static inline void load_sums(float (*y)[COLS], int lower) {
-    _tile_loadd(0, y[0], sizeof(y[0]));
-    _tile_loadd(1, y[0] + LANES, sizeof(y[0]));
-    if (lower) {
-        _tile_loadd(2, y[TILE_ROWS], sizeof(y[0]));
-        _tile_loadd(3, y[TILE_ROWS] + LANES, sizeof(y[0]));
-    }
-}
-static inline void store_sums(float (*y)[COLS], int lower) {
-    _tile_stored(0, y[0], sizeof(y[0]));
-    _tile_stored(1, y[0] + LANES, sizeof(y[0]));
-    if (lower) {
-        _tile_stored(2, y[TILE_ROWS], sizeof(y[0]));
-        _tile_stored(3, y[TILE_ROWS] + LANES, sizeof(y[0]));
-    }
-}
 
 /* The sums of a tile along k, from `from` to end - 1: y, or, behind the first part, added to y. */
 static void add_part(float (*y)[COLS], int64_t rows, const tile_args *args, int64_t from, int64_t end) {
@@ -72,10 +27,10 @@ static void add_part(float (*y)[COLS], int64_t rows, const tile_args *args, int6
     const char *ahead = args->ahead + from / BESIDE * args->ahead_bytes;
     num last[ROWS][K_STEP]; /* where k is no multiple of K_STEP: its end, filled up with zeros */
     if (configured != rows)
-        configure(upper, lower);
+        configure_tiles(upper, lower);
     configured = rows;
     if (from)
-        load_sums(y, lower);
+        load_sums(y[0], COLS, lower);
     else
         zero_sums(lower);
     for (int64_t i = from; i < end; i += K_STEP) {
@@ -88,26 +43,17 @@ static void add_part(float (*y)[COLS], int64_t rows, const tile_args *args, int6
             x = last[0], stride = K_STEP;
             finish_writing();
         }
-        _tile_stream_loadd(4, x, stride * sizeof(num)); /* it passes by: the weights stay in the first cache */
-        _tile_loadd(6, w, COLS * BESIDE * sizeof(num));
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, w + LANES * BESIDE, COLS * BESIDE * sizeof(num));
-        _tile_dpbf16ps(1, 4, 7);
-        if (lower) {
-            _tile_stream_loadd(5, x + TILE_ROWS * stride, stride * sizeof(num));
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+        add_products(x, stride * sizeof(num), w, w + LANES * BESIDE, COLS * BESIDE * sizeof(num), lower, PASS_BY);
         for (const char *to = ahead + K_STEP / BESIDE * args->ahead_bytes; ahead < to; ahead += TILE_BYTES)
             __builtin_prefetch(ahead, 0, 2);
         for (int r = 0; r < 2 && out && out < args->out + rows * args->n; r++, out += args->n)
             __builtin_prefetch(out, 1); /* it will be written */
         w += COLS * K_STEP;
     }
-    store_sums(y, lower);
+    store_sums(y[0], COLS, lower);
 }
 
-/* out = y + bias. */
+/* out = y + bias, as put_tile() does it; here one instruction rounds two vectors, and makes 0 of denormals. */
 static void put_rows(int64_t rows, float (*y)[COLS], const tile_args *args) {
     vec bias[2] = {{0}};
     if (!args->out || args->columns < COLS) {
