@@ -36,7 +36,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.request import Request
 from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker import model_runner
-from nanovllm.worker.layers import Linear, OutputHead
+from nanovllm.worker.layers import GatedLinear, Linear, OutputHead
 
 NUM_STEPS = 20
 console = Console(highlight=False)
@@ -168,13 +168,15 @@ def add_timers(llm: LLM, timers: ExitStack) -> None:
         (model_runner.Batch, "from_scheduler_output", "preparing tensors"),
         (model_runner, "sample_rows", "sampling"),
         (Linear, "forward", "linear layers"),
+        (GatedLinear, "forward", "linear layers"),
         (OutputHead, "forward", "linear layers"),
     ):
         timers.enter_context(mock.patch.object(owner, name, timed(seconds, part, getattr(owner, name))))
     functions = (
         field.name
         for field in dataclasses.fields(runner.kernels)
-        if field.name not in ("choose_tokens", "library", "num", "recorder")  # the first is a part of sample_rows()
+        # choose_tokens is a part of sample_rows(), gated_linear one of GatedLinear.forward()
+        if field.name not in ("choose_tokens", "gated_linear", "library", "recorder")
     )
     parts = dict.fromkeys(functions, "small operations")
     parts["paged_attention"] = "attention"

@@ -236,7 +236,7 @@ class Observer:
 
     def call(self, function: Callable, args: Any) -> None:
         num_jobs = len(self.step)
-        self.kind = function.__name__
+        self.kind = "gated " * getattr(args, "gated", 0) + function.__name__
         if hasattr(args, "n") and hasattr(args, "k"):
             self.kind += f" {args.k:,} to {args.n:,}"
         seconds = seconds_of(function, ctypes.byref(args))

@@ -47,7 +47,7 @@ def test_the_simulated_jobs_of_a_step_are_those_of_the_pool(engine, monkeypatch,
                 step()
         assert [job for job, _ in simulated] == [job for job, _ in observer.step]
         kinds = {job.kind for job, _ in simulated}
-        assert {"add_rms_norm", "silu_and_mul", "rotary_and_write", "paged_attention", "linear 64 to 320"} < kinds
+        assert {"add_rms_norm", "gated linear 64 to 96", "rotary_and_write", "paged_attention"} < kinds
         assert ("paged_attention, then" in kinds) == (load is loads[1])
 
 

@@ -27,11 +27,11 @@ class Meter:
 
     def __call__(self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if isinstance(module, Linear):
-            num_rows, in_size = inputs[0].shape
-            self.linear_flops += 2 * num_rows * in_size * output.shape[1]
+            (num_rows, in_size), out_size = inputs[0].shape, sum(module.out_sizes)
+            self.linear_flops += 2 * num_rows * in_size * out_size
             if num_rows:
                 # A weight's numbers are as large as its input's; logits are larger, and the weight may be in any form.
-                self.weight_bytes += in_size * output.shape[1] * inputs[0].element_size()
+                self.weight_bytes += in_size * out_size * inputs[0].element_size()
         elif isinstance(module, Attention):
             _, (k_cache, _), context = inputs
             for num_rows, num_keys in zip(context.batch.query_lens, context.batch.key_lens, strict=True):

@@ -32,7 +32,7 @@ with app.setup(hide_code=True):
     from chapters.playing import title
     from nanovllm.features.parallel.group import RankGroup
     from nanovllm.features.parallel.parallel_layers import RowParallelLinear
-    from nanovllm.worker.kernels import silu_and_mul
+    from nanovllm.worker.kernels import gated_linear
     from nanovllm.worker.layers import Linear
 
 
@@ -261,7 +261,7 @@ def tell_last_bits(models, story):
     torch.manual_seed(0)
     _x = torch.randn(64, _mlps[0].gate_up_proj.weight.shape[1])
     with torch.inference_mode():
-        _parts = [silu_and_mul(mlp.gate_up_proj(_x)) for mlp in _mlps]
+        _parts = [gated_linear(_x, mlp.gate_up_proj) for mlp in _mlps]
         _whole = torch.nn.functional.linear(torch.cat(_parts, 1), torch.cat([mlp.down_proj.weight for mlp in _mlps], 1))
         _partial = [
             mlp.down_proj.product(part, mlp.down_proj.weight, None) for mlp, part in zip(_mlps, _parts, strict=True)

@@ -50,7 +50,7 @@ def setups(c_kernels: Kernels | None) -> tuple[list[Setup], list[Setup]]:
     alone.append(Setup("C: matrix products", "C", TORCH_KERNELS))
     in_order.append(alone[-1])
     swaps = {"attention": "paged_attention", "rotary + write": "rotary_and_write", "add + norm": "add_rms_norm"}
-    for title, field in (swaps | {"silu * up": "silu_and_mul"}).items():
+    for title, field in (swaps | {"silu * up": "gated_linear"}).items():
         swap: dict[str, Any] = {field: getattr(c_kernels, field)}
         alone.append(Setup(f"C: {title}", "plain", replace(TORCH_KERNELS, **swap)))
         in_order.append(Setup(f"C: {title}", "C", replace(in_order[-1].kernels, **swap)))

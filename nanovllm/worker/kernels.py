@@ -19,6 +19,8 @@ cpu/c_kernels.py has the same in C, tested against them.
         they are still in their files and weight has only the shape; then None, too, if a number is not finite.
     linear(x, reordered, bias, out_dtype=None) -> y
         y = x W^T + b. out_dtype: the dtype of y, float32, or None for the dtype of x. See cpu/reorder.py.
+    gated_linear(x, gate_up) -> [T, size]
+        silu_and_mul of the product of x with a GatedLinear's weight. In C, where linear() takes it, this is one pass.
     lookup(input_ids, reordered) -> embeddings [T, k]
         Rows of a reordered weight: of an output head that is the embedding table, too. None: there is no such function.
     choose_tokens(logits, batch) -> token ids [R]
@@ -56,6 +58,7 @@ class Kernels:
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
     reorder_weight: Callable[..., Tensor | None]
     linear: Callable[..., Tensor]
+    gated_linear: Callable[[Tensor, Any], Tensor]
     choose_tokens: Callable[[Tensor, SamplingBatch], Tensor]
     lookup: Callable[[Tensor, Tensor], Tensor] | None = None
     library: Any = None
@@ -77,6 +80,10 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gated_linear(x: Tensor, gate_up: Any) -> Tensor:
+    return silu_and_mul(gate_up.product(x, gate_up.weight, gate_up.bias))
 
 
 def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Pair | None, kv_layer: Pair, batch: Batch) -> None:
@@ -130,5 +137,6 @@ TORCH_KERNELS = Kernels(
     paged_attention=paged_attention,
     reorder_weight=reorder_weight,
     linear=linear,
+    gated_linear=gated_linear,
     choose_tokens=choose_tokens,
 )

@@ -110,6 +110,16 @@ class OutputHead(Linear):
         return self.product(x, self.weight, self.bias, self.out_dtype)
 
 
+class GatedLinear(Linear):
+    """silu(gate(x)) * up(x): two projections in one weight, and what follows them."""
+
+    def __init__(self, in_size: int, size: int, bias: bool) -> None:
+        super().__init__(in_size, (size, size), bias, ("gate_proj", "up_proj"))
+
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:  # type: ignore[override]
+        return context.kernels.gated_linear(x, self)
+
+
 class MLP(nn.Module):
     """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
@@ -117,11 +127,11 @@ class MLP(nn.Module):
         """intermediate_size: None takes the config's."""
         super().__init__()
         size = intermediate_size or config.intermediate_size
-        self.gate_up_proj = Linear(config.hidden_size, (size, size), config.mlp_bias, ("gate_proj", "up_proj"))
+        self.gate_up_proj = GatedLinear(config.hidden_size, size, config.mlp_bias)
         self.down_proj = Linear(size, config.hidden_size, config.mlp_bias)
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        return self.down_proj(context.kernels.silu_and_mul(self.gate_up_proj(hidden)))
+        return self.down_proj(self.gate_up_proj(hidden, context))
 
 
 class RotaryEmbedding:

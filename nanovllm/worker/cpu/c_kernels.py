@@ -26,6 +26,7 @@ from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
 from nanovllm.worker.cpu.memory import memory_for_weight
 from nanovllm.worker.cpu.threads import load_pool, num_pool_threads
 from nanovllm.worker.kernels import Kernels, Pair
+from nanovllm.worker.layers import Linear
 from nanovllm.worker.sampler import SamplingBatch, log_of
 
 logger = logging.getLogger("nanovllm")
@@ -35,6 +36,7 @@ TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 TILE_ROWS = 16  # query rows that the attention kernel computes together
 BIDIRECTIONAL_ROWS = 96  # the same for an image's patches, of which each head is a query head of its own
 FEW_ROWS = 9  # of a sequence: computed one by one, as decodes are, they fill vectors better than in a tile
+WHOLE_BLOCKS = 32  # columns: a multiple of linear.c's COLS, whatever the processor
 ITEMS_PER_THREAD = 4  # threads that are done early find another item
 # Of a task's queries: a thread's stack holds four times as many, 2 MiB, or eight times where cpu/attention_amx.c
 # computes; on Windows, where it is smaller, half of one.
@@ -142,7 +144,7 @@ class LinearArgs(ctypes.Structure):
     _fields_ = (
         ("num_rows", INT),
         *args_of(PTR, "out out_floats x weights bias ends order"),
-        *args_of(INT, "num_weights n k"),
+        *args_of(INT, "num_weights n k gated"),
     )
 
 
@@ -348,12 +350,21 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, dtype: torch.dtype, kv_dtype: t
                 return None
         return reordered[: n * k].view(n, k)
 
-    def linear(x: Tensor, reordered: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
+    def linear(
+        x: Tensor, reordered: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None, gated: bool = False
+    ) -> Tensor:
         n, k = reordered.shape
         weights = PTR(address(reordered, dtype, (n, k), room=lib.reordered_size(n, k)))
         return products(
-            lib, recorder, dtype, x, weights=weights, ends=None, num_weights=1, bias=bias, n=n, k=k, out_dtype=out_dtype
-        )
+            lib, recorder, dtype, x, weights=weights, ends=None, num_weights=1, bias=bias, n=n, k=k,
+            out_dtype=out_dtype, gated=gated,
+        )  # fmt: skip
+
+    def gated_linear(x: Tensor, gate_up: Linear) -> Tensor:
+        weight, bias = gate_up.weight, gate_up.bias
+        if gate_up.product is linear and len(weight) // 2 % WHOLE_BLOCKS == 0:
+            return linear(x, weight, bias, gated=True)
+        return silu_and_mul(gate_up.product(x, weight, bias))
 
     def lookup(input_ids: Tensor, reordered: Tensor) -> Tensor:
         return gather(
@@ -389,6 +400,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, dtype: torch.dtype, kv_dtype: t
         paged_attention=paged_attention,
         reorder_weight=reorder_weight,
         linear=linear,
+        gated_linear=gated_linear,
         lookup=lookup,
         choose_tokens=choose_tokens,
         library=lib,
@@ -436,8 +448,10 @@ def products(
     k: int,
     order: int | None = None,
     out_dtype: torch.dtype | None = None,
+    gated: bool = False,
 ) -> Tensor:
-    """y = x W^T + b, [rows, n]. The rows up to ends[i] meet weights[order[i]], the last weight meets the rest.
+    """y = x W^T + b, [rows, n], or, gated, silu_and_mul(y). The rows up to ends[i] meet weights[order[i]], the last
+    weight meets the rest.
 
     dtype: of the library's numbers. weights: addresses of num_weights weights, as a ctypes object. ends: the address of
     as many numbers; None if one weight meets all rows. order: the same; None: as they are. out_dtype: float32, or
@@ -445,11 +459,12 @@ def products(
     """
     x = x.contiguous()
     rows = len(x)
-    out = x.new_empty(rows, n, dtype=out_dtype)
+    out_size = n // 2 if gated else n
+    out = x.new_empty(rows, out_size, dtype=out_dtype)
     args = LinearArgs(
-        num_rows=rows, **out_address(out, dtype, (rows, n)), x=address(x, dtype, (rows, k)),
+        num_rows=rows, **out_address(out, dtype, (rows, out_size)), x=address(x, dtype, (rows, k)),
         weights=ctypes.addressof(weights), bias=address_or_null(bias, dtype, (n,)), ends=ends, order=order,
-        num_weights=num_weights, n=n, k=k,
+        num_weights=num_weights, n=out_size, k=k, gated=gated,
     )  # fmt: skip
     args.kept = weights  # as long as the arguments
     recorder.call(lib.linear, args)

@@ -145,6 +145,7 @@ typedef struct {
     const int64_t *ends;  /* [num_weights - 1]: weight w meets the rows ends[w - 1] to ends[w] - 1, the last one the rest */
     const int64_t *order; /* [num_weights]: weight w is weights[order[w]]; NULL: weights[w] */
     int64_t num_weights, n, k;
+    int64_t gated; /* is out silu(gate) * up? Then a weight has gate's n rows, and up's behind them; n: whole blocks */
 } linear_args;
 
 /* Very many rows, as the patches of an image, meet one weight a slab after another: so many rows as stay in the cache while
@@ -159,6 +160,30 @@ static inline int64_t slab_rows(const linear_args *l) {
 
 static inline const num *weight_of(const linear_args *l, int64_t w) { return l->weights[l->order ? l->order[w] : w]; }
 
+/* What a tile prefetches at a step along k, so that all of them prefetch a block. */
+static inline int64_t ahead_of_tiles(int64_t num_tiles) { return COLS * BESIDE * sizeof(num) / num_tiles; }
+
+/* silu(gate) * up of a block of each, for so many rows at once that both stay in the cache. a: gate's block, and out's. */
+static void compute_gated(int64_t num_rows, tile_args a) {
+    enum { MOST = 512 / ROWS * ROWS };
+    _Alignas(64) num y[2][MOST][COLS];
+    const num *weights[] = {a.weight, a.weight + a.n * padded_rows(a.k)};
+    const char *ahead[] = {(const char *)weights[1], a.ahead};
+    for (int64_t left = num_rows; left > 0; left -= MOST) {
+        const int64_t rows = left < MOST ? left : MOST, num_tiles = (rows + ROWS - 1) / ROWS;
+        for (int half = 0; half < 2; half++) {
+            tile_args b = {y[half][0], NULL, a.x, weights[half], NULL, ahead[half], ahead_of_tiles(num_tiles), COLS, a.k, COLS};
+            if (a.bias)
+                b.bias = a.bias + half * a.n;
+            compute_block(rows, b);
+        }
+        for (int64_t r = 0; r < rows; r++, a.out += a.n)
+            for (int c = 0; c < COLS; c += LANES)
+                silu_and_mul_lanes(a.out + c, y[0][r] + c, y[1][r] + c);
+        a.x += rows * a.k;
+    }
+}
+
 /* One block of columns of a weight for each item; weight after weight, slab after slab. */
 static void linear_blocks(const void *args, int64_t first, int64_t end) {
     const linear_args l = *(const linear_args *)args;
@@ -170,7 +195,7 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
         const int64_t first_row = w ? l.ends[w - 1] : slab * most_rows;
         const int64_t left = (w + 1 < l.num_weights ? l.ends[w] : l.num_rows) - first_row;
         const int64_t num_rows = left < most_rows ? left : most_rows;
-        const int64_t ahead_bytes = COLS * BESIDE * sizeof(num) / ((num_rows + ROWS - 1) / ROWS); /* all tiles: a block */
+        const int64_t ahead_bytes = ahead_of_tiles((num_rows + ROWS - 1) / ROWS);
         const num *weight = weight_of(&l, w) + c * padded_rows(l.k), *bias = l.bias ? l.bias + c : NULL;
         const int is_beside = c + COLS < l.n || w + 1 == l.num_weights;
         const num *next_block = is_beside ? weight + COLS * padded_rows(l.k) : weight_of(&l, w + 1);
@@ -180,7 +205,10 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
             a.out_floats = l.out_floats + first_row * l.n + c;
         else
             a.out = l.out + first_row * l.n + c;
-        compute_block(num_rows, a);
+        if (l.gated)
+            compute_gated(num_rows, a);
+        else
+            compute_block(num_rows, a);
     }
     end_tiles();
 }

@@ -25,7 +25,7 @@ from nanovllm.worker.cpu import c_kernels as cpu_kernels
 from nanovllm.worker.cpu import compiler as c_compiler
 from nanovllm.worker.cpu.reorder import reorder_weight
 from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.layers import Linear, plain_linear
+from nanovllm.worker.layers import GatedLinear, Linear, plain_linear
 
 # (cached before, computed now): decodes, prompts, chunks, prefix hits; lengths inside, at and behind a block's border.
 RAGGED = [(0, 1), (15, 1), (16, 1), (200, 1), (0, 16), (0, 17), (32, 3), (31, 130), (0, 300), (64, 16), (5, 1)]
@@ -306,6 +306,28 @@ def test_a_product_takes_weights_of_any_size_and_a_row_has_the_same_bits_beside_
         for first in range(0, num_rows - rows, rows):
             part = ours.linear(x[first : first + rows], reordered, bias)
             assert torch.equal(part, together[first : first + rows])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("size", "k"), [(32, 40), (96, 600), (64, 1000), (40, 64), (64, 8192)])
+def test_gate_and_up_in_one_pass_have_the_same_bits_as_one_by_one(dtype, size, k, bias):
+    """Also where it is not one pass: a size that is no multiple of a block."""
+    torch.manual_seed(0)
+    ours = kernels(dtype)
+    layer = GatedLinear(k, size, bias).to(dtype).requires_grad_(False)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x = (torch.randn(560, k) * (16 / k) ** 0.5).to(dtype)
+    expected = TORCH_KERNELS.gated_linear(x, layer)
+    torch.testing.assert_close(ours.gated_linear(x, layer), expected, atol=TOLERANCE[dtype] * 8, rtol=TOLERANCE[dtype])
+    if ours.reorder_weight(layer.weight) is None:
+        pytest.skip("PyTorch's libraries compute these products on this processor")
+    reorder_weight(layer, ours)
+    for rows in (0, 1, 7, 33, 300, 560):
+        found = ours.gated_linear(x[:rows], layer)
+        assert torch.equal(found, ours.silu_and_mul(ours.linear(x[:rows], layer.weight, layer.bias)))
+        torch.testing.assert_close(found, expected[:rows], atol=TOLERANCE[dtype] * 16, rtol=TOLERANCE[dtype])
 
 
 # -- compiling ---------------------------------------------------------------------------------------------------------
