@@ -199,6 +199,8 @@ class ModelRunner:
             )
         self.weight_bytes = weight_bytes_of(self.model)
         self.step_context = self.platform.step_context(self.model, self.kernels)
+        self.batch_invariant = self.platform.batch_invariant(self.model, self.kernels)
+        logger.info("Batch invariance: %s", self.batch_invariant)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         if config.enable_lora:
             from nanovllm.features.lora.slots import AdapterSlots
@@ -232,8 +234,6 @@ class ModelRunner:
                 free_bytes -= part.max_kept_bytes
             self.allocate_kv_cache(free_bytes)
         self.recorded_steps = self.platform.record_steps(self)
-        self.batch_invariant = self.platform.batch_invariant(self.model, self.kernels)
-        logger.info("Batch invariance: %s", self.batch_invariant)
         return KVPool(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
