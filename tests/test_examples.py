@@ -377,8 +377,9 @@ def test_structured_output(run, short_demo_in_float32):
     assert all(name in out for name in ('{"cafe":', '{"steps":', '{"ship":', "The right column is data"))
 
 
-def test_profile_step(run, checkpoint):
-    out = run("profile_step.py", str(checkpoint()), "--batch", "2", "--context", "16", "--prompt", "32")
+@pytest.mark.parametrize("variant", ["llama", "qwen3-moe"])
+def test_profile_step(run, checkpoint, variant):
+    out = run("profile_step.py", str(checkpoint(variant)), "--batch", "2", "--context", "16", "--prompt", "32")
     parts = re.findall(r"│ (scheduling|linear layers|attention|sampling|detokenizing, outputs) +│ +[\d.]+", out)
     assert len(parts) == 10, out  # of a prefill and of a decode
 
