@@ -72,8 +72,9 @@ def pretend(system: str) -> None:
     really_import = builtins.__import__
 
     def see(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> ModuleType:
-        asks = str((globals or {}).get("__name__", ""))
-        if asks.split(".")[0] not in OURS and not str((globals or {}).get("__file__", "")).startswith(str(ROOT)):
+        asks, file = (str((globals or {}).get(name, "")) for name in ("__name__", "__file__"))
+        in_project = file.startswith(f"{ROOT}{os.sep}") and "site-packages" not in file  # of a .venv in the project
+        if asks.split(".")[0] not in OURS and not in_project:
             return really_import(name, globals, locals, fromlist, level)
         if name in hidden and level == 0:
             raise ModuleNotFoundError(f"No module named {name!r} on this system", name=name)
