@@ -7,7 +7,7 @@ cpu/c_kernels.py has the same in C, tested against them.
         residual += hidden, in place, or residual = hidden where it is None. normed is residual / rms(residual) *
         (offset + weight) over the last dimension (arXiv:1910.07467). All [T, size], or [T, heads, head_dim].
     silu_and_mul(gate_up) -> [T, size]
-        silu(gate) * up for gate_up [T, 2 * size].
+        silu(gate) * up for gate_up [T, 2 * size], of experts. What other layers need is gated_linear().
     rotary_and_write(q, k, v, cos_sin, kv_layer, batch)
         Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place (arXiv:2104.09864), unless cos_sin
         is None. Then stores k and v at batch.slot_mapping, except where the slot is -1.
@@ -20,7 +20,8 @@ cpu/c_kernels.py has the same in C, tested against them.
     linear(x, reordered, bias, out_dtype=None) -> y
         y = x W^T + b. out_dtype: the dtype of y, float32, or None for the dtype of x. See cpu/reorder.py.
     gated_linear(x, gate_up) -> [T, size]
-        silu_and_mul of the product of x with a GatedLinear's weight. In C, where linear() takes it, this is one pass.
+        silu_and_mul of the product of x with a GatedLinear's weight. In C, this is one pass if linear() multiplies, and
+        size is a multiple of 32.
     lookup(input_ids, reordered) -> embeddings [T, k]
         Rows of a reordered weight: of an output head that is the embedding table, too. None: there is no such function.
     choose_tokens(logits, batch) -> token ids [R]

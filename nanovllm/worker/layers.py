@@ -94,7 +94,7 @@ class Linear(nn.Module):
         self.weight: Any = parameter(sum(self.out_sizes), in_size)
         self.bias = parameter(sum(self.out_sizes)) if bias else None
         # Whoever changes the weight's form says here how to multiply by it: another order (Platform.read_linear),
-        # fewer bits (features/quantization).
+        # fewer bits (features/quantization). So does who adds something to the product (features/lora).
         self.product: Callable[..., Tensor] = plain_linear
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.attention import TorchMetadata
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu.c_kernels import TILE_ROWS, row_tiles
+from nanovllm.worker.cpu.c_kernels import TASK_ROWS, tasks_of
 
 
 def chunk(num_tokens: int, start: int, end: int, table: list[int], write_start: int | None = None) -> ScheduledChunk:
@@ -33,13 +33,13 @@ def test_a_decode_a_chunk_and_a_cached_prompt():
     assert batch.to(torch.device("cpu")) is batch
 
 
-def test_row_tiles():
+def test_tasks_of():
     """(first row, rows, sequence, keys that the first row sees)"""
-    chunks = [chunk(3, 2, 3, [0] * 5), chunk(60, 10, 10 + TILE_ROWS + 3, [0] * 20)]
-    batch = Batch.from_scheduler_output(SchedulerOutput(chunks, [], TILE_ROWS + 4), 4)
-    tiles, most_rows = row_tiles(batch)
-    assert tiles.tolist() == [[0, 1, 0, 3], [1, TILE_ROWS, 1, 11], [1 + TILE_ROWS, 3, 1, 11 + TILE_ROWS]]
-    assert most_rows == TILE_ROWS
+    chunks = [chunk(3, 2, 3, [0] * 5), chunk(60, 10, 10 + TASK_ROWS + 3, [0] * 20)]
+    batch = Batch.from_scheduler_output(SchedulerOutput(chunks, [], TASK_ROWS + 4), 4)
+    tiles, most_rows = tasks_of(batch)
+    assert tiles.tolist() == [[0, 1, 0, 3], [1, TASK_ROWS, 1, 11], [1 + TASK_ROWS, 3, 1, 11 + TASK_ROWS]]
+    assert most_rows == TASK_ROWS
 
 
 def test_metadata_is_built_once_for_each_backend_and_anew_for_a_changed_batch():

@@ -110,7 +110,7 @@ class PageEngine:
         table, size, num_rows = chunk.seq.block_table, self.layout["block_size"], chunk.end - chunk.start
         positions = range(chunk.start, chunk.end)
         slots = [table[i // size] * size + i % size if i >= chunk.write_start else -1 for i in positions]
-        tile = self.layout["tile_rows"] if num_rows > self.layout["few_rows"] else 1
+        tile = self.layout["task_rows"] if num_rows > self.layout["few_rows"] else 1
         tasks = [[r, min(tile, num_rows - r), 0, chunk.start + r + 1] for r in range(0, num_rows, tile)]
         logits_rows = list(range(num_rows - chunk.num_logits, num_rows))
         inputs = [chunk.token_ids, list(positions), slots, logits_rows]

@@ -24,7 +24,7 @@ from nanovllm.worker.batch import cdiv
 from nanovllm.worker.c_calls import FLOAT, INT, PTR
 from nanovllm.worker.cpu.c_kernels import (
     FEW_ROWS,
-    TILE_ROWS,
+    TASK_ROWS,
     AttentionStep,
     ChoiceArgs,
     LinearArgs,
@@ -176,7 +176,7 @@ def facts_of(runner: Any) -> dict[str, Any]:
         "eos_token_ids": sorted(config.eos_token_ids),
         "table_width": cdiv(runner.max_model_len, runner.block_size),
         "base": BASE,
-        "tile_rows": TILE_ROWS,
+        "task_rows": TASK_ROWS,
         "few_rows": FEW_ROWS,
     }
 

@@ -1,13 +1,13 @@
 /* Adapters: y += B (A x), for the rows that meet one (chapter 15). Compiled as worker/cpu/kernels.c is. adapter_rows.py has
- * the same in PyTorch. A task is up to TASK_ROWS rows that meet the same adapter: each number of A and B that is loaded
+ * the same in PyTorch. A task is up to TILE_ROWS rows that meet the same adapter: each number of A and B that is loaded
  * serves all. */
 #include "pool.h"
 #include "vectors.h"
 
-enum { TASK_ROWS = 4 }; /* TILE_ROWS of adapter_rows.py */
+enum { TILE_ROWS = 4 }; /* as in adapter_rows.py */
 
 typedef struct {
-    int64_t slot, num_rows, rows[TASK_ROWS];
+    int64_t slot, num_rows, rows[TILE_ROWS];
 } adapter_task;
 
 /* adapter_c_kernel.py has the same fields in the same order. */
@@ -23,19 +23,19 @@ typedef struct {
 
 /* inner[j][r] = row j of A times the task's row r of x. Numbers of x behind k count as 0. `rows` is a constant, 1 or all, so
  * that the sums stay in registers. */
-static inline __attribute__((always_inline)) void multiply_a(const int rows, float (*restrict inner)[TASK_ROWS],
+static inline __attribute__((always_inline)) void multiply_a(const int rows, float (*restrict inner)[TILE_ROWS],
                                                              const adapter_args *args, const adapter_task *task,
                                                              const num *a, int64_t rank) {
     memset(inner, 0, rank * sizeof(*inner));
     for (int64_t first = 0; first < args->k; first += PART) {
         const int64_t count = args->k - first < PART ? args->k - first : PART;
         const int64_t padded = (count + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
-        float x[TASK_ROWS][PART] = {{0}};
+        float x[TILE_ROWS][PART] = {{0}};
         for (int r = 0; r < task->num_rows; r++)
             for (int64_t i = 0; i < count; i++)
                 x[r][i] = load(args->x[task->rows[r] * args->x_stride + first + i]);
         for (int64_t j = 0; j < rank; j++) {
-            vec sum[TASK_ROWS][PARTIAL_VECS] = {{{0}}};
+            vec sum[TILE_ROWS][PARTIAL_VECS] = {{{0}}};
             for (int64_t i = 0; i < padded; i += PARTIAL_SUMS)
                 for (int v = 0; v < PARTIAL_VECS; v++) {
                     const vec weights = floats_at(a + j * args->padded_k + first + i + v * LANES);
@@ -53,11 +53,11 @@ static inline __attribute__((always_inline)) void multiply_a(const int rows, flo
 
 /* The columns first to end - 1 of y += inner times B. */
 static inline __attribute__((always_inline)) void add_b(const int rows, const adapter_args *args,
-                                                        const adapter_task *task, float (*restrict inner)[TASK_ROWS],
+                                                        const adapter_task *task, float (*restrict inner)[TILE_ROWS],
                                                         const num *b, int64_t rank, int64_t first, int64_t end) {
     for (int64_t c = first; c < end; c += LANES) {
         const int lanes = end - c < LANES ? end - c : LANES;
-        vec sum[TASK_ROWS] = {{0}};
+        vec sum[TILE_ROWS] = {{0}};
         for (int64_t j = 0; j < rank; j++) {
             const vec weights = floats_at(b + j * args->n + c);
             for (int r = 0; r < rows; r++)
@@ -78,7 +78,7 @@ static inline __attribute__((always_inline)) void add_adapter(const int rows, co
                                                               const adapter_task *task) {
     const int64_t rank = a->ranks[task->slot];
     const num *b = a->b + task->slot * a->max_rank * a->n;
-    float inner[a->max_rank][TASK_ROWS];
+    float inner[a->max_rank][TILE_ROWS];
     for (int64_t part = 0, column = 0; part < a->num_parts && rank; column = a->part_ends[part++]) {
         multiply_a(rows, inner, a, task, a->a + (task->slot * a->num_parts + part) * a->max_rank * a->padded_k, rank);
         add_b(rows, a, task, inner, b, rank, column, a->part_ends[part]);
@@ -91,7 +91,7 @@ static void add_adapter_tasks(const void *args, int64_t first, int64_t end) {
         if (task->num_rows == 1)
             add_adapter(1, a, task);
         else
-            add_adapter(TASK_ROWS, a, task);
+            add_adapter(TILE_ROWS, a, task);
 }
 
 void add_adapters(const adapter_args *args, int64_t num_tasks) {

@@ -30,7 +30,7 @@ static int may_use_tiles(void) {
 /* After what tiles or their configuration are loaded from was written: gcc 12 does not know that these instructions read. */
 static inline void finish_writing(void) { __asm__ volatile("" ::: "memory"); }
 
-/* Of the rows, registers hold the first `upper`, 16 at most, and the `lower` ones behind them, if there are any. */
+/* Of the rows, registers hold the first `upper`, 16 at most, and the `lower` ones after them, if there are any. */
 static inline void configure_tiles(int upper, int lower) {
     const int rows[] = {upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS};
     struct {
@@ -77,7 +77,7 @@ static inline void store_sums(float *sums, int64_t stride, int lower) {
 }
 
 /* Add the products of TILE_K numbers of each row with the columns at `left` and `right` to the sums. x_bytes from one row to
- * the next, y_bytes from one pair of the columns to the next. pass_by: what is read of x shall not stay in the first cache. */
+ * the next, y_bytes from one pair of the columns to the next. pass_by: what is read of x should not stay in the first cache. */
 static inline __attribute__((always_inline)) void add_products(const void *x, int64_t x_bytes, const void *left,
                                                                const void *right, int64_t y_bytes, int lower,
                                                                const int pass_by) {

@@ -1,6 +1,6 @@
 /* Attention over the block table (chapters 4 and 10). A part of cpu/heads.c.
  *
- * A task is up to TILE query rows of one sequence. Each KV head of a task can be computed by another core. If that is
+ * A task is up to TASK_ROWS query rows of one sequence. Each KV head of a task can be computed by another core. If that is
  * too little work for all cores, so can each part of its keys. A part is computed for one KV head, a chunk of keys at a
  * time (attention_prompt.c, attention_decode.c). Part after part is added in their order, also where one core computes all
  * of them: the bits of a row do not tell who computed it.
@@ -52,7 +52,7 @@ static void attend(partial *out, const attention_args *args, const attention_ite
         attend_prompt(out, args, task, item->kv_head, item->first_key, item->end_key);
     if (task->num_rows == 1 || is_finite(out, num_queries))
         return;
-    for (int r = 0; r < task->num_rows; r++) { /* a row without the keys behind it: 0 * NaN is NaN */
+    for (int r = 0; r < task->num_rows; r++) { /* a row alone, without the later keys, which it must not see: 0 * NaN is NaN */
         const attention_task row = {task->first_row + r, 1, task->seq, task->num_keys + later_keys(r)};
         const int64_t before = args->window ? (row.num_keys - args->window) / CHUNK * CHUNK : 0;
         const attention_item of_row = {&row, item->kv_head, item->first_key > before ? item->first_key : before,
@@ -87,7 +87,7 @@ static attention_item item_at(const attention_args *a, int64_t i) {
 
 static void attend_items(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
-    partial all[TILE * GROUP];
+    partial all[TASK_ROWS * GROUP];
     for (int64_t i = first; i < end; i++) { /* a prompt's last rows take longest, and come last, in small chunks */
         const attention_item item = item_at(a, i), then = item_at(a, i + 1 < end ? i + 1 : i);
         attend(all, a, &item, i + 1 < end ? &then : NULL);
@@ -115,7 +115,7 @@ static void attend_parts(const void *args, int64_t first, int64_t end) {
 
 static void add_parts(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
-    partial all[TILE * GROUP];
+    partial all[TASK_ROWS * GROUP];
     for (int64_t i = first; i < end; i++) {
         const attention_item item = item_at(a, i);
         const int64_t first_part = item.first_key / PART_KEYS, last_part = (item.end_key - 1) / PART_KEYS;

@@ -7,7 +7,7 @@
 enum {
     CHUNK = 64,                                      /* keys of one round of the online softmax */
     PART_KEYS = 256,                                 /* keys that one core computes; a multiple of CHUNK */
-    QUERY_VECS = (TILE * GROUP + LANES - 1) / LANES, /* vectors that hold the queries of a task, a lane each */
+    QUERY_VECS = (TASK_ROWS * GROUP + LANES - 1) / LANES, /* vectors that hold the queries of a task, a lane each */
     KEY_VECS = CHUNK / LANES,                        /* vectors that hold a dimension of a chunk's keys */
 };
 /* The score of a key that a query does not see. Finite: the difference of two is 0. */
@@ -72,7 +72,7 @@ typedef struct {
     int num_keys;
     kv_num copied[HEAD_DIM * CHUNK]; /* keys, where a vector of them would reach beyond its block */
 #ifdef KV_INT8
-    float k_scale[CHUNK], v_scale[CHUNK]; /* 0 behind the last key, and for values that no row sees */
+    float k_scale[CHUNK], v_scale[CHUNK]; /* 0 after the last key, and for values that no row sees */
 #endif
 } key_chunk;
 

@@ -11,7 +11,7 @@
 #include "amx.h"
 
 enum {
-    PART_QUERIES = TILE * GROUP, /* that are computed a part of the keys at a time, at most */
+    PART_QUERIES = TASK_ROWS * GROUP, /* that are computed a part of the keys at a time, at most */
     QUERIES_OF_TASK = (PART_QUERIES + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS,
 };
 
@@ -34,7 +34,7 @@ static inline void multiply(float *out, int64_t out_stride, const num *x, int64_
     store_sums(out, out_stride, two);
 }
 
-/* A part's state, for each query of a task. Those behind the last one are zeros. Scores, and so max, are binary logarithms
+/* A part's state, for each query of a task. Those after the last one are zeros. Scores, and so max, are binary logarithms
  * of weights: 2^x is less work than e^x. */
 typedef struct {
     _Alignas(64) num query[QUERIES_OF_TASK][HEAD_DIM], weight[QUERIES_OF_TASK][CHUNK];
@@ -87,7 +87,7 @@ static void attend_chunk(tile_state *s, const attention_args *args, const attent
 #ifdef KV_INT8
     _Alignas(64) unit key[KEY_VECS][HEAD_UNITS][LANES];
 #endif
-    const int num_queries = task->num_rows * GROUP, few = task->num_rows < TILE;
+    const int num_queries = task->num_rows * GROUP, few = task->num_rows < TASK_ROWS;
     for (int g = 0; g < KEY_VECS; g += 2) {
         const void *keys[2];
         int64_t key_bytes = kv->k_stride * sizeof(num);

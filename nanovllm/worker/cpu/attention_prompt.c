@@ -17,14 +17,14 @@
  */
 enum {
     VECS = STEP == 16 ? 3 : 2, /* vectors of queries that are computed together, at most: so many share what is loaded */
-    PADDED_DIM = (HEAD_DIM + STEP - 1) / STEP * STEP, /* dimensions of value and acc; those behind HEAD_DIM are 0 */
+    PADDED_DIM = (HEAD_DIM + STEP - 1) / STEP * STEP, /* dimensions of value and acc; those after HEAD_DIM are 0 */
 };
 
 typedef struct {
     _Alignas(vec) unit key[KEY_VECS][HEAD_UNITS][LANES], value[CHUNK / PAIR][PADDED_DIM];
 } unit_chunk;
 
-/* Lay out a chunk's keys and values for multiply_add(), up to num_padded: those behind num_keys are multiplied by 0. */
+/* Lay out a chunk's keys and values for multiply_add(), up to num_padded: those after num_keys are multiplied by 0. */
 static inline void read_chunk(unit_chunk *units, const key_chunk *kv, int num_padded) {
     for (int g = 0; g * LANES < num_padded; g++)
         for (int u = 0; u < HEAD_UNITS; u++)

@@ -33,7 +33,7 @@ logger = logging.getLogger("nanovllm")
 
 CANNOT, NOT_FINITE = 0, 1  # what reorder_rows() of linear.c says
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-TILE_ROWS = 16  # query rows that the attention kernel computes together
+TASK_ROWS = 16  # query rows of a task of attention, at most: computed together
 BIDIRECTIONAL_ROWS = 96  # the same for an image's patches, of which each head is a query head of its own
 FEW_ROWS = 9  # of a sequence: computed one by one, as decodes are, they fill vectors better than in a tile
 WHOLE_BLOCKS = 32  # columns: a multiple of linear.c's COLS, whatever the processor
@@ -77,7 +77,7 @@ class AttentionStep(ctypes.Structure):
 
     @classmethod
     def build(cls, batch: Batch, lib: ctypes.CDLL, num_kv_heads: int) -> "AttentionStep":
-        tasks, most_rows = row_tiles(batch)
+        tasks, most_rows = tasks_of(batch)
         tables = batch.block_tables
         num_items = len(tasks) * num_kv_heads
         num_parts = cdiv(batch.max_key_len, lib.part_keys())
@@ -94,7 +94,7 @@ class AttentionStep(ctypes.Structure):
     def of_tasks(
         cls, tasks: Tensor, tables: Tensor, scratch: Tensor | None = None, *, num_parts: int = 1, most_rows: int = 0
     ) -> "AttentionStep":
-        """tasks: as row_tiles() makes them. tables: a batch's. most_rows: used with several parts only."""
+        """tasks: as tasks_of() makes them. tables: a batch's. most_rows: used with several parts only."""
         step = cls(
             tables=address(tables, torch.int32, tables.shape),
             tasks=address(tasks, torch.int64, (len(tasks), 4)),
@@ -182,7 +182,7 @@ def load_cpu_kernels(
     dtype_defines, head_defines = defines_of(config, dtype, everywhere, kv_int8, bidirectional)
     try:
         load_pool()
-        if tile_rows(bidirectional) * group_size * config.head_dim > MAX_TILE_NUMBERS:
+        if task_rows(bidirectional) * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
         sources = ("kernels.c", "heads.c")
         defines = (dtype_defines, dtype_defines + head_defines)
@@ -241,9 +241,9 @@ def group_of(config: ModelConfig) -> int:
     return config.num_attention_heads // config.num_key_value_heads
 
 
-def tile_rows(bidirectional: bool) -> int:
+def task_rows(bidirectional: bool) -> int:
     """Query rows of a task of attention, at most."""
-    return BIDIRECTIONAL_ROWS if bidirectional else TILE_ROWS
+    return BIDIRECTIONAL_ROWS if bidirectional else TASK_ROWS
 
 
 def defines_of(
@@ -253,7 +253,7 @@ def defines_of(
     dtype_defines = [f"-DTYPE_{TYPES[dtype]}"]
     if dtype == torch.bfloat16:
         dtype_defines += ["-DEVERYWHERE"] * everywhere + ["-DNO_PAIRS"] * (everywhere or not pairs_pay())
-    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_of(config), "TILE": tile_rows(bidirectional)}
+    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_of(config), "TASK_ROWS": task_rows(bidirectional)}
     if config.rotary_dim != config.head_dim:
         sizes["ROTARY_DIM"] = config.rotary_dim
     head_defines = [f"-D{name}={size}" for name, size in sizes.items()]
@@ -450,8 +450,8 @@ def products(
     out_dtype: torch.dtype | None = None,
     gated: bool = False,
 ) -> Tensor:
-    """y = x W^T + b, [rows, n], or, gated, silu_and_mul(y). The rows up to ends[i] meet weights[order[i]], the last
-    weight meets the rest.
+    """y = x W^T + b, [rows, n], or, gated, silu_and_mul(y), [rows, n // 2]. The rows up to ends[i] meet
+    weights[order[i]], the last weight meets the rest.
 
     dtype: of the library's numbers. weights: addresses of num_weights weights, as a ctypes object. ends: the address of
     as many numbers; None if one weight meets all rows. order: the same; None: as they are. out_dtype: float32, or
@@ -471,17 +471,17 @@ def products(
     return out
 
 
-def row_tiles(batch: Batch) -> tuple[Tensor, int]:
-    """[tiles, 4]: first row, number of rows (TILE_ROWS at most), sequence, keys that the first row sees.
+def tasks_of(batch: Batch) -> tuple[Tensor, int]:
+    """Of attention, [tasks, 4]: first row, number of rows (TASK_ROWS at most), sequence, keys that the first row sees.
 
     And the largest of the numbers of rows.
     """
-    tiles: list[int] = []
+    tasks: list[int] = []
     row = most_rows = 0
     for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
-        size = TILE_ROWS if num_rows > FEW_ROWS else 1
+        size = TASK_ROWS if num_rows > FEW_ROWS else 1
         for i in range(0, num_rows, size):
-            tiles += row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1
+            tasks += row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1
         row += num_rows
         most_rows = max(most_rows, min(size, num_rows))
-    return torch.tensor(tiles, dtype=torch.int64, device="cpu").view(-1, 4), most_rows
+    return torch.tensor(tasks, dtype=torch.int64, device="cpu").view(-1, 4), most_rows

@@ -9,12 +9,13 @@
  *
  * Compiled at first use by cpu/c_kernels.py as kernels.c is, and with the sizes of a model, so that inner loops have
  * constant lengths: -DHEAD_DIM, -DROTARY_DIM if only so many numbers of a head are rotated, -DGROUP (query heads that
- * share a KV head), -DTILE (query rows of one task, at most), and -DBIDIRECTIONAL if every row sees every key.
+ * share a KV head), -DTASK_ROWS (query rows of one task, at most), -DKV_INT8 if the cache holds codes of 8 bits, and
+ * -DBIDIRECTIONAL if every row sees every key.
  */
 #include "pool.h"
 #if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__AVX512BF16__) \
     && defined(__linux__) && HEAD_DIM % 32 == 0
-#define TILES /* for which the cache holds pairs, even if multiply_add() has none */
+#define TILES /* for which the cache holds pairs: NO_PAIRS does not count in this file */
 #undef NO_PAIRS
 #endif
 #include "vectors.h"

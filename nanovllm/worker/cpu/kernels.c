@@ -9,9 +9,10 @@
  *
  * The C of a wing stands beside it, in features/, and is a library of its own.
  *
- * Compiled at first use by cpu/c_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32: so often, whatever the models. Each
- * function has a slow twin in PyTorch with the same meaning, in worker/kernels.py or worker/attention.py. All of them
- * compute in float32 and round once, when they store a result.
+ * Compiled at first use by cpu/c_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, and for bf16 with -DEVERYWHERE if
+ * bits are to be those of every processor, and -DNO_PAIRS if instructions for pairs do not pay. Each function has a slow
+ * twin in PyTorch with the same meaning, in worker/kernels.py, worker/attention.py or worker/sampler.py. All of them compute
+ * in float32 and round when they store a result. (A product that goes on to silu rounds gate and up, as two steps would.)
  * What a decoder layer calls takes one struct, whose first field is the number of rows: replay.c says why.
  *
  * The bits of a row's result depend on nothing but the row's own numbers and the weights: every sum has one order, which

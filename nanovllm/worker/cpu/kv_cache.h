@@ -1,4 +1,4 @@
-/* How keys and values lie in the cache: known to this file and to the attention kernels alone. A part of cpu/heads.c.
+/* How keys and values lie in the cache: known to heads.c and to its parts alone, of which this is one.
  *
  * A key lies in a column, so that neighbouring keys fill the lanes of a vector:
  *
@@ -43,8 +43,8 @@ static inline unit_vec kv_units_at(const int8_t *x) {
     return codes_to_floats(x);
 #endif
 }
-/* The scale of a head is its largest magnitude / 127, rounded up to bf16; NaN for numbers that are not finite. Each code
- * is written with stride `step` from `at` on, `pair` neighbours at a time. */
+/* The scale of a head is its largest magnitude / 127, rounded up to bf16; NaN for numbers that are not finite. Code d
+ * is written to head[first + d / pair * step + d % pair]. */
 static inline void write_head(kv_num *head, int64_t size, int64_t place, const num *x, int64_t first, int64_t pair,
                               int64_t step) {
     uint32_t largest = 0, scale_bits;

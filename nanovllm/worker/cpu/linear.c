@@ -57,7 +57,7 @@ static inline void put_tile(int64_t rows, float (*y)[COLS], const tile_args *a) 
     }
 }
 
-/* Go on to the rows behind these. */
+/* Go on to the next rows. */
 static inline void next_tile(tile_args *a, int64_t rows) {
     a->x += rows * a->k;
     if (a->out_floats)
@@ -106,7 +106,7 @@ static void reorder_blocks(const void *args, int64_t first, int64_t end) {
     for (int64_t block = first * COLS; block < end * COLS; block += COLS)
         for (int64_t i = 0; i < rows; i += LINE)
             for (int c = 0; c < COLS; c++) {
-                const int64_t left = block + c < a.n ? a.k - i : 0, behind = rows - i < LINE ? rows - i : LINE;
+                const int64_t left = block + c < a.n ? a.k - i : 0, padded = rows - i < LINE ? rows - i : LINE;
                 num_bits line[LINE] = {0};
                 num *to = a.reordered + block * rows + i * COLS + c * BESIDE;
                 memcpy(line, a.weight + (block + c) * a.k + i, (left < LINE ? left > 0 ? left : 0 : LINE) * sizeof(num));
@@ -114,7 +114,7 @@ static void reorder_blocks(const void *args, int64_t first, int64_t end) {
                     const num_bits magnitude = line[j] & (num_bits)-1 >> 1;
                     largest = magnitude > largest ? magnitude : largest;
                 }
-                for (int j = 0; j < behind; j += BESIDE)
+                for (int j = 0; j < padded; j += BESIDE)
                     memcpy(to + j * COLS, line + j, BESIDE * sizeof(num));
             }
     if (largest >= INFINITE)
@@ -145,7 +145,7 @@ typedef struct {
     const int64_t *ends;  /* [num_weights - 1]: weight w meets the rows ends[w - 1] to ends[w] - 1, the last one the rest */
     const int64_t *order; /* [num_weights]: weight w is weights[order[w]]; NULL: weights[w] */
     int64_t num_weights, n, k;
-    int64_t gated; /* is out silu(gate) * up? Then a weight has gate's n rows, and up's behind them; n: whole blocks */
+    int64_t gated; /* out is silu(gate) * up: weight and bias have gate's n rows, then up's; n is a multiple of COLS */
 } linear_args;
 
 /* Very many rows, as the patches of an image, meet one weight a slab after another: so many rows as stay in the cache while
@@ -172,10 +172,18 @@ static void compute_gated(int64_t num_rows, tile_args a) {
     for (int64_t left = num_rows; left > 0; left -= MOST) {
         const int64_t rows = left < MOST ? left : MOST, num_tiles = (rows + ROWS - 1) / ROWS;
         for (int half = 0; half < 2; half++) {
-            tile_args b = {y[half][0], NULL, a.x, weights[half], NULL, ahead[half], ahead_of_tiles(num_tiles), COLS, a.k, COLS};
-            if (a.bias)
-                b.bias = a.bias + half * a.n;
-            compute_block(rows, b);
+            const tile_args block = {
+                .out = y[half][0],
+                .x = a.x,
+                .weight = weights[half],
+                .bias = a.bias ? a.bias + half * a.n : NULL,
+                .ahead = ahead[half],
+                .ahead_bytes = ahead_of_tiles(num_tiles),
+                .n = COLS,
+                .k = a.k,
+                .columns = COLS,
+            };
+            compute_block(rows, block);
         }
         for (int64_t r = 0; r < rows; r++, a.out += a.n)
             for (int c = 0; c < COLS; c += LANES)
@@ -195,12 +203,17 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
         const int64_t first_row = w ? l.ends[w - 1] : slab * most_rows;
         const int64_t left = (w + 1 < l.num_weights ? l.ends[w] : l.num_rows) - first_row;
         const int64_t num_rows = left < most_rows ? left : most_rows;
-        const int64_t ahead_bytes = ahead_of_tiles((num_rows + ROWS - 1) / ROWS);
-        const num *weight = weight_of(&l, w) + c * padded_rows(l.k), *bias = l.bias ? l.bias + c : NULL;
+        tile_args a = {
+            .x = l.x + first_row * l.k,
+            .weight = weight_of(&l, w) + c * padded_rows(l.k),
+            .bias = l.bias ? l.bias + c : NULL,
+            .ahead_bytes = ahead_of_tiles((num_rows + ROWS - 1) / ROWS),
+            .n = l.n,
+            .k = l.k,
+            .columns = l.n - c < COLS ? l.n - c : COLS,
+        };
         const int is_beside = c + COLS < l.n || w + 1 == l.num_weights;
-        const num *next_block = is_beside ? weight + COLS * padded_rows(l.k) : weight_of(&l, w + 1);
-        tile_args a = {NULL,        NULL, l.x + first_row * l.k, weight, bias, (const char *)next_block,
-                       ahead_bytes, l.n,  l.k,                   l.n - c < COLS ? l.n - c : COLS};
+        a.ahead = (const char *)(is_beside ? a.weight + COLS * padded_rows(l.k) : weight_of(&l, w + 1));
         if (l.out_floats)
             a.out_floats = l.out_floats + first_row * l.n + c;
         else

@@ -20,8 +20,8 @@ static __thread int configured; /* rows of the tile that this thread's registers
 static inline void begin_tiles(void) { configured = 0; } /* somebody else may have used them */
 static inline void end_tiles(void) { _tile_release(); }
 
-/* The sums of a tile along k, from `from` to end - 1: y, or, behind the first part, added to y. */
-static void add_part(float (*y)[COLS], int64_t rows, const tile_args *args, int64_t from, int64_t end) {
+/* The sums of a tile along k, from `from` to end - 1: y, or, after the first part, added to y. */
+static void sum_along_k(float (*y)[COLS], int64_t rows, const tile_args *args, int64_t from, int64_t end) {
     const int upper = rows < TILE_ROWS ? rows : TILE_ROWS, lower = rows - upper;
     const num *w = args->weight + from * COLS, *out = args->out;
     const char *ahead = args->ahead + from / BESIDE * args->ahead_bytes;
@@ -78,10 +78,10 @@ static void compute_block(int64_t num_rows, tile_args a) {
         tile_args b = a;
         if (two)
             for (int64_t r = 0; r < left && r < MOST_ROWS; r += ROWS, next_tile(&b, ROWS))
-                add_part(y + r, left - r < ROWS ? left - r : ROWS, &b, 0, middle);
+                sum_along_k(y + r, left - r < ROWS ? left - r : ROWS, &b, 0, middle);
         for (int64_t r = 0; r < left && r < MOST_ROWS; r += ROWS, next_tile(&a, ROWS)) {
             const int64_t rows = left - r < ROWS ? left - r : ROWS;
-            add_part(y + r, rows, &a, two ? middle : 0, a.k);
+            sum_along_k(y + r, rows, &a, two ? middle : 0, a.k);
             put_rows(rows, y + r, &a);
         }
     }

@@ -8,7 +8,7 @@
  * helper itself: beside other programs the system may not run a helper for many milliseconds, and then the caller
  * computes everything alone. (In OpenMP every thread has to arrive.)
  *
- * Who waits spins for a short time, since sleeping and waking take several microseconds, and then sleeps, so that a
+ * A waiting thread spins for a short time, since sleeping and waking take several microseconds, and then sleeps, so that a
  * core is free for others: above all for the helper whose chunk is awaited.
  */
 #include <pthread.h>

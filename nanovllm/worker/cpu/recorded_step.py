@@ -1,11 +1,11 @@
 """A step without Python: the layers' calls of C functions, recorded once, then replayed by one call (chapter 10).
 
-A decoder layer makes ten calls of C functions, each through Python code that allocates a tensor, takes views and fills
-in a struct of arguments. The next step makes the same calls with the same arguments, but for the number of rows and for
-what lies in the inputs. So the layers run once on max_rows rows, while the C functions are only written down
-(c_calls.py): who was called with what. A step copies its inputs to where these layers found them, and cpu/replay.c
-makes the calls again, with the rows that the step has and no others: one record serves every number of rows.
-cuda/graphs.py does the same for a GPU.
+A decoder layer makes eight calls of C functions (ten where q and k are normed), each through Python code that
+allocates a tensor, takes views and fills in a struct of arguments. The next step makes the same calls with the same
+arguments, but for the number of rows and for what lies in the inputs. So the layers run once on max_rows rows, while
+the C functions are only written down (c_calls.py): who was called with what. A step copies its inputs to where these
+layers found them, and cpu/replay.c makes the calls again, with the rows that the step has and no others: one record
+serves every number of rows. cuda/graphs.py does the same for a GPU.
 
 What is no call of a C function cannot be recorded: a model whose layers compute anything in PyTorch (products of
 PyTorch's libraries, say) has no record.
@@ -56,7 +56,7 @@ class NotRecordable(Exception):
 
 
 def record_step(runner: "ModelRunner") -> "RecordedStep | None":
-    """The record of a model's layers; None where they cannot be recorded, or shall not be."""
+    """The record of a model's layers; None where they cannot be recorded, or are not to be."""
     config = runner.config
     if "recorded_step" not in config.optimizations or config.tensor_parallel_size > 1:
         return None

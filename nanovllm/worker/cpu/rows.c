@@ -1,4 +1,4 @@
-/* What a step does with rows before and behind its layers (chapter 10). A part of cpu/kernels.c. */
+/* What a step does with rows before and after its layers (chapter 10). A part of cpu/kernels.c. */
 
 typedef struct {
     int64_t num_rows;

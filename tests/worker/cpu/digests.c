@@ -113,7 +113,7 @@ static void show_small_operations(void) {
 
 /* Prompts and decodes of two sequences, with a window and without; parts of the keys side by side and not. */
 static void show_attention(void) {
-    enum { BLOCK = 16, BLOCKS = 48, HEADS = 2, SEQS = 2, KEYS = 700, ROWS_OF_STEP = TILE + 3 };
+    enum { BLOCK = 16, BLOCKS = 48, HEADS = 2, SEQS = 2, KEYS = 700, ROWS_OF_STEP = TASK_ROWS + 3 };
     const int64_t block_numbers = HEADS * BLOCK * KV_SIZE, q_stride = HEADS * (GROUP + 2) * HEAD_DIM;
     kv_num *k_cache = space(BLOCKS * block_numbers * sizeof(kv_num)), *v_cache = space(BLOCKS * block_numbers * sizeof(kv_num));
     int32_t tables[SEQS][BLOCKS];
@@ -126,12 +126,12 @@ static void show_attention(void) {
     num *qkv = nums(BLOCK * BLOCKS * q_stride, 1), *k = qkv + HEADS * GROUP * HEAD_DIM, *v = k + HEADS * HEAD_DIM;
     rotary_and_write(&(rotary_args){BLOCK * BLOCKS, qkv, k, v, cos, sin, slots, k_cache, v_cache, q_stride, q_stride,
                                     q_stride, block_numbers, HEADS, BLOCK});
-    const attention_task tasks[] = {{0, TILE, 0, KEYS - TILE}, {TILE, 1, 1, KEYS}, {TILE + 1, 1, 0, 70}, {TILE + 2, 1, 1, 1}};
+    const attention_task tasks[] = {{0, TASK_ROWS, 0, KEYS - TASK_ROWS}, {TASK_ROWS, 1, 1, KEYS}, {TASK_ROWS + 1, 1, 0, 70}, {TASK_ROWS + 2, 1, 1, 1}};
     const int64_t part_counts[] = {1, 3}, windows[] = {0, 100};
     num *out = space(ROWS_OF_STEP * HEADS * GROUP * HEAD_DIM * sizeof(num));
-    partial *scratch = space(4 * HEADS * 3 * TILE * GROUP * sizeof(partial));
+    partial *scratch = space(4 * HEADS * 3 * TASK_ROWS * GROUP * sizeof(partial));
     for (int i = 0; i < 4; i++) {
-        const attention_step step = {tables[0], tasks, scratch, BLOCKS, 4, part_counts[i % 2], TILE};
+        const attention_step step = {tables[0], tasks, scratch, BLOCKS, 4, part_counts[i % 2], TASK_ROWS};
         paged_attention(&(attention_args){ROWS_OF_STEP, out, qkv, k_cache, v_cache, &step, q_stride, block_numbers, BLOCK,
                                           HEADS, windows[i / 2], 0.125f});
         add_nums(out, ROWS_OF_STEP * HEADS * GROUP * HEAD_DIM);

@@ -13,7 +13,7 @@ from tests.emulators import ARM, EMULATORS, ZIG, build, compile_for, needs_zig, 
 from tests.processes import LIMIT_S
 
 TARGETS = ["x86_64-windows-gnu", "aarch64-windows-gnu", "aarch64-macos", "x86_64-macos", ARM, "x86_64-linux-gnu"]
-SIZES = ["-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=16"]
+SIZES = ["-DHEAD_DIM=64", "-DGROUP=3", "-DTASK_ROWS=16"]
 SOURCES = Path(compiler.__file__).parent
 FEATURES = SOURCES.parents[1] / "features"
 WINGS = [

@@ -21,7 +21,7 @@ from tests.processes import LIMIT_S
 SOURCE = Path(__file__).with_name("digests.c")
 FLAGS = [flag for flag in COMPILE if not flag.startswith("-march") and flag not in ("-fPIC", "-pthread")]
 KINDS = {"f32": ["-DTYPE_f32"], "bf16": ["-DTYPE_bf16"], "f16": ["-DTYPE_f16"], "int8kv": ["-DTYPE_f32", "-DKV_INT8"]}
-FLAGS += ["-DNO_PAIRS", "-DEVERYWHERE", "-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=16", "-I", str(FOLDER)]
+FLAGS += ["-DNO_PAIRS", "-DEVERYWHERE", "-DHEAD_DIM=64", "-DGROUP=3", "-DTASK_ROWS=16", "-I", str(FOLDER)]
 NAMES = (
     "numbers",
     "small",

@@ -53,7 +53,7 @@ def test_source_is_right_for_other_processors(processor, dtype):
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     flags = [flag for flag in c_compiler.COMPILE if flag != "-march=native"]
-    sizes = [f"-DTYPE_{dtype}", "-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=64"]
+    sizes = [f"-DTYPE_{dtype}", "-DHEAD_DIM=64", "-DGROUP=3", "-DTASK_ROWS=64"]
     warnings = ["-fsyntax-only", "-Wall", "-Wextra", "-Wno-psabi", "-Werror"]
     sources = [str(Path(c_compiler.__file__).with_name(name)) for name in ("kernels.c", "heads.c")]
     command = ["cc", *flags, f"-march={processor}", *sizes, *warnings, *sources]
@@ -502,7 +502,7 @@ def test_the_kernels_of_a_plain_llama_need_no_file_of_a_wing(empty_cache, tmp_pa
     kernels(torch.float32)  # skips where there is no compiler
     folder = shutil.copytree(c_compiler.FOLDER, tmp_path / "cpu")
     monkeypatch.setattr(c_compiler, "FOLDER", folder)
-    for source, defines in (("kernels.c", []), ("heads.c", ["-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=16"])):
+    for source, defines in (("kernels.c", []), ("heads.c", ["-DHEAD_DIM=64", "-DGROUP=3", "-DTASK_ROWS=16"])):
         assert c_compiler.compile_library(source, ["-DTYPE_f32", *defines]).exists()
 
 
