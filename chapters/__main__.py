@@ -15,8 +15,8 @@ from rich.table import Table
 
 from chapters import lab_notebook, quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
-from chapters.folds import unfolded
 from chapters.nano_engine.steps import STEPS, passed_steps
+from chapters.plain_text import described, unfolded
 from chapters.reading import minutes_of, only_short, shown
 from chapters.report import record, report
 from chapters.story import Story, busy
@@ -137,6 +137,13 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
         missing = {"read": done.get("read"), "quiz": score, "check": len(solved) == len(tasks)}
         todo += [f"python -m chapters {name} {chapter.number}" for name, is_done in missing.items() if not is_done]
     console.print(table)
+    kept = [progress.get(chapter) for chapter in all_chapters()]
+    if any(done.get("short") for done in kept) and not any(done.get("read") for done in kept):  # on the short paths
+        todo = [
+            f"python -m chapters read {chapter.number} --short"
+            for chapter, done in zip(all_chapters(), kept, strict=True)
+            if not done.get("short")
+        ] or todo
     if hours := round(short_minutes / 60):
         console.print(words("progress.paths", command="[bold]python -m chapters read N --short[/]", hours=hours))
     passed = passed_steps(progress)
@@ -155,8 +162,9 @@ def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progr
     text = translated(chapter.folder / "README.md", words_of(args.language).language).read_text("utf-8")
     if args.short:
         text = only_short(text)
-    page = Markdown(unfolded(text))
+    page = Markdown(described(unfolded(text), chapter.folder))
     if console.is_terminal:
+        os.environ.setdefault("LESS", "-R")  # or less, the usual pager, shows the codes of colors
         with console.pager(styles=True):
             console.print(page)
     else:

@@ -1,12 +1,16 @@
 """python -m chapters: progress, quizzes and grading from the command line."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from chapters.__main__ import main
-from chapters.course import Progress, find_chapter
+from chapters.course import ROOT, Progress, find_chapter
 from tests.course.course_text import CHAPTERS
 
 
@@ -22,6 +26,54 @@ def test_progress_survives_a_spoiled_file(tmp_path):
     assert Progress().get(CHAPTERS[0]) == {"read": True, "quiz": [3, 5]}
     progress.path.write_text("{torn")
     assert Progress().get(CHAPTERS[0]) == {}
+
+
+def test_what_is_next(capsys):
+    """Who reads the short paths is led along these, and to the whole texts after the last one."""
+
+    def said(*command: str) -> str:
+        assert main(list(command)) == 0
+        return capsys.readouterr().out.strip().splitlines()[-1]
+
+    assert said() == "Next: python -m chapters read 1"
+    said("read", "1", "--short")
+    said("read", "3", "--short")
+    assert said() == "Next: python -m chapters read 2 --short"
+    for chapter in CHAPTERS:
+        Progress().note(chapter, short=True)
+    assert said() == "Next: python -m chapters read 1"
+    Progress().note(CHAPTERS[0], read=True)
+    assert said() == "Next: python -m chapters quiz 1"
+
+
+def test_a_terminal_tells_what_pictures_show(capsys):
+    assert main(["read", "5", "--short"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("▌", "").split())
+    assert "In step 2, C gives way" in shown and "A 4..5, B 3..4; preempted: C; waiting: C D; free" in shown
+    for number in range(1, len(CHAPTERS) + 1):
+        assert main(["read", str(number)]) == 0
+        shown = capsys.readouterr().out
+        assert "accDescr" not in shown and "flowchart" not in shown and "\U0001f306" not in shown
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of POSIX, and less")
+def test_a_terminal_shows_styles(tmp_path):
+    """Through the pager that most systems have, which shows the codes of styles unless it is told to."""
+    if shutil.which("less") is None:
+        pytest.skip("needs less")
+    ours, other = os.openpty()
+    environment = {name: value for name, value in os.environ.items() if name not in ("LESS", "PAGER", "NO_COLOR")}
+    command = [sys.executable, "-m", "chapters", "read", "1", "--short"]
+    environment |= {"TERM": "xterm", "XDG_DATA_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdin=other, stdout=other, stderr=other, cwd=ROOT.parent, env=environment) as reader:
+        os.close(other)
+        shown = b""
+        while b"What is LLM inference" not in shown or len(shown) < 1000:
+            shown += os.read(ours, 4096)
+        os.write(ours, b"q")
+        reader.wait(60)
+    os.close(ours)
+    assert b"\x1b[1" in shown and b"ESC[" not in shown
 
 
 def test_a_terminal_shows_what_a_text_folds(capsys):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from chapters.course import TITLES
-from chapters.folds import FOLD, unfolded
+from chapters.plain_text import FOLD, unfolded
 from chapters.site.sources import first_line, node_of
 from nanovllm import LLM
 from tests.course.course_text import CHAPTERS, FENCE, ROOT, assert_quoted, blocks, for_each_chapter, source_of, text_of
