@@ -115,10 +115,11 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
     table = Table("", *(words(f"progress.{name}") for name in columns), pad_edge=False)
     todo: list[str] = []
     short_minutes = 0
-    for chapter in all_chapters():
+    kept = [(chapter, progress.get(chapter)) for chapter in all_chapters()]
+    for chapter, done in kept:
         minutes = minutes_of(chapter)
         short_minutes += minutes[0]
-        done, tasks = progress.get(chapter), EXERCISES[chapter.number]
+        tasks = EXERCISES[chapter.number]
         if chapter.number == PART_TWO:
             table.add_section()
             table.add_row("", words("progress.part_two"))
@@ -137,13 +138,9 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
         missing = {"read": done.get("read"), "quiz": score, "check": len(solved) == len(tasks)}
         todo += [f"python -m chapters {name} {chapter.number}" for name, is_done in missing.items() if not is_done]
     console.print(table)
-    kept = [progress.get(chapter) for chapter in all_chapters()]
-    if any(done.get("short") for done in kept) and not any(done.get("read") for done in kept):  # on the short paths
-        todo = [
-            f"python -m chapters read {chapter.number} --short"
-            for chapter, done in zip(all_chapters(), kept, strict=True)
-            if not done.get("short")
-        ] or todo
+    if any(done.get("short") for _, done in kept) and not any(done.get("read") for _, done in kept):
+        paths = [f"python -m chapters read {chapter.number} --short" for chapter, done in kept if not done.get("short")]
+        todo = paths or todo
     if hours := round(short_minutes / 60):
         console.print(words("progress.paths", command="[bold]python -m chapters read N --short[/]", hours=hours))
     passed = passed_steps(progress)

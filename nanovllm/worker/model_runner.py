@@ -199,6 +199,7 @@ class ModelRunner:
             )
         self.weight_bytes = weight_bytes_of(self.model)
         self.step_context = self.platform.step_context(self.model, self.kernels)
+        # Before adapters stand in front of the products, at which it looks.
         self.batch_invariant = self.platform.batch_invariant(self.model, self.kernels)
         logger.info("Batch invariance: %s", self.batch_invariant)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)

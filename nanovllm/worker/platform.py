@@ -3,8 +3,8 @@
 A ModelRunner calls its platform in this order:
 
     __init__()   choose_kernels, kv_format, free_bytes
-    load()       loading, read_linear, step_context
-    prepare()    profile_free_bytes, unless free_bytes has said it all; record_steps, batch_invariant
+    load()       loading, read_linear, step_context, batch_invariant
+    prepare()    profile_free_bytes, unless free_bytes has said it all; record_steps
 
 Only profile_free_bytes() calls back: it runs whole steps, to see how much memory they take.
 """

@@ -68,7 +68,7 @@ def test_a_terminal_shows_styles(tmp_path):
     with subprocess.Popen(command, stdin=other, stdout=other, stderr=other, cwd=ROOT.parent, env=environment) as reader:
         os.close(other)
         shown = b""
-        while b"What is LLM inference" not in shown or len(shown) < 1000:
+        while b"What is LLM inference" not in shown:
             shown += os.read(ours, 4096)
         os.write(ours, b"q")
         reader.wait(60)

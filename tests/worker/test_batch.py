@@ -37,8 +37,8 @@ def test_tasks_of():
     """(first row, rows, sequence, keys that the first row sees)"""
     chunks = [chunk(3, 2, 3, [0] * 5), chunk(60, 10, 10 + TASK_ROWS + 3, [0] * 20)]
     batch = Batch.from_scheduler_output(SchedulerOutput(chunks, [], TASK_ROWS + 4), 4)
-    tiles, most_rows = tasks_of(batch)
-    assert tiles.tolist() == [[0, 1, 0, 3], [1, TASK_ROWS, 1, 11], [1 + TASK_ROWS, 3, 1, 11 + TASK_ROWS]]
+    tasks, most_rows = tasks_of(batch)
+    assert tasks.tolist() == [[0, 1, 0, 3], [1, TASK_ROWS, 1, 11], [1 + TASK_ROWS, 3, 1, 11 + TASK_ROWS]]
     assert most_rows == TASK_ROWS
 
 

@@ -52,7 +52,7 @@ static void attend(partial *out, const attention_args *args, const attention_ite
         attend_prompt(out, args, task, item->kv_head, item->first_key, item->end_key);
     if (task->num_rows == 1 || is_finite(out, num_queries))
         return;
-    for (int r = 0; r < task->num_rows; r++) { /* a row alone, without the later keys, which it must not see: 0 * NaN is NaN */
+    for (int r = 0; r < task->num_rows; r++) { /* a row without later keys, which it must not see: 0 * NaN is NaN */
         const attention_task row = {task->first_row + r, 1, task->seq, task->num_keys + later_keys(r)};
         const int64_t before = args->window ? (row.num_keys - args->window) / CHUNK * CHUNK : 0;
         const attention_item of_row = {&row, item->kv_head, item->first_key > before ? item->first_key : before,

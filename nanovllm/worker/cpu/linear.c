@@ -165,12 +165,12 @@ static inline int64_t ahead_of_tiles(int64_t num_tiles) { return COLS * BESIDE *
 
 /* silu(gate) * up of a block of each, for so many rows at once that both stay in the cache. a: gate's block, and out's. */
 static void compute_gated(int64_t num_rows, tile_args a) {
-    enum { MOST = 512 / ROWS * ROWS };
-    _Alignas(64) num y[2][MOST][COLS];
+    enum { ROWS_AT_ONCE = 512 / ROWS * ROWS };
+    _Alignas(64) num y[2][ROWS_AT_ONCE][COLS];
     const num *weights[] = {a.weight, a.weight + a.n * padded_rows(a.k)};
     const char *ahead[] = {(const char *)weights[1], a.ahead};
-    for (int64_t left = num_rows; left > 0; left -= MOST) {
-        const int64_t rows = left < MOST ? left : MOST, num_tiles = (rows + ROWS - 1) / ROWS;
+    for (int64_t left = num_rows; left > 0; left -= ROWS_AT_ONCE) {
+        const int64_t rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE, num_tiles = (rows + ROWS - 1) / ROWS;
         for (int half = 0; half < 2; half++) {
             const tile_args block = {
                 .out = y[half][0],

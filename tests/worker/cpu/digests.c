@@ -126,7 +126,10 @@ static void show_attention(void) {
     num *qkv = nums(BLOCK * BLOCKS * q_stride, 1), *k = qkv + HEADS * GROUP * HEAD_DIM, *v = k + HEADS * HEAD_DIM;
     rotary_and_write(&(rotary_args){BLOCK * BLOCKS, qkv, k, v, cos, sin, slots, k_cache, v_cache, q_stride, q_stride,
                                     q_stride, block_numbers, HEADS, BLOCK});
-    const attention_task tasks[] = {{0, TASK_ROWS, 0, KEYS - TASK_ROWS}, {TASK_ROWS, 1, 1, KEYS}, {TASK_ROWS + 1, 1, 0, 70}, {TASK_ROWS + 2, 1, 1, 1}};
+    const attention_task tasks[] = {{0, TASK_ROWS, 0, KEYS - TASK_ROWS},
+                                    {TASK_ROWS, 1, 1, KEYS},
+                                    {TASK_ROWS + 1, 1, 0, 70},
+                                    {TASK_ROWS + 2, 1, 1, 1}};
     const int64_t part_counts[] = {1, 3}, windows[] = {0, 100};
     num *out = space(ROWS_OF_STEP * HEADS * GROUP * HEAD_DIM * sizeof(num));
     partial *scratch = space(4 * HEADS * 3 * TASK_ROWS * GROUP * sizeof(partial));
