@@ -37,7 +37,7 @@ def described(text: str, folder: Path) -> str:
 
     def of_picture(picture: re.Match[str]) -> str:
         found = DESCRIBED.search((folder / picture[2]).read_text("utf-8"))
-        return quoted(f"{picture[1]} {html.unescape(found[1]) if found else ''}")
+        return quoted(f"{picture[1].removesuffix('.')}. {html.unescape(found[1]) if found else ''}")
 
     return PICTURE.sub(of_picture, DIAGRAM.sub(lambda diagram: quoted(diagram[1]), text))
 
