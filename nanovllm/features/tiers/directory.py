@@ -234,7 +234,7 @@ class CacheDirectory:
     @property
     def own_bytes(self) -> int:
         """Bytes of the segments that this process reads."""
-        return sum(_size(path) + _size(path.with_suffix(".idx")) for path in self._segments)
+        return sum(_size(path) + _size(path.with_suffix(".idx")) for path in [*self._segments])
 
     def _room_for(self, space: Space, num_records: int) -> int:
         """How many of so many records fit into this process's segment now, if need be after removing others."""

@@ -31,7 +31,8 @@ class EngineTiers(Tiers, Wing):
 
     def begin_step(self, scheduler: Scheduler) -> None:
         """If nothing can run without blocks that are on their way, sleep until some arrive, WAIT_S at most."""
-        self.poll(scheduler.waiting)
+        only = scheduler.only  # others are not admitted, so they neither get room nor ask for blocks
+        self.poll(seq for seq in scheduler.waiting if only is None or seq.seq_id in only)
         if scheduler.waiting and not scheduler.running and scheduler.next_waiting() is None:
             self.wait(WAIT_S)
 

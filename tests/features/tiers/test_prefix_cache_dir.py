@@ -215,6 +215,21 @@ def test_a_tight_pool_with_memory_below_it(checkpoint, variant):
     assert tiered.reset_prefix_cache(reset_connector=True) and cached(tiered, prompts[:1]) == [0]
 
 
+def test_who_is_isolated_runs_while_others_wait_for_room(checkpoint):
+    """A server isolates the suspects of a step that has failed: the others take no room from them."""
+    llm = engine(checkpoint(), None, num_gpu_blocks_override=64, cpu_cache_bytes=1 << 20)
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    ids = [llm.engine.add_request(None, [stem, *range(10, 140)], params) for stem in range(200, 203)]
+    llm.engine.step()
+    llm.engine.isolate([llm.engine.requests[ids[-1]]])
+    for _ in range(100):
+        llm.engine.step()
+    assert list(llm.engine.requests) == ids[:-1]
+    llm.engine.isolate(None)
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+
+
 def test_memory_and_disk_together(checkpoint, tmp_path):
     prompts = [[stem, *range(10, 140)] for stem in range(200, 206)]
     options = {"num_gpu_blocks_override": 64, "cpu_cache_bytes": 70 * 2048}
