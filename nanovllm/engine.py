@@ -359,7 +359,7 @@ class LLMEngine:
     ) -> list[RequestOutput]:
         """Tell on_step, let go of requests that have ended or are to be aborted, and count the step, last of all.
 
-        Returns outputs of requests that have ended, and of streamed ones that got a token.
+        Returns outputs of requests that have ended, and of streamed ones that got a token and know their prompt.
         """
         if self.on_step is not None and scheduled.chunks:
             notify(self.on_step, scheduled, progressed)
@@ -367,7 +367,7 @@ class LLMEngine:
         for request in finished:
             del self.requests[request.request_id]
         aborted = self._apply_aborts()
-        shown = [request for request in progressed + aborted if request.finished or request.stream]
+        shown = [r for r in progressed + aborted if r.finished or (r.stream and r.knows_prompt)]
         unique = {request.request_id: request for request in shown}  # an aborted request may have got a token, too
         outputs = [request.filtered(request.output()) for request in unique.values()]
         self.stats.count_step(scheduled, len(finished), time.perf_counter() - started)

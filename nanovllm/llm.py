@@ -164,7 +164,7 @@ class Calls:
         """Make a step unless the request has ended, or has more tokens than these. None if it has no more yet."""
 
         def has_news() -> bool:
-            return request.finished or request.num_generated_tokens > num_tokens
+            return request.finished or (request.knows_prompt and request.num_generated_tokens > num_tokens)
 
         self.engine.recover()
         if not has_news():

@@ -117,6 +117,11 @@ class Request:
         return all(sample.finished for sample in self.samples)
 
     @property
+    def knows_prompt(self) -> bool:
+        """Are the prompt's logprobs there, if they were asked for? Samples without them may overtake the first one."""
+        return self.params.prompt_logprobs is None or len(self.prompt_logprobs) == len(self.prompt_token_ids)
+
+    @property
     def num_generated_tokens(self) -> int:
         """Tokens of all samples."""
         return sum(sample.seq.num_generated_tokens for sample in self.samples)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.sampling_params import RequestOutputKind
 from nanovllm.worker import model_runner
 from tests.checkpoints import reference_logits
 from tests.errors import expect
@@ -131,6 +132,21 @@ def test_prompt_logprobs_survive_preemption_and_failed_steps(checkpoint, monkeyp
     outputs = run_to_end(small.engine, RuntimeError)
     assert small.engine.scheduler.num_preemptions > 0 and fault.num_calls > 3
     assert found_prompt_logprobs(outputs[ids[0]]) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
+def test_a_sample_that_overtakes_the_one_that_scores_the_prompt(checkpoint, kind):
+    """The first sample computes all of it, in chunks that the threshold cuts; the second one reuses its blocks."""
+    small = LLM(str(checkpoint("llama")), dtype="float32", block_size=4, long_prefill_token_threshold=4)
+    params = SamplingParams(n=2, max_tokens=4, temperature=0, prompt_logprobs=0, ignore_eos=True, output_kind=kind)
+    outputs = list(small.stream(PROMPT, params))
+    seen = [len(output.prompt_logprobs) for output in outputs if output.prompt_logprobs is not None]
+    assert set(seen) == {len(PROMPT)} and (kind is RequestOutputKind.CUMULATIVE or len(seen) == 1)
+    tokens = [
+        sum(len(sample.token_ids) for output in outputs for sample in output.outputs if sample.index == i)
+        for i in (0, 1)
+    ]
+    assert kind is RequestOutputKind.CUMULATIVE or tokens == [4, 4]
 
 
 def test_prompt_logprobs_of_a_step_that_failed_are_forgotten(llm, monkeypatch):
