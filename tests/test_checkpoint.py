@@ -109,6 +109,8 @@ def test_a_tokenizer_that_a_package_reads(broken, monkeypatch, content, text):
         (dict(intermediate_size=100), "wrong shape: model.layers.0.mlp.gate_proj.weight is [96, 64]"),
         (dict(num_hidden_layers=3), "missing: model.layers.2."),
         (dict(num_hidden_layers=1), "not part of a LlamaForCausalLM: model.layers.1."),
+        (dict(is_causal=False), "its tokens see those behind them (is_causal is false)"),
+        (dict(transformers_weights="other.safetensors"), "transformers_weights names 'other.safetensors'"),
     ],
 )
 def test_config(broken, changes, text):
@@ -131,13 +133,23 @@ def test_eos(broken):
     expect("eos_token_id must be a whole number between 0 and 319, found", LLM, str(broken))
 
 
-def test_generation_config(broken):
+def test_generation_config(broken, caplog):
     for name, value in dict(temperature="hot", top_k=2**63, top_p=1e-50, max_new_tokens=0, do_sample="no").items():
         edit(broken / "generation_config.json", **{name: value})
         expect(f"generation_config.json: {name} must be a", LLM, str(broken))
         edit(broken / "generation_config.json", **{name: None})
     edit(broken / "generation_config.json", do_sample=False, max_new_tokens=7, top_k=5)
     assert ModelConfig.from_directory(broken).generation == {"max_tokens": 7, "top_k": 5, "temperature": 0.0}
+    assert not caplog.text
+    edit(broken / "generation_config.json", num_beams=1, suppress_tokens=[5], no_repeat_ngram_size=3)
+    ModelConfig.from_directory(broken)
+    assert "generate() does: no_repeat_ngram_size, suppress_tokens\n" in caplog.text
+
+
+def test_an_adapter_beside_the_checkpoint_is_told(broken, caplog):
+    (broken / "adapter_config.json").write_text("{}")
+    ModelConfig.from_directory(broken)
+    assert "(adapter_config.json) is not applied; a request may choose it: lora_request" in caplog.text
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])

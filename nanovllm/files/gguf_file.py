@@ -109,6 +109,7 @@ class GGUFFile:
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self.tensors,
             "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self.tensors,
             "rope_parameters": self._rope(given, kind),
+            "is_causal": given.get("attention.causal"),
         }
         if head_dim or isinstance(num_heads, int):
             config["head_dim"] = head_dim or given["embedding_length"] // max(num_heads, 1)
@@ -128,6 +129,10 @@ class GGUFFile:
         scaling_type = scaling.get("type", "linear")
         check_choice(f"{self.path}: {kind}.rope.scaling.type", scaling_type, ("none", "linear", "yarn"))
         factor = scaling.get("factor", given.get("rope.scale_linear"))
+        if scaling_type != "yarn" and (attention := scaling.get("attn_factor", 1.0)) != 1.0:
+            raise ValueError(
+                f"{self.path}: {kind}.rope.scaling.attn_factor is {shorten(attention)}, which is supported of yarn only"
+            )
         if scaling_type == "none" or (scaling_type == "linear" and not factor):
             return rope
         if scaling_type == "linear":

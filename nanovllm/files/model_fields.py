@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, numbers_of, typed
+from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
 from nanovllm.config import DTYPES
 from nanovllm.files.config_json import make_config, read_json, read_object, sampling_of, with_overrides
 from nanovllm.files.end_tokens import end_tokens, gguf_sources
@@ -84,6 +84,9 @@ def read_model_fields(
         path = directory / "config.json"
         if not path.is_file():
             raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")
+        if path.with_name("adapter_config.json").is_file():
+            told = "the adapter beside it (adapter_config.json) is not applied; a request may choose it: lora_request"
+            logger.warning("%s: %s", path, told)
         fields = read_object(path)
         inner = fields.get("text_config")
         text_ends = [inner.get("eos_token_id")] if isinstance(inner, dict) else []
@@ -115,6 +118,9 @@ def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[st
     architecture, made_for = _architecture_of(fields, path)
     whole = make_config(fields, path)
     text = whole.get_text_config()
+    # Inside another model's config.json, a file may say what it was made of.
+    text.model_type = type(text).model_type  # type: ignore[misc]
+    _reject_what_changes_all(whole, text, path)
     check_choice(f"{path}: model_type of text_config", text.model_type, FAMILIES)
     family = FAMILIES[text.model_type]
     check_choice(f"{path}: hidden_act", text.hidden_act, ("silu",))
@@ -144,10 +150,23 @@ def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[st
     }
 
 
+def _reject_what_changes_all(whole: Any, text: Any, path: Path) -> None:
+    """Raise ValueError for fields that transformers heeds, whatever the model, and this engine does not."""
+    if any(getattr(config, "is_causal", None) is False for config in (whole, text)):
+        raise ValueError(f"{path}: its tokens see those behind them (is_causal is false), so no KV cache can hold them")
+    if named := getattr(whole, "transformers_weights", None):
+        raise ValueError(
+            f"{path}: transformers_weights names {shorten(named)}; name that file model.safetensors, and leave the "
+            "field out"
+        )
+
+
 def _architecture_of(fields: dict[str, Any], path: Path) -> tuple[str, str]:
     """(name, what it is made for: its ending). Raises ValueError unless it is one of those of its model_type."""
     named = [] if fields.get("architectures") is None else typed(fields, "architectures", [], path)
     model_type: Any = fields.get("model_type")
+    if model_type in ("mistral", "ministral"):  # the same model, under two names
+        named = [name.replace("Ministral", "Mistral") if isinstance(name, str) else name for name in named]
     known = _architectures_of(model_type) if isinstance(model_type, str) else []
     if named and named[0] not in known:
         from nanovllm.features.pooling.pooling_config import reject_encoder

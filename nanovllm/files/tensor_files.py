@@ -184,9 +184,11 @@ def tensor_files(directory: Path, published: Any = None) -> dict[str, Any]:
         weights = GGUFWeights(directory)
         return dict.fromkeys(weights.names, weights)
     index_path = directory / "model.safetensors.index.json"
-    if index_path.is_file():
-        return _indexed_files(index_path)
     single = directory / "model.safetensors"  # some directories hold the same weights once more, differently named
+    if index_path.is_file() and single.is_file():
+        logger.warning("%s: the weights are those of %s, not those of the index beside it", directory, single.name)
+    elif index_path.is_file():
+        return _indexed_files(index_path)
     paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     if not paths:
         others = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"

@@ -189,6 +189,31 @@ def test_another_language_model_than_a_class_was_made_with(tmp_path):
     assert_as_transformers(tmp_path, AutoModelForImageTextToText)
 
 
+def test_a_copied_model_type(tmp_path):
+    """The class of text_config is that of the whole, whatever the model was called that it was made of."""
+    folder = make_image_checkpoint(tmp_path, "qwen3_vl")
+    config = json.loads((folder / "config.json").read_text())
+    edit(folder / "config.json", text_config=config["text_config"] | {"model_type": "qwen3"})
+    assert_as_transformers(folder, AutoModelForImageTextToText)
+
+
+def test_ministral_under_its_own_name(tmp_path):
+    folder = make_checkpoint(tmp_path, "mistral-window")
+    edit(folder / "config.json", architectures=["MinistralForCausalLM"], model_type="ministral")
+    edit(folder / "config.json", layer_types=["full_attention", "sliding_attention"])
+    assert_as_transformers(folder)
+
+
+def test_an_index_beside_one_file(tmp_path, caplog):
+    """A fine-tuned model, saved where the shards of its base had been."""
+    folder = make_checkpoint(tmp_path / "base", "llama", shards=True)
+    tuned = load_file(make_checkpoint(tmp_path / "tuned", "llama") / "model.safetensors")
+    tuned = {name: 1.3 * weight for name, weight in tuned.items()}
+    save_file(tuned, folder / "model.safetensors", metadata={"format": "pt"})
+    assert_as_transformers(folder)
+    assert "the weights are those of model.safetensors, not those of the index beside it" in caplog.text
+
+
 # -- fields of other classes, and files that cannot be ----------------------------------------------------------------
 
 
@@ -202,6 +227,7 @@ def test_another_language_model_than_a_class_was_made_with(tmp_path):
         ("qwen3", dict(mlp_bias=True)),
         ("mistral-window", dict(layer_types=["full_attention", "sliding_attention"])),  # a Ministral, to transformers
         ("llama", dict(architectures=NULL)),
+        *((variant, dict(no_rope_layers=[0, 1, 1])) for variant in ("mistral", "qwen2-window", "qwen3", "qwen3-moe")),
     ],
 )
 def test_fields_that_a_model_does_not_have(tmp_path, caplog, variant, changes):

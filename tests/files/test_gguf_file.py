@@ -131,6 +131,8 @@ def vector(name: str):
         ({"llama.expert_count": 8}, "llama.expert_count is 8, which is not supported"),
         ({"llama.attention.sliding_window": 4096}, "llama.attention.sliding_window is 4096"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8"),
+        ({"llama.attention.causal": False}, "its tokens see those behind them (is_causal is false)"),
+        ({"llama.rope.scaling.attn_factor": 1.5}, "llama.rope.scaling.attn_factor is 1.5, which is supported of yarn"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type must be one of none, linear, yarn, found"),
         ({"llama.attention.head_count_kv": 3}, "4 query heads cannot share 3 KV heads"),
         ({"llama.feed_forward_length": 64}, "gate_proj.weight is [96, 64], the configuration implies [64, 64]"),

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from nanovllm import LLM
 from nanovllm.files.token_bytes import token_bytes
 from nanovllm.files.tokenizer import load_tokenizer
-from nanovllm.serving.openai.offsets import text_offsets
+from nanovllm.serving.openai.offsets import TextOffsets
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import write_vocabulary
 from tests.real_files import npm_package, pypi_archive
@@ -110,7 +110,7 @@ def test_answers_are_decoded_as_transformers_decodes_them(name, tmp_path):
             continue
         assert output.outputs[0].text == text, theirs.convert_ids_to_tokens(answer)
         befores = [theirs.decode(answer[:i], skip_special_tokens=True) for i in range(len(answer))]
-        for at, before in zip(text_offsets(known, answer, text, is_whole=True), befores, strict=True):
+        for at, before in zip(TextOffsets(known).of(answer, text, is_whole=True), befores, strict=True):
             if not in_bytes or text.startswith(before):
                 assert at == len(before.rstrip("\ufffd"))
                 num_compared += 1

@@ -54,8 +54,11 @@ class Part:
     def get_dtype(self) -> str:
         return self.file.get_slice(self.name).get_dtype()
 
+    def stored_shape(self) -> list[int]:
+        return list(self.file.get_slice(self.name).get_shape())
+
     def get_shape(self) -> list[int]:
-        shape = list(self.file.get_slice(self.name).get_shape())
+        shape = self.stored_shape()
         if len(shape) == 3:
             del shape[self.unused_axis]
         for axis, chosen in enumerate((self.rows, self.columns)):
@@ -118,14 +121,28 @@ def parts_of(name: str, whole: Part, config: ModelConfig, is_gguf: bool) -> dict
     parent, _, module = path.rpartition(".")
     if is_gguf:
         whole = undo_gguf(whole, module, kind, config)
+        for axis, order in enumerate((whole.rows, whole.columns)):
+            check_size(whole, axis, None if order is None else len(order))
     if module in PROJECTIONS:
         rows = projection_rows(module, sizes)
+        check_size(whole, 0, sum(map(len, rows.values())))
+        if module == "conv1d" and len(whole.stored_shape()) == 3:
+            check_size(whole, whole.unused_axis, 1)
         if is_gguf and whole.rows is not None:
             rows = {part: whole.rows[order] for part, order in rows.items()}
         return {f"{parent}.{part}.{kind}": replace(whole, rows=order) for part, order in rows.items()}
     if stacked := re.fullmatch(r"(.*\.experts)\.([a-z_]+_proj)(\.weight)?", name):  # all experts of a layer
         return expert_parts(stacked[1], stacked[2], whole, config)
     return {name: whole}
+
+
+def check_size(whole: Part, axis: int, size: int | None) -> None:
+    """Raise ValueError unless the file's tensor has this size: parts of it would fit all the same. None: any."""
+    shape = whole.stored_shape()
+    if size is not None and shape[axis] != size:
+        raise ValueError(
+            f"{whole.name} has the shape {shape}; the sizes in the configuration ask for {size}, not {shape[axis]}"
+        )
 
 
 PROJECTIONS = ("in_proj_qkv", "in_proj_qkvz", "in_proj_ba", "conv1d")
@@ -150,6 +167,9 @@ def projection_rows(module: str, sizes: HybridConfig) -> dict[str, Tensor]:
 def expert_parts(path: str, kind: str, whole: Part, config: ModelConfig) -> dict[str, Part]:
     """Matrices of single experts. kind: gate_up_proj [E, 2 * size, hidden], or one projection."""
     size, parts = config.moe_intermediate_size, dict[str, Part]()
+    check_size(whole, 0, config.num_experts)
+    if kind == "gate_up_proj":
+        check_size(whole, 1, 2 * size)
     for expert in range(config.num_experts):
         for half, part in enumerate(("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)):
             rows = torch.arange(half * size, (half + 1) * size, device="cpu") if kind == "gate_up_proj" else None

@@ -55,7 +55,7 @@ def encode(
     params = one_per_prompt("pooling_params", pooling_params, len(given))
     adapters = one_per_prompt("lora_request", lora_request, len(given))
     priorities = one_per_prompt("priority", priority, len(given))
-    truncation = _truncation(truncate_prompt_tokens, tokenization_kwargs)
+    truncation = truncation_of(truncate_prompt_tokens, tokenization_kwargs)
 
     def make(each: tuple[Any, Any, Any, Any]) -> "PoolingRequest":
         prompt, params, adapter, priority = each
@@ -111,14 +111,14 @@ def score(
     num = len(pairs.documents) + (len(pairs.queries) if pooling.task == "embed" else 0)
     adapters = one_per_prompt("lora_request", lora_request, num)
     priorities = one_per_prompt("priority", priority, num)
-    truncation = _truncation(truncate_prompt_tokens, tokenization_kwargs)
+    truncation = truncation_of(truncate_prompt_tokens, tokenization_kwargs)
     requests = pairs.make_requests(
         llm.engine, pooling_params, adapters, truncation, chat_template, priorities=priorities
     )
     return pairs.scores(llm.engine, llm._calls.complete(requests, use_tqdm))
 
 
-def _truncation(num_tokens: int | None, more: dict[str, Any] | None) -> Any:
+def truncation_of(num_tokens: int | None, more: dict[str, Any] | None) -> Any:
     from nanovllm.features.pooling.requests import Truncation
 
     if not isinstance(more, dict | None):

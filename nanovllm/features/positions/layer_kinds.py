@@ -35,9 +35,9 @@ def read_layer_kinds(text: Any, path: Path) -> dict[str, Any]:
 
 def _layers_without_rotary(text: Any, num_layers: int, path: Path) -> frozenset[int]:
     """Those that SmolLM3 lists with a 0."""
-    listed = getattr(text, "no_rope_layers", None)
-    if listed is None:
+    if text.model_type != "smollm3":
         return frozenset()
+    listed = text.no_rope_layers
     if len(listed) < num_layers or any(x not in (0, 1) for x in listed):
         raise ValueError(
             f"{path}: no_rope_layers must have a 1 (rotary embedding) or a 0 (none) for each of {num_layers} layers, "

@@ -241,12 +241,22 @@ def test_gguf(tmp_path, variant):
         (dict(rope_parameters=dict(rope_type="default", partial_rotary_factor=0.3)), "of head_dim 24 is 7 numbers"),
         (dict(rope_parameters=dict(rope_type="default", partial_rotary_factor=0.02)), "of head_dim 24 is 0 numbers"),
         (dict(attn_output_gate=False), "attn_output_gate"),
+        (dict(linear_key_head_dim=8), r"(in_proj_qkv|conv1d).weight has the shape .*; the sizes in the conf"),
+        (dict(linear_key_head_dim=12), r"(in_proj_qkv|conv1d).weight has the shape"),
+        (dict(linear_num_key_heads=1), r"(in_proj_qkv|conv1d).weight has the shape"),
     ],
 )
 def test_configurations_that_are_refused(copy_of, changes, error):
     folder = copy_of("qwen3.5")
     edit(folder / "config.json", **changes)
     with pytest.raises(ValueError, match=error):
+        LLM(str(folder), **SMALL)
+
+
+def test_parts_of_a_tensor_of_another_size_are_refused(copy_of):
+    folder = copy_of("qwen3-next")
+    edit(folder / "config.json", linear_key_head_dim=8)
+    with pytest.raises(ValueError, match=r"in_proj_qkvz.weight has the shape|conv1d.weight has the shape"):
         LLM(str(folder), **SMALL)
 
 
