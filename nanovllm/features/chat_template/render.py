@@ -91,6 +91,8 @@ def render_chat(
     """
     if not (chat_template or tokenizer.chat_template):
         raise ValueError("this checkpoint has no chat template; give chat_template, or use generate() with a prompt")
+    if not isinstance(continue_final_message, bool):
+        raise ValueError(f"continue_final_message must be true or false, found {shorten(continue_final_message)}")
     if continue_final_message and add_generation_prompt:
         raise ValueError("continue_final_message goes on with the last message: it needs add_generation_prompt=False")
     if not isinstance(chat_template, str | None):
@@ -227,17 +229,20 @@ def _fitted(message: Message, reads: Reads, content_format: str) -> Message:
 def _first_that_fits(
     template: str, attempts: Iterator[_Attempt], options: dict[str, Any], check: Callable[[str], None]
 ) -> tuple[str, str]:
-    """The prompt, and its part that belongs to the answer's message. ValueError: what is wrong with the first."""
+    """The prompt, and its part that belongs to the answer's message. ValueError: what is wrong with the first.
+
+    After an error of the template's own, only calls in turn are tried: some raise one for several calls of a message.
+    """
     problem: ValueError | None = None
     for attempt in attempts:
+        if problem is not None and not isinstance(problem, LeftOut) and attempt.told != "in turn":
+            continue
         try:
             return _rendered(template, attempt, options, check)
         except ValueError as error:
             if problem is not None and str(problem) == LEAVES_TOOLS_OUT:  # and this is what became of them as text
                 problem = LeftOut(f"{problem}. {error}")
             problem = problem or error
-            if not isinstance(problem, LeftOut):
-                break
     assert problem is not None
     raise problem
 

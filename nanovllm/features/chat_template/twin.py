@@ -18,6 +18,7 @@ TAG = re.compile(rf"<[\w:]*think\w*>|\[THINK\]|<\|channel>|<\|START_THINKING\|>|
 SWITCH = re.compile(r"/\w+")  # such as Qwen's /no_think, which some templates read and take out
 WHOLE = "qzpartzq"  # a key that the twin's parts have: no template asks for it
 MESSAGE, WORDS, TOOL, CALL = "message", "words beside calls", "tool", "call"
+BLANK = "blank message"  # of a user, or a tool's result: it has a place in the prompt, and nothing that may be left out
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Twin:
         """(kind, index) of what the prompt does not show. twins_prompt: None if the template did not take the twin."""
         if twins_prompt is not None:
             for kind, index, mark in self.marks:
-                if mark not in twins_prompt:
+                if kind != BLANK and mark not in twins_prompt:
                     yield kind, index
             if WHOLE in twins_prompt:  # a list of parts, as Python or JSON writes it
                 yield MESSAGE, next(i for i, given in enumerate(conversation) if isinstance(given["content"], list))
@@ -55,7 +56,7 @@ class Twin:
         ends = [
             found + len(mark)
             for kind, index, mark in self.marks
-            if kind in (MESSAGE, WORDS) and index < last and (found := twins_prompt.rfind(mark)) >= 0
+            if kind != TOOL and index < last and (found := twins_prompt.rfind(mark)) >= 0
         ]
         return twins_prompt[max(ends, default=0) :]
 
@@ -71,7 +72,7 @@ def twin_of(conversation: list[Message], tools: list[dict[str, Any]] | None) -> 
             content = [
                 part if part["type"] == "image" else _marked_part(part, message, twin, index) for part in content
             ]
-        elif content:
+        elif content is not None:
             content = _marked(content, message, twin, index)
         calls = [_marked_call(call, twin, index) for call in message.get("tool_calls", ())]
         twin.messages.append(message | {"content": content} | ({"tool_calls": calls} if calls else {}))
@@ -101,7 +102,7 @@ def _marked(text: str, message: Message, twin: Twin, index: int) -> str:
         text = TAG.sub("", text)  # in the twin's prompt, those that are left are the model's own
     *_, after = TAG.split(text)
     if not after.strip():
-        return text
+        return text if message["role"] == "assistant" else text + twin.new_mark(BLANK, index)
     start = len(text) - len(after.lstrip())
     middle = start + len(after.strip()) // 2
     return text[:middle] + twin.new_mark(kind_of(message), index) + text[middle:]

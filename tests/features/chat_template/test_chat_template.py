@@ -203,6 +203,14 @@ def test_calls_that_a_template_leaves_out(llm, caplog):
     assert prompt == (
         'user:hi|assistant:Wait.[now id0{"n": 0}]|tool:noon0|assistant:[now id1{"n": 1}]|tool:noon1|user:hi|'
     )
+    # Llama 3's refuses a message with several.
+    strict = "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one') }}"
+    prompt = shown(
+        llm,
+        [USER, {"role": "assistant", "content": "Wait.", "tool_calls": calls}, *results, USER],
+        strict + "{% endif %}{% endfor %}" + first,
+    )
+    assert prompt.endswith('[now id0{"n": 0}]|tool:noon0|assistant:[now id1{"n": 1}]|tool:noon1|user:hi|')
     # Llama 3's shows nothing but the call.
     mute = CALLS.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}").replace(
         "{{ m.content }}", "{{ m.content if not m.tool_calls }}"

@@ -59,6 +59,8 @@ TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 ANSWERS = TURNS + "{% if add_generation_prompt %}assistant: "
 CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
 THOUGHT = {"role": "assistant", "content": "<think>a</think>b"}
+CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BLANK = {"role": "tool", "content": "", "tool_call_id": "abcdefgh1"}
 BEGUN = {  # what a template, and a message that is continued, have begun -> is reasoning open? None: it is over
     "nothing": (ANSWERS + "{% if x %}<think>{% endif %}{% endif %}", [USER], {}, False),
     "the tag": (ANSWERS + "<think>\n{% endif %}", [USER], {}, True),
@@ -69,6 +71,16 @@ BEGUN = {  # what a template, and a message that is continued, have begun -> is 
     "an open message": (TURNS, [USER, {"role": "assistant", "content": "<think>\nLet me"}], CONTINUED, True),
     "an open message without words": (TURNS, [USER, {"role": "assistant", "content": "<think>\n"}], CONTINUED, True),
     "an open answer": (TURNS, [USER, THOUGHT], CONTINUED, None),
+    "a blank result of a call": (
+        TURNS.replace(
+            "{{ m.content }}", "{{ m.content or '' }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+        )
+        + "{% if add_generation_prompt %}assistant: {% endif %}",
+        [USER, {"role": "assistant", "content": "<think>a</think>", "tool_calls": [CALL]}, BLANK],
+        {},
+        False,
+    ),
+    "a blank question": (ANSWERS + "{% endif %}", [USER, THOUGHT, {"role": "user", "content": ""}], {}, False),
     "a system prompt about it": ("Write <think> first. " + ANSWERS + "{% endif %}", [USER], {}, False),
 }
 
