@@ -104,8 +104,8 @@ def answer_lines(
 
     Lines enter the engine a window at a time, as soon as the one before is nearly used up, so that memory stays
     bounded and the batch full. A window is admitted in prefix order (LLMEngine.enqueue). A line that cannot be run
-    is answered by an error, whatever it was that failed. A sample without a seed gets one from its line's custom_id,
-    so that it depends neither on the lines beside it nor on where a job was interrupted.
+    is answered by an error, whatever it was that failed. A prompt without a seed gets one from its line's custom_id and
+    its place there, so that its answer depends neither on the lines beside it nor on where a job was interrupted.
 
     claim_id raises ValueError for a custom_id that an earlier line has. num_signals: 1 asks to finish what has started
     and leave the rest, 2 to drop all. Raises what `lines` raises, and RuntimeError when the engine answers nothing
@@ -247,7 +247,7 @@ def _read_line(
     """The line's requests, checked and not yet queued; or the error that answers it."""
     custom_id = None
     try:
-        line = parse_json(raw)
+        line = parse_json(raw, "a line")
         custom_id = read_custom_id(line)
         claim_id(custom_id, number)
         for name, wanted in (("method", ("POST",)), ("url", (*KNOWN_BY_URL, *POOLING_URLS))):
@@ -266,13 +266,18 @@ def _read_line(
             )
         body, left_out = without_unknown(body)
         prompts, params, model, adapter, reading = translate(llm, url, body, served_names)
+        params_of_prompts = [params] * len(prompts)
         if params.seed is None:
             noise = xxhash.xxh3_64_intdigest(custom_id.encode("utf-8", "surrogatepass"))
-            params = replace(params, seed=llm.engine.config.seed * 1_000_003 + noise)
+            seed = llm.engine.config.seed * 1_000_003 + noise
+            params_of_prompts = [replace(params, seed=seed + place) for place in range(len(prompts))]
         shown = Shown.of(llm.get_tokenizer(), url, body, params, reading=reading)
 
         def make_requests() -> tuple[list[Request], Respond]:
-            requests = [llm.engine.make_request(prompt, params, adapter, body.get("priority")) for prompt in prompts]
+            requests = [
+                llm.engine.make_request(prompt, own, adapter, body.get("priority"))
+                for prompt, own in zip(prompts, params_of_prompts, strict=True)
+            ]
             shown.check_size(requests)
             return requests, lambda answer_id, outputs: response_body(answer_id, url, model, shown, outputs)
 

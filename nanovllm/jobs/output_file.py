@@ -8,7 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-from nanovllm.config import EngineConfig
+from nanovllm.config import MEDIA, EngineConfig
 from nanovllm.features.lora.adapter import adapter_folder
 from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.files.system import lock_file
@@ -17,8 +17,9 @@ from nanovllm.serving.openai.json_lines import read_lines, to_json
 
 MODEL_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".safetensors", ".gguf")
 MODEL_OPTIONS = (
-    *("dtype", "seed", "quantization", "tokenizer", "load_format"),
-    *("hf_overrides", "generation_config", "runner", "convert", "pooler_config"),
+    *("dtype", "seed", "quantization", "kv_cache_dtype", "tower_quantization", "tokenizer", "load_format"),
+    *("hf_overrides", "generation_config", "runner", "convert", "pooler_config", "max_model_len", "logits_processors"),
+    *MEDIA,
 )
 RECORD_START = b'{"id": "batch_req_'
 BINARY = getattr(os, "O_BINARY", 0)  # or Windows writes \r\n
@@ -71,7 +72,9 @@ class OutputFile:
             raise
 
     def record_id(self, line_number: int, raw: bytes) -> str:
-        return f"batch_req_{self.model}_{xxhash.xxh3_64_hexdigest(raw)}_{line_number}"
+        """raw: with the line's end, or, of a file's last line, perhaps without: lines may be added."""
+        line = raw if raw.endswith(b"\n") else raw + b"\n"
+        return f"batch_req_{self.model}_{xxhash.xxh3_64_hexdigest(line)}_{line_number}"
 
     def append(self, answers: dict[str, Answer]) -> None:
         """Write records, by their ids: all or none. OSError; ValueError if the file is not as it was left."""
@@ -139,9 +142,9 @@ class OutputFile:
         if found is None:
             raise ValueError(f"{where} was not written by run-batch; choose another output file")
         if found[1] != self.model:
-            options = "--dtype, --seed, --quantization or --lora-modules"
+            options = "options (such as --dtype, --seed, --quantization, --max-model-len or --lora-modules)"
             raise ValueError(
-                f"{self.path} holds answers to another model, or other {options}: give what it was begun with to "
+                f"{self.path} holds answers to another model, or with other {options}: give what it was begun with to "
                 "continue it, or choose another output file"
             )
         if record["id"] in self.answered:

@@ -99,7 +99,7 @@ def _answer_all(
             record_id = output.record_id(number, raw)
             if record_id in output.answered:
                 with suppress(ValueError):  # that is why it was answered by an error
-                    ids.claim(read_custom_id(parse_json(raw)), number)
+                    ids.claim(read_custom_id(parse_json(raw, "a line")), number)
                 continue
             record_ids[number] = record_id
             yield number, raw

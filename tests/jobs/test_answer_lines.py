@@ -293,11 +293,19 @@ def test_seed_of_a_line(llm):
     assert alone.body["choices"][0]["text"] == texts[3]
 
 
+def test_prompts_of_a_line_have_seeds_of_their_own(llm):
+    raw = line("3", prompt=[FOX] * 4, max_tokens=8, temperature=1)
+    first, again = (answer_all(llm, [raw])[1].body["choices"] for _ in range(2))
+    assert len({choice["text"] for choice in first}) > 1 and first == again
+    single = answer_all(llm, [line("3", prompt=FOX, max_tokens=8, temperature=1)])[1].body["choices"]
+    assert single[0]["text"] == first[0]["text"]
+
+
 BAD_LINES = [
     (b"{nope", "not JSON"),
     (b"\xff\xfe", "not JSON"),
     (b"[" * 100_000, "not JSON"),
-    (b"[1, 2]", "must be a JSON object, found list"),
+    (b"[1, 2]", "a line must be a JSON object, found list"),
     (b"{}", "custom_id must be a string, found None"),
     (line().replace(b'"a"', b"7"), "custom_id must be a string, found 7"),
     (line().replace(b"POST", b"GET"), "method must be POST, found 'GET'"),
@@ -316,6 +324,9 @@ BAD_LINES = [
     (line(prompt=FOX, n=2000), "number of samples (prompts times n) must be a whole number between 1 and 1024"),
     (line(prompt=FOX, logprobs=21), "the number of logprobs must be a whole number between 0 and 20"),
     (line(prompt=FOX, logprobs="2"), "the number of logprobs must be"),
+    (line(prompt=FOX, logprobs=-1), "must be a whole number between 0 and 20, found -1"),
+    (line(url=CHAT, messages=USER, continue_final_message={}), "continue_final_message must be true or false"),
+    (line(url=CHAT, messages=USER, continue_final_message="false"), "continue_final_message must be true or false"),
     (line(prompt=FOX, stop_token_ids=[999]), "a token id of stop_token_ids must be a whole number between 0 and 319"),
     (line(prompt=""), "the prompt is empty"),
     (line(prompt=[]), "the prompt is empty"),

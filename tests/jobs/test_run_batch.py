@@ -126,7 +126,7 @@ def test_foreign_output(open_output):
         (record + b"notes", "line 2 of .* was not written"),
         (record + b"\n", "line 2 of .* was not written"),
         (record.replace(b'_1"', b'_99"'), "holds answers to another input"),
-        (record.replace(b"b" * 16, b"c" * 16), "another model, or other --dtype, --seed, --quantization or --lora"),
+        (record.replace(b"b" * 16, b"c" * 16), "another model, or with other options .*--max-model-len or --lora"),
         (record + record, "line 2 of .* answers line 1 once more"),
     ):
         with pytest.raises(ValueError, match=text):
@@ -212,6 +212,16 @@ def test_lines_that_are_added_to_the_input(job):
     assert job.target.read_bytes().startswith(before) and list(job.answers()) == ["1", "2"]
 
 
+def test_lines_that_are_added_after_a_line_without_an_end(job):
+    lines = [line(name, prompt=FOX, max_tokens=2) for name in "abc"]
+    job.source.write_bytes(b"\n".join(lines[:2]))
+    assert job.run() == 0
+    before = job.target.read_bytes()
+    job.write(lines)
+    assert job.run() == 0
+    assert job.target.read_bytes().startswith(before) and list(job.answers()) == ["1", "2", "3"]
+
+
 def test_first_of_two_ids_wins_after_a_crash(job):
     """Whichever of the two has been answered (the second is, at once, by an error): they do not change places."""
     job.write([line("a", prompt=FOX, max_tokens=2), line("a", prompt=FOX, max_tokens=2)])
@@ -235,7 +245,13 @@ def test_options_that_change_answers_are_part_of_the_model(broken, tmp_path):
         {"tokenizer": str(broken)},
         {"generation_config": "vllm"},
         {"generation_config": str(tmp_path)},
+        {"max_model_len": 20},
+        {"kv_cache_dtype": "int8"},
+        {"mm_processor_kwargs": {"size": {"longest_edge": 64}}},
+        {"limit_mm_per_prompt": {"image": 1}},
+        {"tower_quantization": "int8"},
     ]
+    options.append(options.pop(7))  # whose file changes below
     configs = [EngineConfig(model=str(broken), **given) for given in options]
     seen = {fingerprint(broken, config) for config in configs}
     (tmp_path / "generation_config.json").write_text('{"temperature": 2.0}')
