@@ -52,7 +52,7 @@ from nanovllm.serving.http.serve import make_app, name_of
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.routing import InTurn, Traffic, soonest
 from nanovllm.tools.demo_model import model_or_demo
-from nanovllm.tools.workload import parse_request
+from nanovllm.tools.workload import parse_requests
 
 NAME = "nanovllm"
 # What each engine says of itself, and those of the server's paths whose answers need nothing that one engine keeps.
@@ -134,7 +134,7 @@ class Front:
     def read(self, body: bytes) -> tuple[list[int], str | None]:
         """Token ids and salt. Something that is not a prompt has no ids; the engine will say what is wrong with it."""
         try:
-            return parse_request(parse_json(body), self.tokenizer)
+            return parse_requests(parse_json(body), self.tokenizer)[0]
         except ValueError:
             return [], None
 

@@ -12,7 +12,7 @@ from nanovllm.checks.values import check_number
 from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.serving.openai.json_lines import explain, parse_json, read_lines
 from nanovllm.tools.screen import Screen
-from nanovllm.tools.workload import Workload, hit_rates, parse_request
+from nanovllm.tools.workload import Workload, hit_rates, parse_requests
 
 BAR_WIDTH = 14
 MAX_BLOCK_SIZE = 65_536
@@ -29,7 +29,8 @@ def run_analyze(log: Path, model: str, block_size: int) -> int:
     workload, num_bad = Workload(block_size), 0
     for number, line in read_lines(log):
         try:
-            workload.add(*parse_request(parse_json(line), tokenizer))
+            for token_ids, salt in parse_requests(parse_json(line, "a line"), tokenizer):
+                workload.add(token_ids, salt)
         except BaseException as error:
             num_bad += 1
             print(f"{log}:{number}: skipped: {explain(error)}", file=sys.stderr)

@@ -18,6 +18,8 @@ from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.chat_template.render import render_chat
 from nanovllm.prompts import parse_prompt
+from nanovllm.serving.openai.openai_request import MAX_SAMPLES, chat_options, prompts_of
+from nanovllm.serving.openai.reading import Parsers
 
 HEADROOM = 1.2
 NEVER = 1 << 60
@@ -154,23 +156,27 @@ class Workload:
         return -(-len(seq.tokens) // self.block_size)
 
 
-def parse_request(line: Any, tokenizer: Any) -> tuple[list[int], str | None]:
-    """(token ids, cache salt) of one request: chat `messages`, a `prompt`, `prompt_token_ids`, or an OpenAI batch line
-    with one of them in its `body`. Raises ValueError."""
+def parse_requests(line: Any, tokenizer: Any) -> list[tuple[list[int], str | None]]:
+    """(token ids, cache salt) of each prompt of one request. Raises ValueError.
+
+    It has chat `messages`, a `prompt` or several, or `prompt_token_ids`, or it is a line in OpenAI's batch format with
+    one of them in its `body`.
+    """
     body = line.get("body", line) if isinstance(line, dict) else line
     if not isinstance(body, dict):
         raise ValueError(f"a request is a JSON object, found {type(body).__name__}")
-    salt = {} if body.get("cache_salt") is None else {"cache_salt": body["cache_salt"]}
+    body = {name: value for name, value in body.items() if value is not None}
+    salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
     if "messages" in body:
-        prompt: dict[str, Any] = render_chat(tokenizer, body["messages"])
-    elif "prompt_token_ids" in body or isinstance(body.get("prompt"), list):
-        prompt = {"prompt_token_ids": body.get("prompt_token_ids", body.get("prompt"))}
+        options = chat_options(body, Parsers())
+        prompts = [render_chat(tokenizer, body["messages"], body.get("add_generation_prompt", True), **options) | salt]
+    elif "prompt_token_ids" in body:
+        prompts = [{"prompt_token_ids": body["prompt_token_ids"]} | salt]
     elif "prompt" in body:
-        prompt = {"prompt": body["prompt"]}
+        prompts = prompts_of(body, MAX_SAMPLES)
     else:
         raise ValueError(f"none of messages, prompt, prompt_token_ids among its keys: {', '.join(map(str, body))}")
-    _, token_ids, cache_salt = parse_prompt(tokenizer, prompt | salt)
-    return token_ids, cache_salt
+    return [parse_prompt(tokenizer, prompt)[1:] for prompt in prompts]
 
 
 def hit_rates(workload: Workload, sizes: Iterable[int]) -> list[tuple[int, float, float, float]]:

@@ -8,8 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from nanovllm import LLM
+from nanovllm.jobs.answer_lines import answer_lines
 from nanovllm.tools import cli
-from nanovllm.tools.workload import Workload, hit_rates
+from nanovllm.tools.workload import Workload, hit_rates, parse_requests
+from tests.checkpoints import make_tokenizer
 
 
 def make(requests, block_size=2) -> Workload:
@@ -94,6 +97,22 @@ def test_requests_that_break_something(tmp_path, checkpoint, capsys):
         assert f"is {encoding.upper()} text; convert it" in error and error.count("\n") == 1
     log.write_text('{"prompt": "x"}', encoding="utf-8-sig")
     assert cli.main(command) == 0
+
+
+def test_prompts_are_those_of_a_batch_job(checkpoint):
+    """Tools are the shared part of what an agent asks; several prompts of a line are several requests."""
+    tokenizer = make_tokenizer()
+    tool = {"type": "function", "function": {"name": "now", "description": "the quick brown fox " * 9}}
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    [(alone, _)], [(shown, _)] = (parse_requests(body, tokenizer) for body in (asked, asked | {"tools": [tool]}))
+    llm = LLM(str(checkpoint()), num_gpu_blocks_override=64)
+    raw = json.dumps(
+        {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": asked | {"tools": [tool]}}
+    )
+    [[answer]] = [answers for answers in answer_lines(llm, [(1, raw.encode())]) if answers]
+    assert len(alone) < len(shown) == answer.body["usage"]["prompt_tokens"]
+    [first, second] = parse_requests({"prompt": ["the quick", [5, 6]], "cache_salt": "a"}, tokenizer)
+    assert first == (tokenizer("the quick").input_ids, "a") and second == ([5, 6], "a")
 
 
 def test_numbers_of_numpy():

@@ -76,7 +76,7 @@ def translate(
         given["max_tokens"] = body.get("max_completion_tokens", body.get("max_tokens", limit))
         prompts, reading = _chat(llm, body, given, parsers)
     else:
-        prompts, reading = _prompts(body, max_samples), PLAIN
+        prompts, reading = prompts_of(body, max_samples), PLAIN
     given |= scoring(url, body, max_logprobs, llm.engine.model_config.vocab_size)
     if (is_special := body.get("add_special_tokens", url == COMPLETIONS)) != (url == COMPLETIONS):
         prompts = [_tokenized(llm, prompt, is_special) for prompt in prompts]
@@ -223,7 +223,7 @@ def _tokenized(llm: LLM, prompt: dict[str, Any], is_special: bool) -> dict[str, 
     return prompt | {"prompt_token_ids": tokenize(llm.get_tokenizer(), text, add_special_tokens=is_special)}
 
 
-def _prompts(body: dict[str, Any], max_samples: int) -> list[dict[str, Any]]:
+def prompts_of(body: dict[str, Any], max_samples: int) -> list[dict[str, Any]]:
     """A string or a list of token ids is one prompt, a list of those is several."""
     if (prompt := body.get("prompt")) is None:
         raise ValueError("body has no prompt")
