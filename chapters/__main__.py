@@ -156,10 +156,11 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
 
 
 def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    text = translated(chapter.folder / "README.md", words_of(args.language).language).read_text("utf-8")
+    path = translated(chapter.folder / "README.md", words_of(args.language).language)
+    text = path.read_text("utf-8")
     if args.short:
         text = only_short(text)
-    page = Markdown(described(unfolded(text), chapter.folder))
+    page = Markdown(described(unfolded(text), path))
     if console.is_terminal:
         os.environ.setdefault("LESS", "-R")  # or less, the usual pager, shows the codes of colors
         with console.pager(styles=True):

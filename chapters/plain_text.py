@@ -28,15 +28,16 @@ def in_markdown(sentence: str) -> str:
     return re.sub(r"</?code>", "`", sentence)
 
 
-def described(text: str, folder: Path) -> str:
-    """The same Markdown with what pictures say of themselves in their place. folder: the text's.
+def described(text: str, path: Path) -> str:
+    """The same Markdown with what pictures say of themselves in their place. path: the text's file.
 
     They say it to readers who cannot see them: a diagram in its accDescr, an SVG file in its desc, beside the text in
-    brackets.
+    brackets. A file's desc is in English; a translation has the text in brackets only.
     """
+    is_translated = path.name != "README.md"
 
     def of_picture(picture: re.Match[str]) -> str:
-        found = DESCRIBED.search((folder / picture[2]).read_text("utf-8"))
+        found = None if is_translated else DESCRIBED.search((path.parent / picture[2]).read_text("utf-8"))
         return quoted(f"{picture[1].removesuffix('.')}. {html.unescape(found[1]) if found else ''}")
 
     return PICTURE.sub(of_picture, DIAGRAM.sub(lambda diagram: quoted(diagram[1]), text))
