@@ -101,6 +101,9 @@ None: audio prediction mm_payload guided_json guided_regex guided_choice guided_
 any: session_id; None: prompt_text data_parallel_rank kv_hints trace_headers reasoning_ended;
 {}: reasoning_parser_kwargs
 """,
+    "AsyncLLM.encode": """
+None: trace_headers data_parallel_rank reasoning_ended
+""",
     "StructuredOutputsParams": """
 None: whitespace_pattern
 """,

@@ -38,6 +38,7 @@ logger = logging.getLogger("nanovllm")
 Result = TypeVar("Result")
 PAUSE_MODES = ("abort", "wait", "keep")
 GENERATE_ARGUMENTS = ("prompt", "sampling_params", "request_id", "lora_request", "priority", "timeout_s")
+ENCODE_ARGUMENTS = ("truncate_prompt_tokens", "tokenization_kwargs", "lora_request", "priority", "timeout_s")
 MAX_IMAGE_BYTES = 2 << 30  # of the images of all requests; a request that comes to these is refused
 NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others
 NUM_OPENING_THREADS = 2  # of requests with images; one more for those with large ones, which may take many seconds
@@ -141,16 +142,19 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         timeout_s: float | None = None,
-        **tokenization: Any,
+        truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        **more: Any,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """The one output of a prompt, of an LLM with runner="pooling".
+        """The one output of a prompt, of an LLM with runner="pooling". The options are those of LLM.embed.
 
-        tokenization: truncate_prompt_tokens, or tokenization_kwargs as LLM.embed takes them. Raises as generate() does.
+        Raises as generate() does.
         """
-        from nanovllm.features.pooling.requests import Truncation, make_request
+        from nanovllm.features.pooling.calls import truncation_of
+        from nanovllm.features.pooling.requests import make_request
 
-        more = tokenization.pop("tokenization_kwargs", None) or {}
-        truncation = Truncation.of(**tokenization, **more)
+        known_names(more, ENCODE_ARGUMENTS, "AsyncLLM.encode")
+        truncation = truncation_of(truncate_prompt_tokens, tokenization_kwargs)
         adapter = self._adapter_now(lora_request)
 
         def make() -> list[Request]:
@@ -212,12 +216,7 @@ class AsyncLLM:
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests: their readers get what there is as their last output. Unknown ids are ignored."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
-
-        def end() -> None:
-            ended = [self.engine.abort_request(each) for each in request_ids]
-            self.thread.hand_out([output for output in ended if output is not None])
-
-        await self.call(end)
+        await self.call(lambda: self.thread.abort(request_ids))
 
     # -- the engine, from the event loop --------------------------------------------------------------------------
 
@@ -395,16 +394,20 @@ class AsyncLLM:
 
         mode: what becomes of those that run: "abort" ends them now; "wait" lets them end first (who comes meanwhile
         gets steps, too); "keep" lets them go on later. clear_cache: forget all prefixes.
+
+        Raises ValueError for "wait" while it is paused: those that run then would never end.
         """
         check_choice("mode", mode, PAUSE_MODES)
         engine, thread = self.engine, self.thread
         if mode == "wait":
+            if await self.call(lambda: thread.steps_left <= 0 and engine.has_unfinished_requests()):
+                raise ValueError('mode "wait" waits for requests, and they get no steps until resume_generation()')
             await self.wait_for_requests_to_drain(None)
 
         def pause() -> None:
             thread.steps_left = 0  # before the next step, which set_pace() would let pass
             if mode == "abort":
-                thread.hand_out([o for i in list(engine.requests) if (o := engine.abort_request(i)) is not None])
+                thread.abort(list(engine.requests))
             if clear_cache:
                 engine.reset_prefix_cache(reset_running_requests=True)
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import TIMEOUT_MAX, Condition
 from typing import Any
@@ -153,6 +153,13 @@ class EngineThread:
             reader = self.readers.get(request.request_id)
             if reader is not None and any(read is request for read in reader.requests):
                 del self.readers[request.request_id]
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End those of these requests that are there. Their readers get what there is as their last output."""
+        requests = [self.engine.requests[each] for each in dict.fromkeys(request_ids) if each in self.engine.requests]
+        notify(self.on_end, requests, "abort")
+        ended = [self.engine.abort_request(request.request_id) for request in requests]
+        self.hand_out([output for output in ended if output is not None])
 
     def hand_out(self, outputs: list[RequestOutput]) -> None:
         """One message for a step, whatever the number of its readers."""

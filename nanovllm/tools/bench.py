@@ -65,7 +65,8 @@ def run_bench(llm: LLM, batch_sizes: list[int], input_len: int, output_len: int)
     table.add_column("", width=bar_width)
     best = max(row.output_tokens_per_s for row in rows)
     for row in rows:
-        times = f"{row.ttft_s * 1e3:,.0f}", f"{row.tpot_s * 1e3:,.1f}", f"{row.latency_s:,.2f}"
+        interval = f"{row.tpot_s * 1e3:,.1f}" if output_len > 1 else "-"
+        times = f"{row.ttft_s * 1e3:,.0f}", interval, f"{row.latency_s:,.2f}"
         bar = "█" * round(row.output_tokens_per_s / best * bar_width)
         share, per_step = row.drafts.acceptance_rate, row.drafts.tokens_per_step
         draft_columns = ("-" if share is None else f"{share:.0%}", f"{per_step:.2f}") if has_drafts else ()

@@ -14,7 +14,8 @@ YOU = Text.assemble(("you", "bold green"), " > ")
 
 
 def run_generate(llm: LLM, params: SamplingParams, prompt: str) -> int:
-    return 0 if _stream(llm, prompt, params) else 130
+    output = _stream(llm, prompt, params)
+    return 0 if output is not None and output.finished else 130
 
 
 def run_chat(llm: LLM, params: SamplingParams, system: str | None, images: list[str]) -> int:

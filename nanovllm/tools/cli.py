@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.names import known_names, neutral_options
@@ -183,10 +184,20 @@ COMMANDS = {
 
 
 def _reject_empty(args: argparse.Namespace) -> None:
-    """An empty argument is an unset variable of a shell script, most likely, and never means the default."""
+    """An empty argument is an unset variable of a shell script, most likely. Of a few of vLLM's it is the default."""
+    may_be_empty = {"prompt", *(name for name, values in neutral_options(SERVE).items() if "" in values)}
     for name, value in vars(args).items():
-        if name != "prompt" and "" in (value if isinstance(value, list) else [value]):
+        if name not in may_be_empty and "" in (value if isinstance(value, list) else [value]):
             raise ValueError(f"{flag_of(name)} is empty; is a variable of the shell not set?")
+
+
+class _OneModel(argparse.Action):
+    """A server has one, whichever way it is named."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if getattr(namespace, self.dest, None) not in (None, values):
+            parser.error(f"two models are named, {getattr(namespace, self.dest)} and {values}; a server has one")
+        setattr(namespace, self.dest, values)
 
 
 def _load(args: argparse.Namespace) -> LLM:
@@ -260,8 +271,9 @@ def _parser() -> argparse.ArgumentParser:
     usage = "nanovllm serve [MODEL] [--flag VALUE ...]"
     serve = commands.add_parser("serve", description=SERVE_HELP, formatter_class=raw, usage=usage)
     serve.set_defaults(model=None)
-    serve.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=MODEL_HELP)
-    serve.add_argument("--model", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # as vLLM's older commands have it
+    serve.add_argument("model", nargs="?", default=argparse.SUPPRESS, action=_OneModel, help=MODEL_HELP)
+    # As vLLM's older commands have it.
+    serve.add_argument("--model", default=argparse.SUPPRESS, action=_OneModel, help=argparse.SUPPRESS)
     add_grouped_flags(serve, fields(ServeOptions), GROUPS)
 
     for command in (chat, generate, batch, analyze, bench):

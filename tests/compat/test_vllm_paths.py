@@ -280,6 +280,9 @@ def test_pausing(checkpoint, mode, reason):
         assert await engine.is_paused()
         at_pause = (await engine.stats())["num_steps"]
         late = asyncio.create_task(last(engine.generate(PROMPTS[1], PARAMS, "late")))
+        await until(engine, "num_waiting", 1)
+        with pytest.raises(ValueError, match="they get no steps until resume_generation"):
+            await engine.pause_generation(mode="wait")
         await asyncio.sleep(0.05)
         assert (await engine.stats())["num_steps"] == at_pause and not late.done(), "it is taken, and waits"
         await engine.resume_generation()
@@ -307,6 +310,10 @@ def test_state_of_an_async_engine(checkpoint, caplog):
         assert "0 sequences run, 0 wait" in caplog.text
         with pytest.raises(ValueError, match="mode must be one of abort, wait, keep"):
             await engine.pause_generation(mode="sleep")
+        with pytest.raises(ValueError, match=r"AsyncLLM.encode has no argument 'trace_headers'"):
+            await anext(engine.encode(PROMPTS[0], None, "x", trace_headers={"a": "b"}))
+        with pytest.raises(ValueError, match="tokenization_kwargs must be a dict"):
+            await anext(engine.encode(PROMPTS[0], None, "x", trace_headers=None, tokenization_kwargs=[1]))
         with pytest.raises(ValueError, match=r"'data_parallel_rank' \(found 1\)"):
             await anext(engine.generate(PROMPTS[0], PARAMS, "x", data_parallel_rank=1))
         with pytest.raises(AttributeError, match="'AsyncLLM' object has no attribute 'sleep'"):

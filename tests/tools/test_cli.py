@@ -13,6 +13,7 @@ from nanovllm import SamplingParams
 from nanovllm.config import EngineConfig
 from nanovllm.tools import cli
 from nanovllm.tools.bench import measure
+from nanovllm.tools.chat import run_generate
 from tests.processes import LIMIT_S
 
 
@@ -62,6 +63,32 @@ def test_empty_arguments(arguments, capsys):
     """A variable of the shell that is not set: never the default, least of all the demo model."""
     assert cli.main(arguments) == 2
     assert "is empty; is a variable of the shell not set?" in capsys.readouterr().err
+
+
+def test_what_vllm_leaves_empty_may_be_empty():
+    args = cli._parser().parse_args(["serve", "m", "--reasoning-parser", "", "--reasoning-parser-plugin", ""])
+    cli._reject_empty(args)
+
+
+def test_a_server_has_one_model(capsys):
+    assert cli._parser().parse_args(["serve", "a", "--model", "a"]).model == "a"
+    for arguments in (["a", "--model", "b"], ["--model", "b", "a"], ["--model", "b", "--model", "a"]):
+        with pytest.raises(SystemExit):
+            cli._parser().parse_args(["serve", *arguments])
+        assert "two models are named" in capsys.readouterr().err
+
+
+def test_an_answer_that_is_cut_short_says_so_to_the_shell(llm, monkeypatch, capsys):
+    def interrupted(*args):
+        yield next(stream(*args))
+        raise KeyboardInterrupt
+
+    stream = llm.stream
+    monkeypatch.setattr(llm, "stream", interrupted)
+    assert run_generate(llm, SamplingParams(max_tokens=5, ignore_eos=True), "the quick") == 130
+    assert "(cut short)" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert run_generate(llm, SamplingParams(max_tokens=5, ignore_eos=True), "the quick") == 0
 
 
 MARKUP = "[/foo] [bold]b[/] :smile:"
@@ -165,6 +192,9 @@ def test_bench(checkpoint, capsys):
     assert "drafts" in shown and sum(row.count("│") == 9 for row in shown.splitlines()) == 2
     assert cli.main([*arguments, *options, "--speculative-config", '{"method": "telepathy"}']) == 2
     assert "method must be one of ngram, draft_model, self, found 'telepathy'" in capsys.readouterr().err
+    assert cli.main([*arguments[:-1], "1", *options]) == 0
+    rows = [row for row in capsys.readouterr().out.splitlines() if row.count("│") == 7]
+    assert [row.split("│")[3].strip() for row in rows] == ["-", "-"], "no token came after the first one"
     assert cli.main(["bench", "--batch-sizes", "0", *options]) == 2
     assert "--batch-sizes must be a whole number between 1" in capsys.readouterr().err
 

@@ -126,17 +126,22 @@ class Metrics:
                 self._last[request.request_id] = newest
                 if before is None:
                     see["time_to_first_token_seconds"].observe(newest - arrival)
-                    self.num_prompt_tokens += len(request.prompt_token_ids)
-                    self.num_cached_tokens += request.num_cached_tokens or 0
-                    num_tokens += len(request.prompt_token_ids)
+                    num_tokens += self._count_prompt(request)
                 else:
                     see["inter_token_latency_seconds"].observe(newest - before)
+            elif newest is None and request.finished:  # its prompt was scored, and nothing else was asked for
+                num_tokens += self._count_prompt(request)
             if request.finished:
                 self._observe_end(request)
         see["iteration_tokens_total"].observe(num_tokens)
         if len(self._last) > 2 * len(requests) + 100:  # the ended ones
             self._last = {request_id: t for request_id, t in self._last.items() if request_id in requests}
             self._preemptions = Counts({i: n for i, n in self._preemptions.items() if i in requests})
+
+    def _count_prompt(self, request: Request) -> int:
+        self.num_prompt_tokens += len(request.prompt_token_ids)
+        self.num_cached_tokens += request.num_cached_tokens or 0
+        return len(request.prompt_token_ids)
 
     def on_end(self, requests: list[Request], reason: str) -> None:
         """Requests that have not come to their own end."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from nanovllm import CompletionOutput, RequestOutput
 from nanovllm.features.logprobs.token_ends import TokenEnds
+from nanovllm.serving.openai.offsets import TextOffsets
 from nanovllm.serving.openai.reading import Reader, Said, finish_reason
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, Shown
 
@@ -95,6 +96,7 @@ class Chunks:
         self._num_sent: dict[int, int] = {}  # choice -> tokens
         self._readers: dict[int, Reader] = {}  # of choices whose text is not all content
         self._token_ends: dict[int, TokenEnds] = {}  # of choices whose logprobs go with their text
+        self._text_offsets: dict[int, TextOffsets] = {}  # of completions with logprobs
         self._ended: set[int] = set()  # choices whose last chunk has been sent
         self._outputs: dict[int, RequestOutput] = {}  # by the place of their prompt
 
@@ -125,8 +127,10 @@ class Chunks:
                 logprobs = self._logprobs_of(index, sample, said) if self.shown.by_text else None
                 choice = {"index": index, name: said.delta, "logprobs": logprobs, "finish_reason": None}
                 yield head | {"choices": [choice]} | more
-            by_text = self.shown.by_text
-            logprobs = self._logprobs_of(index, sample, last) if by_text else self.shown.logprobs(*sent)
+            if self.shown.by_text:
+                logprobs = self._logprobs_of(index, sample, last)
+            else:
+                logprobs = self.shown.logprobs(*sent, self._text_offsets_of(index, output))
             beside = _ending(sample, reason) | self.shown.beside_delta(*sent)
             choice = {"index": index, name: last.delta, "logprobs": logprobs} | beside
             self._num_sent[index] = len(sample.token_ids)
@@ -157,6 +161,13 @@ class Chunks:
         ends = self._token_ends.setdefault(index, TokenEnds(self.shown.tokenizer, self.shown.params))
         ends.grow(sample.token_ids, len(sample.text) if sample.finished() else None)
         return self.shown.logprobs_at(sample, ends.take(said.start, said.end))
+
+    def _text_offsets_of(self, index: int, output: RequestOutput) -> TextOffsets | None:
+        if self.url != COMPLETIONS or self.shown.num_logprobs is None:
+            return None
+        if index not in self._text_offsets:
+            self._text_offsets[index] = self.shown.text_offsets(output)
+        return self._text_offsets[index]
 
     def last(self) -> Iterator[dict[str, Any]]:
         if self.include_usage:

@@ -53,16 +53,16 @@ def read_lines(path: Path, offset: int = 0, number: int = 0) -> Iterator[tuple[i
                 raw = file.readline(MAX_LINE_BYTES)
 
 
-def parse_json(raw: bytes) -> dict[str, Any]:
-    """Raises ValueError, also for what is nested so deeply that it could be read here and written nowhere."""
+def parse_json(raw: bytes, what: str = "the body") -> dict[str, Any]:
+    """Raises ValueError about `what`, also if it is nested so deeply that it could be read here and written nowhere."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"a line must be a JSON object, found {type(value).__name__}")
+        raise ValueError(f"{what} must be a JSON object, found {type(value).__name__}")
     if raw.count(b"{") + raw.count(b"[") > MAX_NESTING and _is_deeper(value, MAX_NESTING):
-        raise ValueError(f"a line may have {MAX_NESTING} levels of objects and lists, found more")
+        raise ValueError(f"{what} may have {MAX_NESTING} levels of objects and lists, found more")
     return value
 
 

@@ -5,32 +5,54 @@ stand for bytes that are none. An offset depends on the token and on those befor
 """
 
 from codecs import IncrementalDecoder, getincrementaldecoder
-from collections.abc import Iterable
 
 from nanovllm.files.token_bytes import TokenBytes
 
+NOTHING_LEFT = (b"", 0)
 REACH = 16  # characters of a text in which a token is looked for that is not where it should be
 
 
-def text_offsets(known: TokenBytes, token_ids: Iterable[int], text: str, is_whole: bool) -> list[int]:
-    """In characters: of the first one that the token has, or has a part of. is_whole: no more text comes."""
-    offsets: list[int] = []
-    at = 0  # where the text goes on after the characters that are complete
-    is_first = True
-    decoder = getincrementaldecoder("utf-8")("replace")
-    for token_id in token_ids:
-        own = known.of(token_id, is_first)
-        if token_id in known.special_ids and not text.startswith(own.decode(), at + _has_begun(decoder)):
-            offsets.append(at)  # it is not shown
-            continue
-        is_first = is_first and not known.of(token_id)
-        first = decoder.decode(own[:1])
-        num_before = max(0, len(first) - (not _has_begun(decoder)))  # a character that it has broken off
-        new = first + decoder.decode(own[1:])
-        start = _place(text, at, new, is_whole)
-        offsets.append(max(at, start + num_before))
-        at = start + len(new)
-    return [min(offset, len(text)) for offset in offsets] if is_whole else offsets
+class TextOffsets:
+    """Those of an answer that grows. num_before: characters before it.
+
+    What has come far enough after a token decides where that token is, whatever else may come.
+    """
+
+    def __init__(self, known: TokenBytes, num_before: int = 0) -> None:
+        self._known, self._num_before = known, num_before
+        self._num_settled = 0  # tokens, and what is known after them:
+        self._at = 0  # where the text goes on after the characters that are complete
+        self._is_first = True
+        self._bytes_left = NOTHING_LEFT  # of a character, the decoder's state
+
+    def of(self, token_ids: list[int], text: str, is_whole: bool, first: int = 0) -> list[int]:
+        """In characters: of the first one that a token has, or has a part of; of the tokens from `first` on.
+
+        is_whole: no more text comes. token_ids, text: all so far. first: no smaller than in the calls before.
+        """
+        offsets: list[int] = []
+        at, is_first, begin = self._at, self._is_first, self._num_settled
+        decoder = getincrementaldecoder("utf-8")("replace")
+        decoder.setstate(self._bytes_left)
+        is_settled = True
+        for place, token_id in enumerate(token_ids[begin:], begin):
+            own = self._known.of(token_id, is_first)
+            is_settled = is_settled and len(text) >= at + len(own) + REACH + 2
+            if token_id in self._known.special_ids and not text.startswith(own.decode(), at + _has_begun(decoder)):
+                offsets.append(at)  # it is not shown
+            else:
+                is_first = is_first and not self._known.of(token_id)
+                head = decoder.decode(own[:1])
+                num_broken = max(0, len(head) - (not _has_begun(decoder)))  # a character that it has broken off
+                new = head + decoder.decode(own[1:])
+                start = _place(text, at, new, is_whole)
+                offsets.append(max(at, start + num_broken))
+                at = start + len(new)
+            if is_settled:
+                self._num_settled, self._at, self._is_first = place + 1, at, is_first
+                self._bytes_left = decoder.getstate()
+        asked = offsets[first - begin :]
+        return [self._num_before + (min(offset, len(text)) if is_whole else offset) for offset in asked]
 
 
 def _has_begun(decoder: IncrementalDecoder) -> bool:

@@ -14,7 +14,7 @@ from nanovllm.features.chat_template.messages import plain_messages
 from nanovllm.features.logprobs.entries import decoded_token
 from nanovllm.files.token_bytes import token_bytes
 from nanovllm.request import Request
-from nanovllm.serving.openai.offsets import byte_name, is_text, text_offsets
+from nanovllm.serving.openai.offsets import TextOffsets, byte_name, is_text
 from nanovllm.serving.openai.reading import PLAIN, Reading
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -39,8 +39,8 @@ def scoring(url: str, body: dict[str, Any], max_logprobs: int, vocab_size: int) 
     for name, given in params.items():
         if given is not None:
             most = vocab_size if max_logprobs == -1 else max_logprobs
-            given = vocab_size if given == -1 else given
-            params[name] = check_number(f"the number of {name}", given, Integral, 0, most)
+            check_number(f"the number of {name}", given, Integral, -1 if most >= vocab_size else 0, most)
+            params[name] = vocab_size if given == -1 else given
     if url == COMPLETIONS and body.get("echo") and (num is not None or body.get("max_tokens") == 0):
         params["prompt_logprobs"] = max(params["logprobs"] or 0, params["prompt_logprobs"] or 0)
     if body.get("logprob_token_ids"):  # they take the place of the top tokens
@@ -161,7 +161,7 @@ class Shown:
         """Fields for the prompt: of a completion's choice, of a chat's whole answer."""
         logprobs = None
         if self.prompt_logprobs is not None:
-            rows = zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True)
+            rows = _rows_of_prompt(output)
             logprobs = [entries and self._plain(token_id, entries) for token_id, entries in rows]
         return self._asked(
             prompt_logprobs=logprobs, prompt_token_ids=output.prompt_token_ids if self.token_ids else None
@@ -177,25 +177,34 @@ class Shown:
 
     # -- logprobs -------------------------------------------------------------------------------------------------
 
+    def text_offsets(self, output: RequestOutput) -> TextOffsets:
+        """Of a completion's choice, for logprobs()."""
+        return TextOffsets(token_bytes(self.tokenizer), len(self.before_text(output)))
+
     def logprobs(
-        self, url: str, output: RequestOutput, sample: CompletionOutput, num_sent: int | None = None
+        self,
+        url: str,
+        output: RequestOutput,
+        sample: CompletionOutput,
+        num_sent: int | None = None,
+        text_offsets: TextOffsets | None = None,
     ) -> dict[str, Any] | None:
-        """Those of a choice: all, or in a stream of the tokens after the first num_sent (None: nothing is sent yet)."""
+        """Those of a choice: all, or in a stream of the tokens after the first num_sent (None: nothing is sent yet).
+
+        text_offsets: what a stream keeps of its completion's choice.
+        """
         if self.num_logprobs is None:
             return None
-        if url == CHAT:
-            return self.logprobs_at(sample, range(num_sent or 0, len(sample.token_ids)))
-        rows: Rows = list(zip(sample.token_ids, sample.logprobs or [], strict=True))
         first = num_sent or 0
-        known = token_bytes(self.tokenizer)
-        before = self.before_text(output)
-        is_whole = sample.finish_reason is not None
-        offsets = [len(before) + at for at in text_offsets(known, sample.token_ids, sample.text, is_whole)]
-        if self.echo:
-            rows = list(zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True)) + rows
-            offsets = text_offsets(known, output.prompt_token_ids, before, is_whole=True) + offsets
-            first = 0 if num_sent is None else len(output.prompt_token_ids) + num_sent
-        rows, offsets = rows[first:], offsets[first:]
+        if url == CHAT:
+            return self.logprobs_at(sample, range(first, len(sample.token_ids)))
+        rows: Rows = list(zip(sample.token_ids[first:], (sample.logprobs or [])[first:], strict=True))
+        growing = text_offsets or self.text_offsets(output)
+        offsets = growing.of(sample.token_ids, sample.text, sample.finish_reason is not None, first)
+        if self.echo and num_sent is None:
+            rows = _rows_of_prompt(output) + rows
+            of_prompt = TextOffsets(token_bytes(self.tokenizer))
+            offsets = of_prompt.of(output.prompt_token_ids, self.before_text(output), True) + offsets
         return {
             "tokens": [self._key(*row) for row in rows],
             "token_logprobs": [entries and entries[token_id].logprob for token_id, entries in rows],
@@ -243,3 +252,9 @@ class Shown:
 
     def _text(self, token_id: int, entries: dict[int, Logprob] | None) -> str:
         return (entries[token_id].decoded_token or "") if entries else decoded_token(self.tokenizer, token_id, [])
+
+
+def _rows_of_prompt(output: RequestOutput) -> Rows:
+    known = output.prompt_logprobs or []
+    unknown = [None] * (len(output.prompt_token_ids) - len(known))  # of a request that was aborted
+    return list(zip(output.prompt_token_ids, [*known, *unknown], strict=True))

@@ -301,6 +301,14 @@ def test_metrics_have_vllms_names(server):
     assert after[answers] - before.get(answers, 0) == num_requests
 
 
+def test_prompts_that_are_only_scored_are_counted(server):
+    before = metrics(server)
+    ask(server, {"prompt": FOX, "max_tokens": 0, "echo": True, "logprobs": 0})
+    after, num_prompt = metrics(server), len(server.llm.llm.get_tokenizer()(FOX).input_ids)
+    for name in ("prompt_tokens_total", "request_prompt_tokens_sum", "iteration_tokens_total_sum"):
+        assert after[f"vllm:{name}", LABELS] - before[f"vllm:{name}", LABELS] == num_prompt, name
+
+
 def test_metrics_say_how_requests_end(server):
     def ended() -> dict[str, float]:
         found = [
@@ -317,8 +325,13 @@ def test_metrics_say_how_requests_end(server):
         assert json.loads(server.send("/load")[1]) == {"server_load": 1}
         stream.close()
     server.assert_at_rest()
+    body = {"input": FOX, "background": True, "max_output_tokens": 200, "ignore_eos": True}
+    kept = json.loads(server.send("/v1/responses", json.dumps(body).encode())[1])
+    server.until(lambda: server.llm.engine.requests)
+    assert json.loads(server.send(f"/v1/responses/{kept['id']}/cancel", b"")[1])["status"] == "cancelled"
+    server.assert_at_rest()
     after = ended()
-    assert {reason: after[reason] - before[reason] for reason in after} == dict(stop=1, length=2, abort=1, error=0)
+    assert {reason: after[reason] - before[reason] for reason in after} == dict(stop=1, length=2, abort=2, error=0)
     server.until(lambda: json.loads(server.send("/load")[1]) == {"server_load": 0})
 
 

@@ -327,5 +327,5 @@ def test_what_the_operator_decides(checkpoint):
         assert all(token.startswith("token_id:") for token in made.choices[0].logprobs.tokens)
         chunks = list(client.completions.create(prompt=FOX, max_tokens=3, stream=True, **GREEDY))
         assert all(chunk.usage for chunk in chunks) and chunks[-1].choices == []
-        with pytest.raises(openai.BadRequestError, match="between 0 and 320"):
+        with pytest.raises(openai.BadRequestError, match="between -1 and 320"):
             client.completions.create(prompt=FOX, logprobs=321, max_tokens=1, **GREEDY)

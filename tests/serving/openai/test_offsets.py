@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanovllm.files.token_bytes import token_bytes
-from nanovllm.serving.openai.offsets import byte_name, is_text, text_offsets
+from nanovllm.serving.openai.offsets import TextOffsets, byte_name, is_text
 from tests.checkpoints import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -25,7 +25,7 @@ def test_of_a_text(text, rng):
         token_ids.append(KNOWN.all.index(bytes([byte])))
     for ids in (token_ids, TOKENIZER(text, add_special_tokens=False).input_ids):
         for is_whole in (True, False):
-            offsets = text_offsets(KNOWN, ids, text, is_whole)
+            offsets = TextOffsets(KNOWN).of(ids, text, is_whole)
             assert offsets == sorted(offsets)
             for token_id, at in zip(ids, offsets, strict=True):
                 own = KNOWN.of(token_id)
@@ -33,7 +33,25 @@ def test_of_a_text(text, rng):
                     assert own in text[at:].encode() and (not is_text(own) or text.startswith(own.decode(), at))
         if KNOWN.special_ids.isdisjoint(ids):
             shown = text[: len(text) // 2]
-            assert text_offsets(KNOWN, ids, shown, is_whole=False) == text_offsets(KNOWN, ids, text, is_whole=True)
+            assert TextOffsets(KNOWN).of(ids, shown, is_whole=False) == TextOffsets(KNOWN).of(ids, text, is_whole=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, st.randoms(use_true_random=False))
+def test_of_an_answer_that_grows(text, rng):
+    """What is kept from one call to the next changes nothing, though a stop string may hold text back."""
+    token_ids = [KNOWN.all.index(bytes([byte])) for byte in (text * 4).encode()]
+    for place in rng.sample(range(len(token_ids)), len(token_ids) // 8):
+        token_ids[place] = rng.choice([0, 1, 2, 200])  # special ones, and one that breaks a character off
+    for ids in (token_ids, TOKENIZER(text * 4, add_special_tokens=False).input_ids):
+        whole, growing, first, num = TOKENIZER.decode(ids, skip_special_tokens=True), TextOffsets(KNOWN, 7), 0, 0
+        while num < len(ids):
+            num = min(len(ids), num + rng.randrange(1, 6))
+            is_whole, shown = num == len(ids), TOKENIZER.decode(ids[:num], skip_special_tokens=True)
+            shown = whole if is_whole else shown.rstrip("\ufffd")[: rng.choice([None, -1, -9])]
+            found = growing.of(ids[:num], shown, is_whole, first)
+            assert found == [7 + at for at in TextOffsets(KNOWN).of(ids[:num], shown, is_whole)[first:]]
+            first = num
 
 
 def test_of_bytes_that_are_no_character():
@@ -41,7 +59,7 @@ def test_of_bytes_that_are_no_character():
     for _ in range(200):
         ids = [rng.randrange(4, 260) for _ in range(12)] + TOKENIZER("the end").input_ids
         text = TOKENIZER.decode(ids)
-        offsets = text_offsets(KNOWN, ids, text, is_whole=True)
+        offsets = TextOffsets(KNOWN).of(ids, text, is_whole=True)
         assert offsets == sorted(offsets) and all(0 <= at <= len(text) for at in offsets)
         assert text.startswith("the", offsets[12]) and text[offsets[12] :] == "the end"
 
@@ -52,7 +70,7 @@ def test_of_bytes_that_are_no_character():
 def test_of_a_text_that_was_cut(text, expected):
     ids = TOKENIZER("two").input_ids[:1], TOKENIZER(" gulls").input_ids[:1]
     assert [KNOWN.of(i) for (i,) in ids] == [b"two", b" gulls"]
-    assert text_offsets(KNOWN, [ids[0][0], ids[1][0]], text, is_whole=True) == expected
+    assert TextOffsets(KNOWN).of([ids[0][0], ids[1][0]], text, is_whole=True) == expected
 
 
 def test_names():

@@ -306,6 +306,8 @@ REFUSED = [
     ({"instructions": [USER]}, "instructions must be a text"),
     ({"metadata": {"a": 1}}, "metadata must be an object whose values are texts"),
     ({"reasoning": "low"}, "reasoning must be an object"),
+    ({"reasoning": {"effort": "lots"}}, "reasoning.effort must be one of none, minimal"),
+    ({"text": {"format": {"type": "banana"}}}, "text.format must be an object of type text, json_object, json_schema"),
     ({"include": "x"}, "include must be a list of texts"),
     ({"top_logprobs": -1}, "top_logprobs must be a whole number from 0"),
     ({"tools": {}}, "tools must be a list"),

@@ -6,9 +6,9 @@ from numbers import Integral
 from typing import Any
 
 from nanovllm.checks.names import known_names, neutral_options
-from nanovllm.checks.values import check_number, shorten
+from nanovllm.checks.values import check_choice, check_number, shorten
 from nanovllm.serving.openai.fields import INSIDE, Known, by_type, fields, without_unknown
-from nanovllm.serving.openai.openai_request import KNOWN_BY_URL
+from nanovllm.serving.openai.openai_request import EFFORTS, KNOWN_BY_URL
 from nanovllm.serving.openai.responses.items import add_items, is_open, known_of_item, read_input, without_other_tools
 from nanovllm.serving.openai.shown import CHAT
 from nanovllm.serving.openai.tools import functions_of, is_other
@@ -33,6 +33,7 @@ OF_FORMATS: dict[str, Known] = {
     "json_object": fields("type", "schema"),
     "json_schema": fields("type", "name", "description", "schema", "strict"),
 }
+TYPES_OF_FORMATS = (*OF_FORMATS, "structural_tag")
 OF_CHOICES: dict[str, Known] = {"function": fields("type", "name"), "allowed_tools": fields("type", "mode", "tools")}
 OF_TOOLS: dict[str, Known] = {"function": fields("type", "name", "description", "parameters", "strict")}
 INSIDE_HERE: dict[str, Known] = {
@@ -149,13 +150,17 @@ def _max_tokens(body: dict[str, Any]) -> dict[str, Any]:
 def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
     """A summary is always the whole: reasoning is shown as it is."""
     given = _object(body, "reasoning")
-    return {"reasoning_effort": given["effort"]} if "effort" in given else {}
+    if (effort := given.get("effort")) is not None:
+        check_choice("reasoning.effort", effort, EFFORTS)
+    return {} if effort is None else {"reasoning_effort": effort}
 
 
 def _response_format(body: dict[str, Any]) -> dict[str, Any]:
     if (form := _object(body, "text").get("format")) is None:
         return {}
-    if isinstance(form, dict) and form.get("type") == "json_schema":
+    if not isinstance(form, dict) or form.get("type") not in TYPES_OF_FORMATS:
+        raise ValueError(f"text.format must be an object of type {', '.join(TYPES_OF_FORMATS)}, found {shorten(form)}")
+    if form["type"] == "json_schema":
         holder = {name: value for name, value in form.items() if name != "type"}
         form = {"type": "json_schema", "json_schema": holder}
     return {"response_format": form}
