@@ -43,5 +43,13 @@ class RankRunner(ModelRunner):
         """Read or write this rank's share of what is in blocks and states, for the driver."""
         return getattr(self.rank_data, method)(*arguments)
 
+    def load_tower(self) -> ValueError | None:  # type: ignore[override]
+        """What is wrong with the tower's tensors is an answer: whatever a rank raises ends the engine."""
+        try:
+            super().load_tower()
+        except ValueError as error:
+            return error
+        return None
+
     def usage(self) -> dict[str, int]:
         return super().usage() | {"all_reduced": self.group.num_reduced_bytes}

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 2.0
 TIMEOUT_S = 20.0  # how long a rank may be silent
+SENT_AT_ONCE = 32 << 10  # bytes that a socket takes though nobody reads
 GRACE_S = 2.0  # after one rank has reported a lost peer: time for the others to report it, too
 
 
@@ -116,7 +117,9 @@ class ParallelRunner:
             assert self.model_config.images is not None
             places = build_tower(self.model_config.images).named_parameters(prefix="model")
             check_tower(self._directory, dict(places), self.model_config.published)
-        self._ask("load_tower")
+        for problem in self._ask("load_tower"):
+            if problem is not None:
+                raise problem
         self._count_images()
 
     def _count_images(self) -> None:
@@ -157,22 +160,38 @@ class ParallelRunner:
 
         late: bits of grammars (masks.py), which rank 0 gets while the ranks compute.
         """
-        if self.has_ended:
-            raise RuntimeError("this engine has ended; build a new LLM")
-        try:
-            data = pickle.dumps(message)
-            with self._asking:
-                for connection in self._connections:
-                    with suppress(OSError):  # a rank that has died is found out below
-                        connection.send_bytes(data)
+        with self._asking:
+            if self.has_ended:
+                raise RuntimeError("this engine has ended; build a new LLM")
+            try:
+                sending = self._send(self._connections, pickle.dumps(message))
                 if late is not None:
-                    with suppress(OSError):
-                        self._connections[0].send_bytes(pickle.dumps(late.wait()))
+                    self._send(self._connections[:1], pickle.dumps(late.wait()), after=sending)
                 return self._collect()
-        except BaseException:
-            self._end()
-            del self._store
-            raise
+            except BaseException:
+                self._end()
+                del self._store
+                raise
+
+    def _send(self, connections: list[Connection], data: bytes, after: Thread | None = None) -> Thread | None:
+        """What a socket may not hold is sent in a thread: a rank that hangs reads nothing, and _collect() notices that.
+
+        after: what is being sent before it.
+        """
+
+        def send() -> None:
+            if after is not None:
+                after.join()
+            for connection in connections:
+                with suppress(OSError):  # a rank that has died is found out by _collect()
+                    connection.send_bytes(data)
+
+        if after is None and len(data) <= SENT_AT_ONCE:
+            send()
+            return None
+        thread = Thread(target=send, daemon=True)
+        thread.start()
+        return thread
 
     def _collect(self) -> list[Any]:
         """One answer of each rank, or an error that names the rank to blame."""

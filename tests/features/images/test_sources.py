@@ -20,13 +20,14 @@ from PIL import Image, ImageOps
 from safetensors.torch import load_file, save_file
 from transformers.image_transforms import convert_to_rgb
 
-from nanovllm import LLM
+from nanovllm import LLM, SamplingParams
 from nanovllm.config import EngineConfig
 from nanovllm.features.images import fetching, sources
 from nanovllm.features.images.sources import MAX_PIXELS, Sources
 from nanovllm.tools.check_model import check_model
 from tests.checkpoints import edit, make_checkpoint
 from tests.image_checkpoints import make_image_checkpoint, picture
+from tests.marks import by_night
 
 TRUSTED = Sources(any_file=True)
 
@@ -450,16 +451,20 @@ def test_overrides_of_a_config(tmp_path):
         LLM(str(folder), hf_overrides={"vision_config": 5}, **options)
 
 
-def test_a_tower_with_numbers_that_are_none(tmp_path):
-    """As of a language model: said when the tower is read, not in the middle of a step."""
+@pytest.mark.parametrize("num_ranks", [1, by_night(2)])
+def test_a_tower_with_numbers_that_are_none(tmp_path, num_ranks):
+    """As of a language model: said when the tower is read, not in the middle of a step. Texts are answered, still."""
     folder = make_image_checkpoint(tmp_path, "smolvlm")
     weights = load_file(folder / "model.safetensors")
     name = next(name for name in weights if ".vision_model." in name)
     weights[name].view(-1)[0] = float("nan")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    llm = LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks_override=50, max_model_len=100)
-    with pytest.raises(ValueError, match="has numbers that are NaN"):
-        llm.generate({"prompt": "<image>", "multi_modal_data": {"image": RED}})
+    options = dict(block_size=4, num_gpu_blocks_override=50, max_model_len=100, tensor_parallel_size=num_ranks)
+    llm = LLM(str(folder), dtype="float32", **options)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="has numbers that are NaN"):
+            llm.generate({"prompt": "<image>", "multi_modal_data": {"image": RED}})
+        assert llm.generate("the quick", SamplingParams(max_tokens=2))[0].finished
 
 
 def test_options_of_images():

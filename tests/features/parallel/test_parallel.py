@@ -130,6 +130,18 @@ def test_a_rank_that_hangs_ends_the_engine(two_ranks, monkeypatch):
     assert not any(map(is_alive, pids))
 
 
+@pytest.mark.nightly
+def test_a_rank_that_hangs_while_much_is_sent(two_ranks, monkeypatch):
+    """As of a picture: more than a socket holds."""
+    llm, pids = two_ranks
+    monkeypatch.setattr(parallel, "TIMEOUT_S", 5.0)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(RuntimeError, match=r"rank \d hangs"):
+        llm.engine.model_runner._ask("get", "x" * 10_000_000)
+    assert not any(map(is_alive, pids))
+
+
 @pytest.mark.parametrize(
     ("program", "timeout_s", "message"),
     [("exit 3", LIMIT_S, r"rank \d died, exit code"), ("exec sleep 600", 2.0, "rank 0 hangs")],
