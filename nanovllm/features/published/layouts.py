@@ -257,7 +257,8 @@ def in_groups_of_32(values: Tensor, order: Tensor | None) -> Tensor:
 
 def unpack(words: Tensor, bits: int) -> Tensor:
     """int32 [n, m] -> uint8 [n, m * 32 / bits]: the lowest bits first."""
-    codes = words.contiguous().view(torch.uint8)
+    # Not contiguous(), which leaves the strides of an axis of size 1 as they are: then it cannot be viewed as bytes.
+    codes = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return codes if bits == 8 else torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
 
 

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.group import RankGroup
+from nanovllm.features.published.layouts import unpack
 from nanovllm.features.quantization.formats import Q8_0, MergedWeight
 from nanovllm.tools.cli import main
 from nanovllm.worker.loader import load_model
@@ -43,6 +44,15 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, prompt_
 HEAD = "lm_head.weight"
 IN_FLOATS = re.compile(rf"{files.LINEAR.pattern}|.*experts\.(gate_up|down)_proj")  # transformers has one of all experts
 BESIDE = re.compile(r".*in_proj_(a|b|ba)\.weight")  # ordinary numbers, computed with quantized ones in one product
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1), (1, 1), (2, 3)])
+def test_words_of_any_shape(shape, bits):
+    """A transposed row looks contiguous to PyTorch, and cannot be viewed as bytes."""
+    words = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32)
+    expected = [[word >> at & (2**bits - 1) for word in row for at in range(0, 32, bits)] for row in words.T.tolist()]
+    assert unpack(words.T, bits).tolist() == expected
 
 
 def rounded_inputs(module: nn.Module, inputs: tuple[Tensor], order: Tensor | None = None) -> Tensor:
