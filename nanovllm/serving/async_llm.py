@@ -177,6 +177,7 @@ class AsyncLLM:
         make: makes the requests, as prepare() calls functions; their grammars are compiled here. See generate().
         """
         loop = asyncio.get_running_loop()
+        self.thread.start(loop)
         began, too_late = loop.time(), TimeoutError(f"the request was not done after {timeout_s or 0:g} s")
         self._enter(1)
         try:
@@ -260,7 +261,11 @@ class AsyncLLM:
 
         worker = Worker(target=run, name="prepare", daemon=True)
         finish_at_exit(worker)
-        worker.start()
+        try:
+            worker.start()
+        except RuntimeError:  # the system has no thread left
+            places.release()
+            raise
         return await future
 
     async def call(self, function: Callable[[], Result]) -> Result:

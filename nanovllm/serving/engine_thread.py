@@ -77,14 +77,16 @@ class EngineThread:
         self._thread: Worker | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin, unless it has begun. loop: where readers live. RuntimeError in a child of fork: there is no thread."""
+        """Begin, unless it has begun. loop: where readers live. RuntimeError in another one, and in a child of fork."""
         check_process()
         if self._thread is None:
             self.loop = loop
-            self._thread = Worker(target=self._run, name="engine", daemon=True)
+            thread = Worker(target=self._run, name="engine", daemon=True)
+            thread.start()
+            self._thread = thread
             finish_at_exit(self)
-            self._thread.start()
-        assert loop is self.loop, "an AsyncLLM belongs to one event loop"
+        if loop is not self.loop:
+            raise RuntimeError("an AsyncLLM belongs to one event loop, the one in which it was asked first")
 
     def end(self) -> None:
         """Let the thread end after its step; readers hear of it."""

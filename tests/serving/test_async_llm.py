@@ -7,7 +7,8 @@ import weakref
 import pytest
 
 from nanovllm import LLM, PoolingParams, SamplingParams
-from nanovllm.serving.async_llm import AsyncLLM, Overloaded, wait_for
+from nanovllm.serving import async_llm
+from nanovllm.serving.async_llm import NUM_PREPARING_THREADS, AsyncLLM, Overloaded, wait_for
 from nanovllm.serving.engine_thread import EngineDied, StepFailed
 from tests.checkpoints import SMALL
 from tests.faults import plant
@@ -52,6 +53,29 @@ async def until(llm: AsyncLLM, name: str, least: int) -> None:
 async def last_of(stream):
     outputs = [output async for output in stream]
     return outputs[-1] if outputs else None
+
+
+def test_a_second_event_loop_is_refused(make):
+    llm = make()
+    assert finish(last_of(llm.generate("two gulls", SamplingParams(max_tokens=2), "a")))
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="belongs to one event loop"):
+            finish(last_of(llm.generate("two gulls", SamplingParams(max_tokens=2), "b")))
+    assert llm._num_entering == 0
+
+
+def test_a_system_without_threads_keeps_no_place(make, monkeypatch):
+    async def work(llm: AsyncLLM) -> None:
+        await llm.stats()  # the engine's thread begins
+        with monkeypatch.context() as patch:
+            plant(patch, async_llm.Worker, "start", range(1, 2 * NUM_PREPARING_THREADS + 1))
+            for _ in range(2 * NUM_PREPARING_THREADS):
+                with pytest.raises(RuntimeError):
+                    await last_of(llm.generate("two gulls", SamplingParams(max_tokens=2), "a"))
+        assert await last_of(llm.generate("two gulls", SamplingParams(max_tokens=2), "a"))
+
+    llm = make()
+    finish(work(llm))
 
 
 def test_encode(make, checkpoint):

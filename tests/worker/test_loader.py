@@ -138,11 +138,13 @@ def test_weights_beyond_memory(broken, monkeypatch):
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "config.json", None])
 def test_index_that_leads_elsewhere(broken, name):
+    (broken / "model.safetensors").unlink()
     (broken / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     expect("may only name safetensors files beside it, not", LLM, str(broken), num_gpu_blocks_override=64)
 
 
 def test_index_that_names_a_missing_file(broken):
+    (broken / "model.safetensors").unlink()
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (broken / "model.safetensors.index.json").write_text(json.dumps(index))
     expect("names files that are not there", LLM, str(broken), error=FileNotFoundError, num_gpu_blocks_override=64)

@@ -22,6 +22,7 @@ logger = logging.getLogger("nanovllm.access")
 
 MAX_ID_CHARS, MAX_PATH_CHARS = 128, 200
 PROBES = ("/health", "/ping", "/metrics", "/load")  # asked every few seconds: a line only if something is wrong
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # a client may send any word as its method
 GONE = 499  # the client has, before its answer was complete
 
 
@@ -73,11 +74,18 @@ class Access:
             if not isinstance(error, Refused):
                 raise  # uvicorn writes its traceback into the log
         finally:
-            self._note(scope, status if is_complete else GONE, time.perf_counter() - began)
+            self._note(scope, status if is_complete else GONE, began)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, status: int, began: float) -> None:
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self.metrics.count_answer(method, scope["path"], status)
+        if (work := scope["state"].get("work")) is None:  # else it goes on in the background
+            self._log(scope, method, status, began)
+        else:
+            work.add_done_callback(lambda _: self._log(scope, method, status, began))
+
+    def _log(self, scope: Scope, method: str, status: int, began: float) -> None:
         requests: list[EngineRequest] = scope["state"].get("requests", [])
-        self.metrics.count_answer(scope["method"], scope["path"], status)
         if scope["path"] in PROBES and status < 400:
             return
         tokens = ""
@@ -86,5 +94,6 @@ class Access:
             num_cached = sum(made.num_cached_tokens or 0 for made in requests)
             num_out = sum(sample.seq.num_generated_tokens for made in requests for sample in made.samples)
             tokens = f" {num_in} tokens in ({num_cached} cached), {num_out} out,"
-        what = f"{scope['method']} {quote(scope['path'][:MAX_PATH_CHARS])} {status}:"
+        what = f"{method} {quote(scope['path'][:MAX_PATH_CHARS])} {status}:"
+        seconds = time.perf_counter() - began
         logger.info("%s%s %.3f s, id %s", what, tokens, seconds, scope["state"]["request_id"])

@@ -54,6 +54,8 @@ class AdapterUpdates:
         body, left_out = without_unknown(parse_json(raw), FIELDS)
         if not isinstance(name := body.get("lora_name"), str) or not name:
             raise Refused(400, f"lora_name must be text that is not empty, found {shorten(name)}")
+        if not name.isprintable():  # it stands in answers and in the log
+            raise Refused(400, f"lora_name must be printable, found {shorten(ascii(name))}")
         text = await self.llm.prepare(lambda: change(body), self._places)
         logger.info("%s", text)
         return PlainTextResponse(text, headers=warning_headers(warning_of(left_out)))

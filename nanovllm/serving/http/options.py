@@ -1,6 +1,7 @@
 """What `nanovllm serve` may be told, beside the engine's options. Nothing of a server is imported here."""
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,8 @@ class ServeOptions:
     port: int = option(8000, "0: any free port", low=0, high=65_535)
     api_key: tuple[str, ...] = option(
         (),
-        "requests for /v1 must send one of these (may be given several times); tenants with different keys never share "
-        "a prefix",
+        "requests for /v1 must send one of these (several times, or VLLM_API_KEY); tenants with different keys never "
+        "share a prefix",
     )
     served_model_name: tuple[str, ...] = option(
         (),
@@ -81,6 +82,8 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if not self.api_key and (key := os.environ.get("VLLM_API_KEY")):
+            object.__setattr__(self, "api_key", (key,))
         for name in ("api_key", "served_model_name", "lora_modules"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         origins = [origin for text in self.allowed_origins for origin in _origins(text)]

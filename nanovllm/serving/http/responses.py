@@ -8,7 +8,9 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -172,15 +174,19 @@ class BoundedBodies:
                 work.add_done_callback(give_back)
 
 
+READING = ("GET", "HEAD", "OPTIONS")
+
+
 class Guard:
-    """ASGI middleware: hosts and keys.
+    """ASGI middleware: hosts, pages of other origins, and keys.
 
     keys: without any, everybody may ask. local: the server listens on this machine only, and then answers only to its
-    names: a web page elsewhere cannot reach it by a name of its own that leads here (DNS rebinding).
+    names: a web page elsewhere cannot reach it by a name of its own that leads here (DNS rebinding). origins: of pages
+    elsewhere that may change something; others cannot, even where they may not read the answer (CSRF).
     """
 
-    def __init__(self, app: ASGIApp, keys: list[str], local: bool) -> None:
-        self.app, self.local = app, local
+    def __init__(self, app: ASGIApp, keys: list[str], local: bool, origins: tuple[str, ...] = ()) -> None:
+        self.app, self.local, self.origins = app, local, origins
         self.digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -195,6 +201,9 @@ class Guard:
         host = re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]").lower()
         if self.local and host not in LOOPBACK:
             raise Refused(403, f"this server answers to {', '.join(LOOPBACK)}, not to {host!r:.80}")
+        if request.method not in READING and self._is_of_a_page_elsewhere(request.headers):
+            origin = request.headers["origin"]
+            raise Refused(403, f"pages of {origin!r:.80} may not use this server; --allowed-origins would let them")
         # Not request.url: a Host header can make it look like another path than the one that is routed.
         if not self.digests or not request.scope["path"].startswith(GUARDED):
             return
@@ -204,6 +213,15 @@ class Guard:
             what = "this key is not known" if key else "a key is needed: Authorization: Bearer KEY"
             raise Refused(401, what, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
         request.state.tenant = hashlib.sha256(b"nanovllm tenant" + given).hexdigest()
+
+    def _is_of_a_page_elsewhere(self, headers: Headers) -> bool:
+        """Browsers name the origin of what changes something, and say whether it is this one, whatever a proxy does."""
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if origin is None or origin in self.origins or "*" in self.origins:
+            return False
+        if site is not None:
+            return site not in ("same-origin", "none")
+        return urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

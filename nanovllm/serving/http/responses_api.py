@@ -81,7 +81,9 @@ class ResponseForm(Form):
         """Up to an answer that is kept, and with it."""
         stored = self.store.get(response_id)
         if stored is None or stored.conversation is None:
-            what = "not found" if stored is None else "not complete"
+            what = "not found"
+            if stored is not None:
+                what = "not complete" if stored.is_working else "too long to go on with"
             raise Refused(400, f"Previous response with id {response_id!r:.80} {what}.", "previous_response_not_found")
         messages: list[dict[str, Any]] = parse_json(stored.conversation.encode())["messages"]
         return messages
@@ -193,7 +195,7 @@ class ResponsesApi:
         """?stream=true&starting_after=N: the events of a stream in the background, those after number N."""
         stored, asked = self._find(request), request.query_params
         if asked.get("stream") != "true":
-            return _plain(stored)
+            return self._shown(stored, request.path_params["response_id"])
         number = asked.get("starting_after", "-1")
         if number != "-1" and not (number.isascii() and number.isdigit() and len(number) < 10):
             raise Refused(400, f"starting_after must be the number of an event, found {number!r:.80}")
@@ -203,6 +205,15 @@ class ResponsesApi:
         if not (call.job.stream if call else stored.events):
             raise Refused(400, "events are kept of answers that were made with stream and background; leave out stream")
         return Events(lambda put: recording.follow(int(number) + 1, put))
+
+    def _shown(self, stored: Stored, response_id: str) -> Response:
+        """As it is now: of an answer that is not streamed, the engine alone knows when it has begun."""
+        if not stored.is_working or response_id not in self.working:
+            return _plain(stored)
+        _, call, _ = self.working[response_id]
+        if call.job.requests[0].metrics.first_scheduled_time is None:
+            return _plain(stored)
+        return json_response(parse_json(stored.response.encode()) | {"status": "in_progress"})
 
     async def list_input(self, request: Request) -> Response:
         """What an answer was made from, without what it has from previous_response_id."""

@@ -29,6 +29,7 @@ from nanovllm.features.lora.cli_modules import read_modules
 from nanovllm.files.demo_model import is_demo_model
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM
+from nanovllm.serving.engine_thread import EngineDied
 from nanovllm.serving.http.access import Access
 from nanovllm.serving.http.adapters import AdapterUpdates
 from nanovllm.serving.http.api import Api
@@ -55,6 +56,7 @@ from nanovllm.tools.screen import Screen
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODIES_BYTES = 1_000_000_000  # of all requests that are being answered
+TO_SAY_SO_S = 1.0  # beyond --shutdown-timeout: requests that it cuts off are answered by an error
 POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 
 
@@ -131,7 +133,8 @@ def make_app(
         Route("/", page),
         Mount("/page", StaticFiles(directory=PAGE)),
     ]
-    middleware = [Middleware(Guard, keys=list(options.api_key), local=options.host in LOOPBACK)]
+    guarded: dict[str, Any] = dict(keys=list(options.api_key), origins=options.allowed_origins)
+    middleware = [Middleware(Guard, local=options.host in LOOPBACK, **guarded)]
     if options.allowed_origins:  # outside: a page must be able to read an error, and preflights have no key
         cors: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
@@ -165,7 +168,8 @@ class Server(uvicorn.Server):
         self.connections = Connections()
         app = make_app(llm, options, names, lambda: self.should_exit, self.connections.is_full)
         given: dict[str, Any] = {"http": partial(Connection, self.connections), "ws": "none", "loop": "asyncio"}
-        given["timeout_graceful_shutdown"] = options.shutdown_timeout  # uvicorn's annotation says int
+        self.shutdown_timeout = options.shutdown_timeout
+        given["timeout_graceful_shutdown"] = options.shutdown_timeout + TO_SAY_SO_S  # uvicorn's annotation says int
         given["backlog"] = ACCEPTED_AT_ONCE
         super().__init__(uvicorn.Config(app, log_level="warning", lifespan="off", **given))
         llm.thread.on_death = self.end
@@ -187,8 +191,15 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.llm.thread.set_pace()  # a paused engine would let nobody finish
+        ending = asyncio.get_running_loop().call_later(self.shutdown_timeout, self._end_readers)
         await super().shutdown(sockets)
+        ending.cancel()
         self.summing.cancel()
+
+    def _end_readers(self) -> None:
+        """Those that are still being answered hear why they are not answered to the end."""
+        for reader in list(self.llm.readers):
+            reader.fail(EngineDied("the server ends, and --shutdown-timeout has passed"))
 
     def end(self) -> None:
         self.should_exit = True

@@ -54,7 +54,7 @@ def test_a_batch_job_chooses_by_model(checkpoint, modules, texts, tmp_path, caps
     assert "body.model is 'c'" in message and ", with adapter a, with adapter b: leave body.model out" in message
     capsys.readouterr()
     assert cli.main(command) == 2  # the same job, answered without adapters, would be another one
-    assert "holds answers to another model, or other" in capsys.readouterr().err
+    assert "holds answers to another model, or with other options" in capsys.readouterr().err
 
 
 def test_an_adapter_that_changed_is_another_job(checkpoint, modules, tmp_path, capsys):
@@ -68,7 +68,7 @@ def test_an_adapter_that_changed_is_another_job(checkpoint, modules, tmp_path, c
     edit(folder / "adapter_config.json", lora_alpha=1)
     capsys.readouterr()
     assert cli.main(command) == 2
-    assert "holds answers to another model, or other" in capsys.readouterr().err
+    assert "holds answers to another model, or with other options" in capsys.readouterr().err
 
 
 def test_a_server_has_models_beside_its_own(checkpoint, modules, texts):

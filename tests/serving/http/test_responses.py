@@ -197,7 +197,7 @@ def test_what_is_kept(client):
         with pytest.raises(openai.BadRequestError, match=f"Previous response with id '{gone}' not found.") as error:
             client.responses.create(input=GULLS, previous_response_id=gone, **SHORT)
         assert error.value.code == "previous_response_not_found"
-    with pytest.raises(openai.BadRequestError, match="no item 'msg_x' is kept here"):
+    with pytest.raises(openai.BadRequestError, match="no answer that is kept has the item 'msg_x'"):
         client.responses.create(input=[{"type": "item_reference", "id": "msg_x"}], **SHORT)
     with pytest.raises(openai.BadRequestError, match="made with stream and background"):
         client.responses.retrieve(client.responses.create(input=GULLS, **SHORT).id, stream=True)
@@ -243,7 +243,7 @@ def test_tenants(checkpoint):
                 call(made.id)
         with pytest.raises(openai.BadRequestError, match="not found"):
             two.create(input=GULLS, previous_response_id=made.id, **SHORT)
-        with pytest.raises(openai.BadRequestError, match="no item"):
+        with pytest.raises(openai.BadRequestError, match="no answer that is kept has the item"):
             two.create(input=reference, **SHORT)
         assert one.create(input=reference, **SHORT).output and one.retrieve(made.id) == made
         assert two.create(input=GULLS, **SHORT).usage.input_tokens_details.cached_tokens == 0
@@ -269,6 +269,9 @@ def test_in_the_background(server, client):
     assert begun.status == "queued" == client.responses.retrieve(begun.id).status and begun.background
     with pytest.raises(openai.BadRequestError, match="not complete"):
         client.responses.create(input="and?", previous_response_id=begun.id, **SHORT)
+    server.llm.thread.set_pace(2)
+    server.until(lambda: server.llm.thread.steps_left == 0)
+    assert client.responses.retrieve(begun.id).status == "in_progress"
     server.llm.thread.set_pace()
     ended = until_ended(client, begun.id)
     assert (ended.status, ended.output_text) == ("incomplete", whole.output_text)

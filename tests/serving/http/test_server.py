@@ -21,6 +21,7 @@ from nanovllm.core.sequence import NO_TOKEN
 from nanovllm.outputs import RequestMetrics
 from nanovllm.serving.http.html_pictures import draw_block, holders
 from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.http.serve import Server
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
 from nanovllm.serving.openai.shown import Shown
 from tests.checkpoints import SMALL
@@ -413,6 +414,42 @@ def test_pages_elsewhere(checkpoint):
         for origin, status in (("http://ui.example", 200), ("http://evil.example", 400)):
             preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
             assert server.send(COMPLETIONS, headers=preflight, method="OPTIONS")[0] == status
+
+
+def test_vllms_variable_for_the_key(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "k")
+    assert ServeOptions().api_key == ("k",) and ServeOptions(api_key=("own",)).api_key == ("own",)
+
+
+def test_what_the_servers_end_cuts_off_is_told(server):
+    server.llm.thread.set_pace(0)
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(server.send, COMPLETIONS, json.dumps({"prompt": FOX, "max_tokens": 50}).encode())
+        server.until(lambda: server.llm.readers)
+        server.call(lambda: Server._end_readers(server))
+        status, raw = asking.result()
+    server.llm.thread.set_pace()
+    assert status == 503 and "--shutdown-timeout has passed" in json.loads(raw)["error"]["message"]
+    server.assert_at_rest()
+
+
+def test_a_page_elsewhere_changes_nothing(server):
+    """Nor where a request needs no body, which a browser sends without asking first. Proxies may rename the host."""
+    for headers, status in (
+        ({"Origin": "http://evil.example", "Content-Type": "text/plain"}, 403),
+        ({"Origin": "null", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": "https://hub.example", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({}, 200),
+    ):
+        answer = server.send("/reset_prefix_cache", b"", headers=headers)
+        assert answer[0] == status and (status == 200 or b"--allowed-origins" in answer[1])
+
+
+def test_a_method_of_a_clients_own_is_no_label(server):
+    for number in range(3):
+        server.send("/", method=f"BREW{number}")
+    text = server.send("/metrics")[1]
+    assert b"BREW" not in text and b'method="other"' in text
 
 
 def test_metrics(server, client):

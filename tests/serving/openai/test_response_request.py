@@ -288,7 +288,10 @@ REFUSED = [
     ({"input": [{"type": "mesage", "role": "user", "content": "hi"}]}, "this server reads items of type message, func"),
     ({"input": [USER, {"type": "compaction", "encrypted_content": "x"}]}, "found type 'compaction'"),
     ({"input": [{"type": ["message"]}]}, "found type"),
-    ({"input": [{"type": "item_reference", "id": "msg_2"}]}, "no item 'msg_2' is kept here; send the item itself"),
+    (
+        {"input": [{"type": "item_reference", "id": "msg_2"}]},
+        "no answer that is kept has the item 'msg_2'; send the item itself",
+    ),
     ({"input": [{"type": "function_call", "call_id": "x", "name": "f"}]}, "function_call needs a string 'arguments'"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "needs a string 'call_id'"),
     ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "made by another server"),

@@ -73,7 +73,9 @@ def read_input(given: Any, find_items: Callable[[str], dict[str, dict[str, Any]]
             if isinstance(item_id, str) and item_id not in found:
                 found |= find_items(item_id)
             if not isinstance(item_id, str) or item_id not in found:
-                raise ValueError(f"input item {index}: no item {shorten(item_id)} is kept here; send the item itself")
+                raise ValueError(
+                    f"input item {index}: no answer that is kept has the item {shorten(item_id)}; send the item itself"
+                )
             if item_id in referred:
                 raise ValueError(f"input item {index}: {shorten(item_id)} is referred to twice; once is enough")
             referred.add(item_id)

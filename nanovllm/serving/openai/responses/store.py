@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -13,9 +13,12 @@ MAX_ANSWERS, MAX_BYTES = 1000, 64 << 20  # of each tenant
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """As JSON, so that bytes are counted. conversation: its messages, the answer's own included; None until it ends.
+    """As JSON, so that bytes are counted.
 
-    inputs: items that were asked with. events: of a stream in the background, as they travel.
+    conversation   its messages, the answer's own included; None until it ends, and of one that would not fit
+    inputs         items that were asked with
+    events         of a stream in the background, as they travel
+    is_working     it is being made in the background
     """
 
     response: str
@@ -23,6 +26,7 @@ class Stored:
     item_ids: tuple[str, ...]
     inputs: str
     events: tuple[str, ...] = ()
+    is_working: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -50,19 +54,24 @@ class ResponseStore:
         inputs: Sequence[dict[str, Any]] = (),
         events: Iterable[str] = (),
     ) -> None:
-        """In place of what had its id. One that is larger than the whole bound is not kept."""
+        """In place of what had its id. conversation: None while it is being made; then it is not given up.
+
+        Of one that is larger than the whole bound, the response alone is kept.
+        """
         ids = tuple(item["id"] for item in response["output"])
         text = None if conversation is None else to_json({"messages": conversation})
-        stored = Stored(to_json(response), text, ids, to_json({"items": list(inputs)}), tuple(events))
+        is_working = conversation is None
+        stored = Stored(to_json(response), text, ids, to_json({"items": list(inputs)}), tuple(events), is_working)
+        if stored.num_bytes > self.max_bytes:
+            stored = replace(stored, conversation=None, inputs=to_json({"items": []}), events=())
         with self._lock:
             self._drop(response["id"])
-            if stored.num_bytes > self.max_bytes:
-                return
             self._stored[response["id"]] = stored
             self._where |= dict.fromkeys(ids, response["id"])
             self.num_bytes += stored.num_bytes
-            while len(self._stored) > self.max_answers or self.num_bytes > self.max_bytes:
-                self._drop(next(iter(self._stored)))
+            ended = [each for each, known in self._stored.items() if not known.is_working]
+            while ended and (len(self._stored) > self.max_answers or self.num_bytes > self.max_bytes):
+                self._drop(ended.pop(0))
 
     def get(self, response_id: str) -> Stored | None:
         with self._lock:
