@@ -1,11 +1,12 @@
 """Expect: what a check says when the student's code did something else than it should. Needs nothing but Python."""
 
+import builtins
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import wraps
 from pickle import dumps, loads
 from typing import Any, Protocol, TypeVar
 
@@ -59,7 +60,7 @@ def differs(expected: Any, got: Any, absolute: Any, relative: float = 0.0) -> An
     return ~near if hasattr(near, "shape") else not near
 
 
-WHOLE = {"max", "min", "sum", "fsum", "sorted"}  # each goes through a whole list
+WHOLE = (builtins.max, builtins.min, builtins.sum, builtins.sorted, math.fsum)  # given one thing, they go through all
 
 
 @contextmanager
@@ -67,16 +68,23 @@ def once(size: int) -> Iterator[None]:
     """The student's function is given a list of this size: it does not go through it anew for each of its entries."""
     calls = Counter[str]()
 
-    def count(frame: Any, event: str, called: Any) -> None:
-        if event == "c_call" and called.__name__ in WHOLE:
-            calls[called.__name__] += 1
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            if len(args) == 1 and (not hasattr(args[0], "__len__") or 2 * len(args[0]) >= size):
+                calls[function.__name__] += 1
+            return function(*args, **options)
 
-    before = sys.getprofile()
-    sys.setprofile(count)
+        return call
+
+    owners = [(math if function is math.fsum else builtins, function) for function in WHOLE]
+    for owner, function in owners:
+        setattr(owner, function.__name__, counting(function))
     try:
         yield
     finally:
-        sys.setprofile(before)
+        for owner, function in owners:
+            setattr(owner, function.__name__, function)
     for name, num_calls in calls.items():
         if num_calls >= size >= 8:
             hint = f"{name}() stands inside a loop or a comprehension and goes through the whole list for each token: "

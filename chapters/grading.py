@@ -269,6 +269,9 @@ class Watched:
             @wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
                 found = function(*args, **kwargs)
+                if (odd := what_compares_by_itself(found)) is not None:
+                    what = f"{function.__name__} returned {_shown(odd, 80)}, of the type {full_kind_of(odd)}"
+                    raise Wrong(f"{what}, which decides by itself what it is equal to: return Python's own")
                 if not hasattr(found, "__next__"):  # an iterator that nobody reads is to end
                     self._returned.append(found)
                 return found
@@ -290,6 +293,9 @@ class Watched:
         return f"{what}, and the check cannot work with that: {readable(error)}"
 
 
+OTHER_NUMBERS = ("numpy", "fractions", "decimal", "array")  # modules of what no check takes
+
+
 def odd_values(value: Any, depth: int = 6) -> Iterator[Any]:
     """What is in it that is neither Python's own nor the engine's, such as numpy's numbers and fractions."""
     if type(value) is dict:
@@ -297,8 +303,18 @@ def odd_values(value: Any, depth: int = 6) -> Iterator[Any]:
     if type(value) in (list, tuple, set, frozenset, deque):
         for each in islice(value, 10_000 if depth else 0):
             yield from odd_values(each, depth - 1)
-    elif type(value) is complex or full_kind_of(value).split(".")[0] in ("numpy", "fractions", "decimal", "array"):
+    elif type(value) is complex or full_kind_of(value).split(".")[0] in OTHER_NUMBERS:
         yield value
+
+
+def what_compares_by_itself(value: Any) -> Any:
+    """A number, a text or a list of a class that has its own == or !=, in what was returned; None if there is none."""
+    for each in [value, *islice(value, 10_000)] if isinstance(value, list | tuple) else [value]:
+        if isinstance(each, int | float | str | list | tuple | dict | set):
+            own = [kind for kind in type(each).__mro__ if kind.__module__ not in ("builtins", *OTHER_NUMBERS)]
+            if any(vars(kind).keys() & {"__eq__", "__ne__"} for kind in own):
+                return each
+    return None
 
 
 def _shown(value: Any, most_characters: int) -> str:

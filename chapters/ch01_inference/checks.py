@@ -31,6 +31,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 def is_tie(bench: Bench, prompt: str, before: list[int], token_id: int) -> bool:
     """Does the model itself find this token as likely as its best?"""
     token_ids = bench.llm.get_tokenizer()(prompt).input_ids + before
+    bench.llm.reset_prefix_cache()  # attention_by() lays K and V out in another order than the kernels
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     [best] = bench.llm.generate([token_ids], params, False)[0].outputs[0].logprobs or []
     top = max(entry.logprob for entry in best.values())

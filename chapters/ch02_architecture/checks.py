@@ -110,7 +110,7 @@ def expect_steps(
 ) -> list[list[RequestOutput]]:
     """Steps until all is done, and who must have an output in each."""
     returned = steps_until_done(bench.llm.engine)
-    got = [sorted(f"{o.request_id}{' finished' * o.finished}" for o in outputs) for outputs in returned]
+    got = [[f"{o.request_id}{' finished' * o.finished}" for o in outputs] for outputs in returned]
     expect(expected, got, hint)
     return returned
 
@@ -363,13 +363,20 @@ def joined(stream_text: Any, bench: Bench) -> None:
 def at_once(stream_text: Any, bench: Bench) -> None:
     """a piece is handed out before the next step is made"""
     stats = bench.llm.engine.stats
-    num_steps = stats.num_steps
+    with writing(bench.llm.engine, " one two three four five") as num_tokens:
+        num_steps = stats.num_steps
+        outputs: Any = bench.llm.stream(PROMPTS[0], greedy(num_tokens))
+        next(output for output in outputs if output.outputs[0].text)
+        needed = stats.num_steps - num_steps
+        outputs.close()
     with writing(bench.llm.engine, " one two three four five") as num_tokens:
         pieces = stream_text(bench.llm, PROMPTS[0], greedy(num_tokens))
+        num_steps = stats.num_steps
         next(pieces)
         made = stats.num_steps - num_steps
-        hint = "the first piece came only when the whole text was there: hand each out as soon as a step gives it"
-        ensure(made < num_tokens, hint, expected=f"fewer than {num_tokens} steps", got=f"{made} steps")
+        late = "only when the whole text was there" if made >= num_tokens else "a step late"
+        hint = f"the first piece came {late}: hand each out as soon as a step gives it"
+        ensure(made <= needed, hint, expected=f"{needed} steps", got=f"{made} steps")
         for _ in pieces:
             pass
 

@@ -42,11 +42,17 @@ def state(manager: BlockManager, seq: Sequence) -> dict[str, Any]:
         "reference counts": [block.ref_count for block in manager.blocks],
         "block_table": list(seq.block_table),
         "num_computed_tokens": seq.num_computed_tokens,
+        "num_cached_tokens": seq.num_cached_tokens,
+        "num_registered_blocks": seq.num_registered_blocks,
+        "hash_collision": seq.hash_collision,
+        "hashes of the blocks": [block.block_hash for block in manager.blocks],
     }
 
 
 def refuse(function: Any, manager: BlockManager, when: str, seq: Sequence, *num_tokens: int) -> None:
     """The answer must be False, with nothing changed."""
+    if not seq.block_table:
+        seq.num_cached_tokens = seq.num_registered_blocks = 1  # of an earlier admission
     before = state(manager, seq)
     try:
         answer = function(manager, seq, *num_tokens)

@@ -71,6 +71,7 @@ FIRST = "it is one of the first min_tokens: neither EOS nor a stop token id may 
 ONCE = "the stop checker gets each token of the text, once"
 NO_TEXT = "a token that ends the sequence as EOS or stop token is no part of the text: the stop checker does not get it"
 HELD_BACK = "among the first min_tokens an EOS or stop token ends nothing, so it belongs to the text"
+BEFORE_LENGTH = "a stop comes before a length: the text ended by itself"
 COUNTS = "max_tokens counts generated tokens, the new one included"
 LENGTH = "max_model_len counts prompt and output, the new token included"
 REASONS: dict[str, list[tuple[Any, ...]]] = {  # hint, params, token, its number, and what to answer
@@ -95,8 +96,11 @@ REASONS: dict[str, list[tuple[Any, ...]]] = {  # hint, params, token, its number
         (LENGTH, dict(max_tokens=None, max_model_len=20), 7, 14, "length", None),
     ],
     "the first rule that applies decides": [
-        ("a stop comes before a length: the text ended by itself", {}, EOS, 8, "stop", None),
-        ("a stop comes before a length: the text ended by itself", dict(stop_token_ids=[7]), 7, 8, "stop", 7),
+        (BEFORE_LENGTH, {}, EOS, 8, "stop", None),
+        (BEFORE_LENGTH, dict(stop_token_ids=[7]), 7, 8, "stop", 7),
+        (BEFORE_LENGTH, dict(max_tokens=None, max_model_len=20), EOS, 14, "stop", None),
+        (BEFORE_LENGTH, dict(max_tokens=None, max_model_len=20, stop_token_ids=[7]), 7, 14, "stop", 7),
+        (BEFORE_LENGTH, dict(max_tokens=None, max_model_len=20, text=[9]), 9, 14, "stop", "end"),
         ("EOS is asked for before the stop token ids", dict(stop_token_ids=[EOS]), EOS, 3, "stop", None),
         ("an EOS that is ignored may be a stop id", dict(stop_token_ids=[0], ignore_eos=True), EOS, 3, "stop", EOS),
     ],
@@ -110,7 +114,7 @@ REASONS: dict[str, list[tuple[Any, ...]]] = {  # hint, params, token, its number
     "a stop string ends it, and is named": [
         ("token 9 completes the stop string", dict(text=[9]), 9, 3, "stop", "end"),
         (ONCE, dict(text=[7]), 7, 3, None, None),
-        ("a stop comes before a length: the text ended by itself", dict(text=[9]), 9, 8, "stop", "end"),
+        (BEFORE_LENGTH, dict(text=[9]), 9, 8, "stop", "end"),
         (f"the last token allowed is text, too: {ONCE}", dict(text=[7]), 7, 8, "length", None),
     ],
     "the stop checker hears of the text, and of nothing else": [

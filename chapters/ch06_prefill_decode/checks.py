@@ -273,6 +273,7 @@ BUDGETS = (
         (MORE, 7, 0.0003, (6, 0)),
         (MORE | MIDDLE, 7, 0.03, (6, 50)),
         ({150: SLOW}, 1, 0.03, (0, 0)),
+        ({1: "a prompt with one token left to compute is like a decode"}, 2, 0.03, (0, 3)),
     ),
     case("A waiting sequence does not decode", compare_budget, ({8: "who waits does not decode"}, 3, 0.03, (2, 0), 5)),
     case(

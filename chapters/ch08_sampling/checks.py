@@ -260,11 +260,11 @@ def make_seq(seed: int | None, sample_index: int = 0, position: int = 0) -> Sequ
     return make_many(SamplingParams(seed=seed), [(seed, sample_index, position)])[0]
 
 
-def make_many(params: SamplingParams, places: list[tuple[Any, ...]]) -> list[Sequence]:
+def make_many(params: SamplingParams, places: list[tuple[Any, ...]], num_prompt: int = 3) -> list[Sequence]:
     """Sequences with these parameters at (seed, sample index, position); a seed need not be the parameters'."""
     seqs = []
     for seed, sample_index, position in places:
-        seq = Sequence([1, 2, 3], params)
+        seq = Sequence([*range(1, num_prompt + 1)], params)
         seq.seed, seq.sample_index, seq.tokens = seed, sample_index, seq.tokens + [4] * position
         seqs.append(seq)
     return seqs
@@ -303,6 +303,9 @@ def check_alone_and_together(function: Callable, bench: Bench) -> None:
     expect(together, backwards, "the same rows in reverse order give different tokens")
     hint = "another Sequence with the same three numbers gets a different token: what else enters, its seq_id?"
     expect(together, ask_draw(function, flat(20), twins), hint)
+    others = [make_many(SamplingParams(seed=seed), [(seed, 0, seed % 3)], num_prompt=9)[0] for seed in range(20)]
+    hint = "with a longer prompt, the same three numbers get a different token: the position is that in the output"
+    expect(together, ask_draw(function, flat(20), others), hint)
 
 
 def differ(function: Callable, name: str, places: list[Any]) -> None:

@@ -114,6 +114,10 @@ QUANTIZE_CHECKS = (
                 *((group, name, STORED) for group in ANY for name in FORMATS),
                 *((group, "Q8_0", STORED) for group in NEARLY_HALVES),
             ],
+            "Groups of tiny numbers": [
+                ([1e-7, 0.0, -5e-8], "Q8_0", f"float16 has no scale so small, so it is 0: {NO_SCALE}"),
+                ([1e-5, 4e-6], "Q8_0", "float16 rounds a tiny scale so much that a code is too large: clip it"),
+            ],
         },
     ),
     check_quantize_generates,
@@ -515,6 +519,7 @@ UNPACK_CHECKS = (
             "GPTQ's zero points": [
                 (make_stored(random_codes(32, 4, 4), zero=8, added=1), "zero is what is stored, plus added"),
                 (make_stored(random_codes(32, 4, 5), zero=0, added=1), "15 plus 1 is 0, with 4 bits"),
+                (make_stored(random_codes(32, 8, 6), bits=8, zero=0, added=1), "255 plus 1 is 0, with 8 bits"),
             ],
         },
     ),

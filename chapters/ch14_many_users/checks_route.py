@@ -134,6 +134,8 @@ EXAMPLES = cases(
                 (1, A, [0, 400], "replica 0 has cleared its cache; replica 1 has 8 blocks"),
                 stored(0, A[:9]),
                 (0, A, [0, 0], "replica 0 has 9 blocks since"),
+                removed(0, A[:1]),
+                (1, A, [0, 0], "replica 0 has lost its first block: what comes after it cannot be found there"),
             )
         ],
     },

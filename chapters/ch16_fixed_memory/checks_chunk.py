@@ -104,7 +104,7 @@ def ask(
     with unchanged("a list that was given has been changed: the engine still needs it", q, k, v, decay, beta):
         found: Any = function(source.read, q, k, v, decay, beta)
     if not (isinstance(found, tuple) and len(found) == 3):
-        raise Wrong("return three things: outputs, left and lines", got=found)
+        raise Wrong("return a tuple of three things: outputs, left and lines", got=found)
     outputs, left, lines = found
     form = f"a list of {num_tokens} lists of {value_dim} numbers"
     ensure(is_matrix(outputs, num_tokens, value_dim), f"outputs is {form}; {given}", got=outputs)

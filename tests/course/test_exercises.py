@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from chapters.__main__ import main
 from chapters.grading import Bench, grade
 from tests.course.course_text import CHAPTERS, for_each_chapter, text_of
 from tests.course.wrong_solutions import Edit, edits
@@ -53,6 +54,13 @@ def test_solution_passes(chapter, bench):
 @for_each_chapter
 def test_solution_passes_with_real_weights(chapter, real_bench):
     assert_passes(chapter, real_bench)
+
+
+@pytest.mark.nightly
+@for_each_chapter
+def test_solution_passes_as_students_run_it(chapter, demo_checkpoint, capsys):
+    """With the model as it is: in bfloat16, with the kernels' own layout of its cache."""
+    assert main(["check", str(chapter.number), "--solution"]) == 0, capsys.readouterr().out
 
 
 def wrong_solutions_of(chapter) -> dict:

@@ -127,8 +127,10 @@ def test_the_wing_can_be_added(repository, processes):
         return code, out + err
 
     add_wing(repository)
-    code, said = run("-m", "pytest", "-n", "0", "tests/features/shortest_first")
-    assert code == 0, said
+    asked_for = ["tests/test_wings.py", "-k", "every_wing_is_asked_for or one_wing_is_gone[features/shortest_first]"]
+    for chosen in (["tests/features/shortest_first"], asked_for):
+        code, said = run("-m", "pytest", "-n", "0", "-m", "nightly or not nightly", *chosen)
+        assert code == 0 and "passed" in said, said
     test_layout.test_every_wing_is_named()
     test_layout.test_a_listing_is_documentation()
     test_layout.test_a_capabilitys_tests_lie_under_its_name()

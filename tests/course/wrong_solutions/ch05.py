@@ -49,6 +49,12 @@ WRONG = {
         Edit("ignore_eos_ignores_all", STOPS, f"{STOPS} and not params.ignore_eos", "EOS only"),
         Edit("beyond_the_model", ">= scheduler.max_model_len", "> scheduler.max_model_len", "counts prompt and output"),
         Edit("length_first", PARAMS, f'{PARAMS}\nif {GENERATED}:\n    return "length", None', "before a length"),
+        Edit(
+            "model_length_first",
+            PARAMS,
+            f'{PARAMS}\nif len(seq.tokens) >= scheduler.max_model_len:\n    return "length", None',
+            "before a length",
+        ),
         Edit("tells_the_checker_of_eos", PARAMS, f"{PARAMS}\n{HEARS}", "is no part of the text"),
         Edit("min_tokens_hold_back_text", CHECKER, f"{CHECKER} and {LATE}", "so it belongs to the text"),
         Edit("length_before_strings", CHECKER, f"{CHECKER} and {GENERATED.replace('==', '!=')}", "a stop comes before"),

@@ -24,6 +24,12 @@ WRONG = {
         Edit("rounds_up", "fits = int(limit_s", "fits = 1 + int(limit_s", "with that many it takes longer"),
         Edit("reading_then_computing", "int(limit_s * ", "int((limit_s - 0.04) * ", "both happen at the same time"),
         Edit("zero_when_nothing_fits", "max(fits, num_decodes + 1)", "fits", "the engine stands still"),
+        Edit(
+            "counts_who_has_generated",
+            "len(seq.tokens) - seq.num_computed_tokens == 1",
+            "seq.num_generated_tokens > 0",
+            "one token left to compute",
+        ),
         Edit("counts_who_waits", "scheduler.running)", "[*scheduler.running, *scheduler.waiting])", "who waits does"),
         Edit("over_the_limit", ", scheduler.max_num_batched_tokens)", ", 2048)", "it has the last word"),
         Edit("budget_for_the_prompt_alone", "max(fits,", "max(fits + num_decodes,", "until its first token"),

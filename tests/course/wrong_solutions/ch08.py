@@ -49,6 +49,8 @@ draw
         - u = (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) / 2**53
         + from random import random
         + u = random()
+    position_in_the_sequence: the position is that in the output
+        ~ {seq.num_generated_tokens} => {len(seq.tokens)}
     without_position: differ only in the position
         ~ ,{seq.num_generated_tokens} =>
     sum_of_the_three: are the three told apart?

@@ -38,6 +38,8 @@ read_share
         ~ "embed_tokens", "lm_head"): => "embed_tokens", "lm_head", "o_proj", "down_proj"):
     kv_heads_are_not_copied: needs a copy of that one, whole
         ~ if layer in ("k_proj", "v_proj"): => if False:
+    one_kv_head: 8 query heads and 4 KV heads
+        ~ max(1, num_heads // size) => 1
     merged_in_equal_parts: across the borders inside it
         + num_rows = part.get_shape()[0]
         + return part[rank * num_rows // size : (rank + 1) * num_rows // size]

@@ -12,6 +12,10 @@ quantize
         - if scale == 0:
         -     return [zero] * len(group), scale, minimum
         + group = list(group)
+    no_clipping: clip it
+        ~ [min(max(code, first), last) for code in codes] => codes
+    zero_before_it_is_rounded: ZeroDivisionError
+        ~ if scale == 0: => if not any(group):
     float32_scales: to_float16 rounds it
         ~ to_float16(max(map(abs, group)) / top) => max(map(abs, group)) / top
     codes_by_the_exact_scale: then divide by the stored scale
@@ -56,6 +60,8 @@ quantized_linear
     divides_by_zero: ZeroDivisionError
         ~ scale * round(number / scale) if scale else 0.0 => scale * round(number / scale)
 unpack_words
+    wraps_at_16: 255 plus 1 is 0
+        ~ (stored_zero + added) & top => (stored_zero + added) % (16 if bits == 4 else 1 << 16)
     highest_bits_first: the lowest 4 bits of a word hold its first code
         ~ word >> bits * place & top => word >> 32 - bits * (place + 1) & top
     keeps_the_sign: a code is never negative

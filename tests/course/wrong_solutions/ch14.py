@@ -33,6 +33,10 @@ route
         ~ costs.append(load + BLOCK_SIZE * (len(names) - num_found)) => costs.append(load)
     counts_requests_for_tokens: 1,024 tokens are there
         ~ BLOCK_SIZE * (len(names) - num_found) => len(names) - num_found
+    counts_what_cannot_be_found: replica 0 has lost its first block
+        - while num_found < len(names) and names[num_found] in here:
+        -     num_found += 1
+        + num_found = sum(name in here for name in names)
     guesses_from_what_was_sent: has not announced any
         + memory.setdefault(costs.index(min(costs)), set()).update(names)
         = return costs.index(min(costs))
