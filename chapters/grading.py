@@ -296,20 +296,27 @@ class Watched:
 OTHER_NUMBERS = ("numpy", "fractions", "decimal", "array")  # modules of what no check takes
 
 
-def odd_values(value: Any, depth: int = 6) -> Iterator[Any]:
-    """What is in it that is neither Python's own nor the engine's, such as numpy's numbers and fractions."""
+def values_in(value: Any, depth: int = 6) -> Iterator[Any]:
+    """What Python's own containers hold, or the value itself."""
     if type(value) is dict:
         value = [*value.keys(), *value.values()]
     if type(value) in (list, tuple, set, frozenset, deque):
         for each in islice(value, 10_000 if depth else 0):
-            yield from odd_values(each, depth - 1)
-    elif type(value) is complex or full_kind_of(value).split(".")[0] in OTHER_NUMBERS:
+            yield from values_in(each, depth - 1)
+    else:
         yield value
+
+
+def odd_values(value: Any) -> Iterator[Any]:
+    """What is in it that is neither Python's own nor the engine's, such as numpy's numbers and fractions."""
+    for each in values_in(value):
+        if type(each) is complex or full_kind_of(each).split(".")[0] in OTHER_NUMBERS:
+            yield each
 
 
 def what_compares_by_itself(value: Any) -> Any:
     """A number, a text or a list of a class that has its own == or !=, in what was returned; None if there is none."""
-    for each in [value, *islice(value, 10_000)] if isinstance(value, list | tuple) else [value]:
+    for each in {type(each): each for each in values_in(value)}.values():  # thousands of numbers are of one type
         if isinstance(each, int | float | str | list | tuple | dict | set):
             own = [kind for kind in type(each).__mro__ if kind.__module__ not in ("builtins", *OTHER_NUMBERS)]
             if any(vars(kind).keys() & {"__eq__", "__ne__"} for kind in own):

@@ -367,7 +367,9 @@ class LLMEngine:
         for request in finished:
             del self.requests[request.request_id]
         aborted = self._apply_aborts()
-        shown = [r for r in progressed + aborted if r.finished or (r.stream and r.knows_prompt)]
+        shown = [
+            request for request in progressed + aborted if request.finished or (request.stream and request.knows_prompt)
+        ]
         unique = {request.request_id: request for request in shown}  # an aborted request may have got a token, too
         outputs = [request.filtered(request.output()) for request in unique.values()]
         self.stats.count_step(scheduled, len(finished), time.perf_counter() - started)

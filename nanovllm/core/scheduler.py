@@ -212,7 +212,11 @@ class Scheduler:
 
     def may_start(self, seq: Sequence) -> bool:
         """False for a waiting sequence that lets others pass: its blocks are on their way, or others are isolated."""
-        return not seq.awaits_blocks and (self.only is None or seq.seq_id in self.only)
+        return not seq.awaits_blocks and self.may_be_admitted(seq)
+
+    def may_be_admitted(self, seq: Sequence) -> bool:
+        """False while others are isolated."""
+        return self.only is None or seq.seq_id in self.only
 
     def next_waiting(self) -> Sequence | None:
         """The first waiting sequence that may start; None if there is none, or all of them let others pass."""

@@ -177,6 +177,39 @@ def test_a_value_that_a_check_cannot_take_is_named(chapter, kind, checkpoint):
             assert "checks" not in re.findall(r"(\w+)\.py, line", result.problem)
 
 
+def test_a_value_that_says_what_it_is_equal_to(checkpoint, monkeypatch):
+    """Alone or within lists: a check that asks whether it is != what is right would be told no."""
+    monkeypatch.setattr(Bench, "num", None, raising=False)
+
+    def check(function, bench):
+        """counts"""
+        if function(3) != 4:
+            raise Wrong("one more")
+
+    class Never(int):
+        def __ne__(self, other):
+            return False
+
+    for answer in (Never(7), [Never(7)], ([1, [Never(7)]], 4)):
+        problem = grade(make_task(check), lambda n, answer=answer: answer, Bench(str(checkpoint()))).problem
+        assert "decides by itself what it is equal to" in problem
+
+
+def test_two_numbers_are_no_list():
+    """The larger or smaller of two, for each entry, as guards against an overflow need it."""
+    [task] = [task for task in find_chapter(8).module("checks").TASKS if task.name == "min_p_probs"]
+
+    def min_p_probs(logits, temperature, min_p):
+        largest = max(logits)
+        weights = [math.exp(max((x - largest) / temperature, -700.0)) for x in logits]
+        kept = [min(1.0, weight) if weight >= min_p else 0.0 for weight in weights]
+        total = sum(kept)
+        return [weight / total for weight in kept]
+
+    result = grade(task, min_p_probs, BenchWithoutModel())
+    assert result.num_passed > 3 and not result.problem
+
+
 def test_a_list_that_is_gone_through_for_each_entry():
     """As an honest student writes it: max() in a comprehension, over the list that is given, or over one of its own."""
     [task] = [task for task in find_chapter(8).module("checks").TASKS if task.name == "min_p_probs"]

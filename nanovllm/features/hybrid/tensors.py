@@ -122,7 +122,8 @@ def parts_of(name: str, whole: Part, config: ModelConfig, is_gguf: bool) -> dict
     if is_gguf:
         whole = undo_gguf(whole, module, kind, config)
         for axis, order in enumerate((whole.rows, whole.columns)):
-            check_size(whole, axis, None if order is None else len(order))
+            if order is not None:
+                check_size(whole, axis, len(order))
     if module in PROJECTIONS:
         rows = projection_rows(module, sizes)
         check_size(whole, 0, sum(map(len, rows.values())))
@@ -136,12 +137,12 @@ def parts_of(name: str, whole: Part, config: ModelConfig, is_gguf: bool) -> dict
     return {name: whole}
 
 
-def check_size(whole: Part, axis: int, size: int | None) -> None:
-    """Raise ValueError unless the file's tensor has this size: parts of it would fit all the same. None: any."""
+def check_size(whole: Part, axis: int, size: int) -> None:
+    """Raise ValueError unless the file's tensor has this size: parts of a larger one would fit all the same."""
     shape = whole.stored_shape()
-    if size is not None and shape[axis] != size:
+    if shape[axis : axis + 1] != [size]:
         raise ValueError(
-            f"{whole.name} has the shape {shape}; the sizes in the configuration ask for {size}, not {shape[axis]}"
+            f"{whole.name} has the shape {shape}; the sizes in the configuration ask for {size} in axis {axis}"
         )
 
 

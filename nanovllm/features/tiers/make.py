@@ -31,8 +31,7 @@ class EngineTiers(Tiers, Wing):
 
     def begin_step(self, scheduler: Scheduler) -> None:
         """If nothing can run without blocks that are on their way, sleep until some arrive, WAIT_S at most."""
-        only = scheduler.only  # others are not admitted, so they neither get room nor ask for blocks
-        self.poll(seq for seq in scheduler.waiting if only is None or seq.seq_id in only)
+        self.poll(filter(scheduler.may_be_admitted, scheduler.waiting))  # the others get no room, nor ask for blocks
         if scheduler.waiting and not scheduler.running and scheduler.next_waiting() is None:
             self.wait(WAIT_S)
 

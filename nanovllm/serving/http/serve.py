@@ -133,8 +133,8 @@ def make_app(
         Route("/", page),
         Mount("/page", StaticFiles(directory=PAGE)),
     ]
-    guarded: dict[str, Any] = dict(keys=list(options.api_key), origins=options.allowed_origins)
-    middleware = [Middleware(Guard, local=options.host in LOOPBACK, **guarded)]
+    is_local = options.host in LOOPBACK
+    middleware = [Middleware(Guard, keys=list(options.api_key), local=is_local, origins=options.allowed_origins)]
     if options.allowed_origins:  # outside: a page must be able to read an error, and preflights have no key
         cors: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
