@@ -25,7 +25,6 @@ tests/worker/cuda/test_pretend_gpu.py compares the device with the CPU, operatio
 
 import importlib
 import importlib.util
-import os
 import sys
 import threading
 import weakref
@@ -47,10 +46,10 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 import nanovllm.worker.cuda
 from nanovllm.worker.cuda import platform
 from nanovllm.worker.cuda.platform import CUDAPlatform
+from tests.worker.cuda.triton_interpreter import KERNELS, import_interpreted
 
 aten = torch.ops.aten
 NAME = "pretend"
-KERNELS = "nanovllm.worker.cuda.triton_kernels"
 ALIGNMENT = 512  # bytes: what CUDA's allocator rounds up to
 GARBAGE = 0xFF
 
@@ -508,19 +507,7 @@ class InterpretedKernel:
 
 @cache
 def interpreted_triton_kernels() -> ModuleType:
-    """nanovllm.worker.cuda.triton_kernels in Triton's interpreter.
-
-    Triton looks at TRITON_INTERPRET when a kernel is defined, its own library's included, and PyTorch may have imported
-    it already: a second copy is imported for this, and neither the variable nor the copy is left behind.
-    """
-    hidden = [module for module in sys.modules if module.split(".")[0] == "triton" and "._C" not in module]
-    before = {module: sys.modules.pop(module) for module in [*hidden, KERNELS] if module in sys.modules}
-    with patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
-        made = importlib.import_module(KERNELS)
-    for module in [m for m in sys.modules if m.split(".")[0] == "triton" and "._C" not in m]:
-        del sys.modules[module]
-    sys.modules.pop(KERNELS)
-    sys.modules.update(before)
+    made = import_interpreted()
     made._attention_kernel = InterpretedKernel(made._attention_kernel)
     made._write_kernel = InterpretedKernel(made._write_kernel)
     return made

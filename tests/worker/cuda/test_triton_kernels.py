@@ -6,27 +6,23 @@ only where there is one. It multiplies no bfloat16: tl.dot takes the bits for in
 
 import dataclasses
 import itertools
-import sys
 
 import pytest
 import torch
 
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.worker.cpu.test_kernels import TOLERANCE, ragged_batch
+from tests.worker.cuda.triton_interpreter import import_interpreted
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter of an earlier Triton stumbles over NumPy 2.4.
 MIN_VERSION = None if DEVICE.type == "cuda" else "3.7"
 pytest.importorskip("triton", MIN_VERSION, reason="Triton is not installed; it comes with PyTorch for CUDA")
 
-# Triton looks at TRITON_INTERPRET when a kernel is defined, its own library's included, and PyTorch may have imported
-# it already: a second copy is imported for this file, and neither the variable nor the copy is left behind.
-with pytest.MonkeyPatch.context() as patch:
-    if DEVICE.type == "cpu":
-        patch.setenv("TRITON_INTERPRET", "1")
-        for name in [name for name in sys.modules if name.split(".")[0] == "triton" and "._C" not in name]:
-            patch.delitem(sys.modules, name)
+if DEVICE.type == "cuda":
     from nanovllm.worker.cuda import triton_kernels
+else:
+    triton_kernels = import_interpreted()
 
 
 def mixed(block_size: int) -> list[tuple[int, int]]:
