@@ -6,6 +6,7 @@ its noise: where both models think alike, they draw the same token, at any tempe
 
 import time
 from collections import deque
+from copy import copy
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -13,6 +14,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
@@ -26,12 +29,14 @@ from nanovllm.features.speculation.step_times import NUM_TIMES
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.wings import make_block_manager
-from nanovllm.worker.model_runner import ModelRunner
+from nanovllm.worker.batch import cdiv
+from nanovllm.worker.model_runner import ModelRunner, ModelRunnerOutput
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
 
-KV_SHARE = 1 / 16  # of the memory that the KV pool may take, for the draft model's
+KV_SHARE = 1 / 16  # of the memory that the KV pool may take, for the draft model's, and as much for its states
+LARGEST_BLOCK_SIZE = 256  # of those that a platform chooses by itself: flash-attn's
 
 
 def prepare(engine: "LLMEngine") -> Speculation | None:
@@ -73,29 +78,32 @@ def load_draft_model(
         check_vocabulary(load_tokenizer(directory).get_vocab(), tokenizer.get_vocab(), chosen.model)
     dtype = target.dtype if config.dtype == "auto" else config.dtype
     max_model_len = min(chosen.max_model_len or config.max_model_len or 2**31, model.max_position_embeddings)
-    num_bytes = max_model_len * config.max_num_seqs * model.kv_bytes_per_token(getattr(torch, dtype).itemsize)
+    block_size = config.block_size or LARGEST_BLOCK_SIZE
+    num_tokens = cdiv(max_model_len, block_size) * block_size * config.max_num_seqs
+    num_bytes = num_tokens * model.kv_bytes_per_token(getattr(torch, dtype).itemsize)
     if torch.cuda.is_available():
         free_bytes = torch.cuda.mem_get_info()[0]
     else:
         from nanovllm.worker.cpu.memory import free_bytes as free_bytes_of_cpu
 
         free_bytes = free_bytes_of_cpu(config.gpu_memory_utilization)
+    share = max(int(free_bytes * KV_SHARE), 1)
     draft_config = replace(
         config,
         model=str(directory),
         dtype=dtype,
         quantization=chosen.quantization,
-        kv_cache_memory_bytes=max(min(num_bytes, int(free_bytes * KV_SHARE)), 1),
+        kv_cache_memory_bytes=min(num_bytes, share),
         num_gpu_blocks_override=None,
         max_model_len=None,
         tensor_parallel_size=1,
         enable_prefix_caching=True,
-        state_cache_bytes=None,
+        state_cache_bytes=share if config.state_cache_bytes is None else min(config.state_cache_bytes, share),
         enable_lora=False,
         speculative_config=None,
     )
     # Its answers end where the target's do.
-    runner = ModelRunner(draft_config, replace(model, end_tokens=target.end_tokens))
+    runner = DraftRunner(draft_config, replace(model, end_tokens=target.end_tokens), target.vocab_size)
     runner.load(directory)
     pool = runner.prepare()
     manager = make_block_manager(pool)
@@ -114,6 +122,22 @@ def check_vocabulary(drafts: dict[str, int], ours: dict[str, int], name: str) ->
         f"{(theirs or ['missing'])[0]!r} there and {(own or ['missing'])[0]!r} in the model; "
         'choose a draft model of the same family, or {"method": "ngram"}'
     )
+
+
+class DraftRunner(ModelRunner):
+    """Its logits are for the target's tokens, which a request's parameters and grammar name.
+
+    Models of a family pad their vocabularies to different sizes.
+    """
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, num_logits: int) -> None:
+        super().__init__(config, model_config)
+        self.num_logits = num_logits
+
+    def _sample(self, logits: Tensor, *args: Any) -> ModelRunnerOutput:
+        if num_missing := self.num_logits - logits.shape[1]:  # less than 0: there are more, which are cut off
+            logits = functional.pad(logits, (0, num_missing), value=-torch.inf)
+        return super()._sample(logits, *args)
 
 
 class DraftModel:
@@ -161,10 +185,10 @@ class DraftModel:
             return False
         draft = self.drafts.get(seq)
         if draft is None:
-            params = replace(seq.sampling_params, logprobs=None, prompt_logprobs=None)
+            params = replace(seq.sampling_params, logprobs=None, logprob_token_ids=None, prompt_logprobs=None)
             draft = Sequence(seq.tokens[: seq.num_prompt_tokens], params, cache_salt=seq.cache_salt)
             draft.seed, draft.sample_index = seq.seed, seq.sample_index
-            draft.parts = {name: seq.parts[name] for name in ("bad_words", "grammar") if name in seq.parts}
+            draft.parts = {name: copy(seq.parts[name]) for name in ("bad_words", "grammar") if name in seq.parts}
         same = min(draft.num_computed_tokens, len(seq.tokens) - 1)
         while draft.tokens[:same] != seq.tokens[:same]:
             same -= 1

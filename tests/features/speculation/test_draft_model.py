@@ -3,13 +3,16 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.features.grammar import grammar
 from nanovllm.features.speculation.choose import Speculation
 from nanovllm.features.speculation.speculative_config import SpeculativeConfig
+from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import edit, make_checkpoint
 from tests.faults import plant, run_to_end
@@ -108,13 +111,50 @@ def test_other_vocabularies_are_refused(checkpoint, tmp_path, broken):
 
 @pytest.mark.compiler
 def test_a_vocabulary_padded_to_another_size_is_the_same(tmp_path, checkpoint, eager_drafts):
-    """Models of a family pad their embeddings differently; no draft token is beyond either."""
-    requests = random_requests(random.Random(12), 8, with_grammars=False)
+    """Models of a family pad their embeddings differently; no draft token is beyond either.
+
+    A request may name any token that the model has logits for, and a grammar's mask is as wide as these.
+    """
     for sizes in ((320, 384), (384, 320)):
+        last, regex = sizes[0] - 1, StructuredOutputsParams(regex="[a-z]{3}[0-9]{2,9}")
+        kinds: list[dict] = [
+            {"structured_outputs": regex}, {"logit_bias": {last: 3.0, 9: 2.0}}, {"logprob_token_ids": [9, last]},
+            {"allowed_token_ids": [last, 9, 10]}, {"stop_token_ids": [last], "min_tokens": 5},
+        ]  # fmt: skip
+        named = [([5, 6, 7], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, **kind)) for kind in kinds]
+        requests = random_requests(random.Random(12), 8) + named
         folders = [make_checkpoint(tmp_path / f"{sizes}{i}", "llama", vocab_size=n) for i, n in enumerate(sizes)]
         expected = generate(LLM(str(folders[0]), **OPTIONS), requests)
         llm = LLM(str(folders[0]), speculative_config={"model": str(folders[1])}, **OPTIONS)
         assert_same(generate(llm, requests), expected)
+        assert llm.stats()["num_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize(("max_model_len", "block_size"), [(30, 16), (100, 64), (2, 16), (200, 256)])
+def test_room_for_all_positions(checkpoint, max_model_len, block_size):
+    """Of each sequence, in whole blocks."""
+    options = OPTIONS | {"max_model_len": max_model_len, "max_num_seqs": 1, "block_size": block_size}
+    llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **options)
+    assert llm.engine.speculation.proposer.max_model_len == max_model_len
+
+
+def test_snapshots_of_a_hybrid_draft_model(checkpoint):
+    """They are bounded as those of the model are."""
+    options = {"dtype": "float32", "max_model_len": 96, "state_cache_bytes": 0}
+    llm = LLM(str(checkpoint("qwen3.5")), speculative_config={"method": "self"}, **options)
+    runners = llm.engine.model_runner, llm.engine.speculation.proposer.runner
+    assert [runner.states.slots.max_snapshots for runner in runners] == [0, 0]
+
+
+def test_rejected_draft_tokens_cost_no_patience(checkpoint, eager_drafts, monkeypatch):
+    """A grammar's time is that of its masks, and a draft model asks for masks of its own, which end nobody's answer."""
+    monkeypatch.setattr(grammar, "FREE_S", 0.0)
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(grammar, "time", SimpleNamespace(thread_time=lambda: next(ticks) / 2000))  # a mask takes 0.5 ms
+    llm = LLM(str(checkpoint()), speculative_config={"method": "self", "num_speculative_tokens": 8}, **OPTIONS)
+    params = SamplingParams(max_tokens=40, structured_outputs=StructuredOutputsParams(regex="[a-z]{30,40}"))
+    [output] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+    assert output.outputs[0].finish_reason != "error"
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_no_draft_tokens_where_a_prompt_is_cut_to_one_token(monkeypatch):
 # -- the whole engine --------------------------------------------------------------------------------------------------
 
 
-def random_params(rng: random.Random, *, with_grammars: bool = True) -> SamplingParams:
+def random_params(rng: random.Random) -> SamplingParams:
     """Any mixture of everything that a request may say."""
     options: dict = dict(max_tokens=rng.randint(1, 24), seed=rng.choice([None, rng.randrange(100)]), temperature=0.0)
 
@@ -118,19 +118,19 @@ def random_params(rng: random.Random, *, with_grammars: bool = True) -> Sampling
     maybe(0.2, logit_bias={rng.randrange(4, VOCAB_SIZE): rng.uniform(-5, 5)})
     maybe(0.2, bad_words=[rng.choice(["e", "o", "the", "qu"])])
     maybe(0.1, allowed_token_ids=rng.sample(range(4, VOCAB_SIZE), k=40))
-    if with_grammars and "allowed_token_ids" not in options:
+    if "allowed_token_ids" not in options:
         patterns = ["[a-z]{3}[0-9]{2,9}", "(ab|ba)*x", "[a-c ]*"]
         maybe(0.15, structured_outputs=StructuredOutputsParams(regex=rng.choice(patterns)))
     return SamplingParams(**options)
 
 
-def random_requests(rng: random.Random, num: int, **kind: bool) -> list[tuple[list[int], SamplingParams]]:
+def random_requests(rng: random.Random, num: int) -> list[tuple[list[int], SamplingParams]]:
     prefixes = [rng.choices(range(4, VOCAB_SIZE), k=20) for _ in range(3)]
     requests = []
     for _ in range(num):
         loop = rng.choices(range(4, VOCAB_SIZE), k=rng.randint(1, 4))
         prompt = rng.choice(prefixes)[: rng.randint(0, 20)] + loop * rng.randint(1, 5)
-        requests.append((prompt, random_params(rng, **kind)))
+        requests.append((prompt, random_params(rng)))
     return requests
 
 
