@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
     from nanovllm.request import Request
 
-NO_FORCING = '%llguidance {"no_forcing": true}\n'
+# Bytes that have to come are not looked for: after a lexeme that takes all it can (/a+/ before "a") there is no end of
+# them. The last such line of a grammar decides.
+NO_FORCING = '\n%llguidance {"no_forcing": true}'
 MAX_SIGNS = 2000  # llguidance follows rules by recursion, and a full stack would end the process: half of what it holds
-# What a sequence may take of llguidance's time: this, and so much more for each token. A mask takes 0.1 to 0.4 ms.
-FREE_S, TOKEN_S = 0.25, 0.002
+# What a sequence may take of llguidance's time: this, and so much more for each mask, which takes 0.1 to 0.4 ms.
+FREE_S, MASK_S = 0.25, 0.002
 
 
 class GrammarCompiler:
@@ -80,13 +82,9 @@ class GrammarCompiler:
         except ImportError as missing:
             raise ValueError('structured outputs need llguidance:  pip install "nanovllm[structured]"') from missing
         try:
-            source = trial = _source(params)
-            plain = source.replace("\\", "")
+            source = trial = _source(params) + NO_FORCING
             if params.structural_tag is not None:
-                source = _source(params, self._special_texts)
-            elif any(text in plain for text in self._special_texts):
-                # llguidance would write a text that has to come in the fewest tokens: as the special one.
-                source = trial = NO_FORCING + source
+                source = _source(params, self._special_texts) + NO_FORCING
             known, matcher = self._compiled
             if source != known or _first_error(matcher):  # copies share a lexer, and one that is exhausted stays so
                 try_to_compile(trial)  # by a tokenizer that has no special tokens
@@ -113,6 +111,7 @@ class Grammar(GrammarPart):
         self._beginning, self._matcher, self._lock = matcher, matcher.deep_copy(), Lock()
         self._token_ids: list[int] | None = []  # that the matcher has taken in; None: not known
         self._spent_s = 0.0  # of the asking threads' own time
+        self._num_masks = 0  # and draft tokens: these have cost time, too, whether they were accepted or not
 
     def __copy__(self) -> "Grammar":
         """Another one, at its beginning."""
@@ -121,7 +120,7 @@ class Grammar(GrammarPart):
     def is_complete(self, token_ids: list[int]) -> bool:
         with self._asked():
             self._follow(token_ids)
-            if not self.error and (reason := self._matcher.get_error() or self._is_slow(len(token_ids))):
+            if not self.error and (reason := _first_line(self._matcher) or self._is_slow()):
                 self.error = f"structured outputs: llguidance has given up: {reason}"
             return bool(self.error) or self._matcher.is_stopped()
 
@@ -129,6 +128,7 @@ class Grammar(GrammarPart):
         """Write the bits of the tokens that may follow: token t is bit t % 8 of byte t // 8."""
         with self._asked():
             self._follow(token_ids)
+            self._num_masks += 1
             self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
             if self._matcher.is_error():  # its mask is EOS, and the answer would look complete; is_complete() ends it
                 other = next(token for token in range(self.vocab_size) if token not in self.eos_token_ids)
@@ -140,6 +140,7 @@ class Grammar(GrammarPart):
         with self._asked():
             for n, token_id in enumerate(draft):
                 self._follow(token_ids + draft[:n])
+                self._num_masks += 1
                 if self._matcher.is_stopped() or not self._matcher.validate_tokens([token_id]):
                     return draft[:n]
         return draft
@@ -151,9 +152,9 @@ class Grammar(GrammarPart):
             yield
             self._spent_s += time.thread_time() - began
 
-    def _is_slow(self, num_tokens: int) -> str:
+    def _is_slow(self) -> str:
         """Why that is an error, or "". llguidance's limits leave room for masks of a second, at every step."""
-        limit_s = FREE_S + TOKEN_S * num_tokens
+        limit_s = FREE_S + MASK_S * self._num_masks
         return f"its masks have taken {self._spent_s:.2f} s, above {limit_s:.2f} s" * (self._spent_s > limit_s)
 
     def _follow(self, token_ids: list[int]) -> None:
@@ -179,8 +180,13 @@ def _first_error(matcher: Any) -> str:
         return error
     first = matcher.deep_copy()
     first.compute_bitmask()
-    error = first.get_error().partition("\n")[0]
+    error = _first_line(first)
     return "no text fits it: there is no first token" if error.startswith("NoExtension") else error
+
+
+def _first_line(matcher: Any) -> str:
+    """Of its error; what follows is llguidance's state."""
+    return matcher.get_error().partition("\n")[0]
 
 
 def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = None) -> str:

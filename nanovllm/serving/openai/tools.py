@@ -1,6 +1,6 @@
 """Tools of a chat, as a body names them: checked, and what the answer has to fit because of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nanovllm.checks.values import shorten
@@ -81,9 +81,14 @@ class Tools:
             return None if strict is None else _fitting(strict), format_name
         if asked.json is None and not asked.json_object:
             return asked, format_name
-        answer = {"type": "json_schema", "json_schema": asked.json or {"type": "object"}}
+        schema = {"type": "object"} if asked.json is None else asked.json
+        answer = {"type": "json_schema", "json_schema": schema, "strict_mode": asked.disable_additional_properties}
         calls = must_call(format_name, self.functions, self.several)
-        return _fitting({"type": "or", "elements": [answer, calls]}), forced_format(format_name)
+        either = {"format": {"type": "or", "elements": [answer, calls]}}
+        fitting = replace(
+            asked, json=None, json_object=None, structural_tag=either, disable_additional_properties=False
+        )
+        return fitting, forced_format(format_name)
 
 
 def is_other(tool: Any) -> bool:

@@ -199,10 +199,28 @@ def test_only_schemas_are_closed(llm):
 
 def test_a_grammar_that_is_given_up(llm, caplog):
     """Its answer is none, and says so; others go on."""
-    params = [structured(40, grammar='start: "a" start'), structured(40, regex="b")]
+    params = [structured(300, regex="([ab]{1,1000}){1000}"), structured(40, regex="b")]
     given_up, other = llm.generate([[5], [6]], params)
     assert given_up.outputs[0].finish_reason == "error" and other.outputs[0].text == "b"
-    assert "ends with an error: structured outputs: llguidance has given up" in caplog.text
+    assert "ends with an error: structured outputs: llguidance has given up: lexer error: too many" in caplog.text
+    assert "grm_prefix" not in caplog.text, "llguidance's state says nothing to a reader"
+
+
+FOREVER = [
+    dict(grammar='start: A "a"\nA: /a*/'),
+    dict(grammar='%llguidance {"no_forcing": false}\nstart: ("x" | "y") A "ab"\nA: /a+/'),
+    dict(grammar='start: %json {"x-guidance": {"whitespace_pattern": "1*"}, "items": {"const": 1}, "minItems": 1}'),
+    dict(grammar='root ::= head rule "-\\n"\nhead ::= "x" | "y"\nrule ::= "-"+ (head rule)?'),
+    dict(json={"x-guidance": {"whitespace_pattern": "1*"}, "type": "array", "items": {"const": 1}, "minItems": 1}),
+    dict(structural_tag={"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "any_text"}]}}),
+]
+
+
+@pytest.mark.parametrize("kinds", FOREVER)
+def test_a_lexeme_that_takes_what_has_to_follow(llm, kinds):
+    """It cannot end; looking for what comes after it has an end, however long the text is."""
+    [output] = llm.generate([[5]], structured(60, **kinds))
+    assert output.outputs[0].finish_reason in ("length", "stop")
 
 
 def test_without_llguidance(llm, monkeypatch):

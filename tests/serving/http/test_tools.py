@@ -175,6 +175,17 @@ def test_calls_or_a_form(server, seed):
         assert reason in ("tool_calls", "length") and called(message)
 
 
+@pytest.mark.parametrize("more", [{}, {"tools": [NOW]}], ids=["no tools", "tools"])
+def test_options_of_structured_outputs(server, more):
+    """They hold for the form whether or not there are tools."""
+    asked = {"json": takes(a={"enum": [1, 2]}), "disable_additional_properties": True, "disable_any_whitespace": True}
+    for seed in range(4):
+        given = dict(extra_body={"structured_outputs": asked}, temperature=1.5, seed=seed)
+        message, reason, _ = ask(server, False, **given, **more)
+        assert reason in ("tool_calls", "length") if more and not message["content"] else reason == "stop"
+        assert message["content"] in ('{"a":1}', '{"a":2}') or not message["content"]
+
+
 def test_strict(server):
     """What comes where a call begins: tests/features/tool_calls/test_forced.py. Here nothing does."""
     strict = tool("weather", takes(city=CITY), strict=True)
