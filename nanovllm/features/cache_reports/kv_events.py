@@ -4,7 +4,6 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -162,13 +161,14 @@ class KVEvents(Wing):
 
     # -- what stores tell, from any thread ------------------------------------------------------------------------
 
-    def tier_stored(self, medium: str, records: list[Record]) -> None:
-        """A store has these. It is told with the next step, or with their parents."""
-        self._notes.append(Note(medium, stored=[record for record in records if record.kind == BLOCK]))
+    def listen(self, store: Any, medium: str) -> None:
+        """Hear what a store has and has forgotten, states among it. It is told with the next step, or with its parents.
 
-    def tier_removed(self, medium: str, keys: list[bytes]) -> None:
-        """A store has forgotten these, states among them."""
-        self._notes.append(Note(medium, removed=list(keys)))
+        The store gets the notes alone: its thread would keep whoever it refers to, a follower and its engine, too.
+        """
+        notes = self._notes
+        store.on_stored = lambda records: notes.append(Note(medium, stored=[r for r in records if r.kind == BLOCK]))
+        store.on_removed = lambda keys: notes.append(Note(medium, removed=list(keys)))
 
     # -- telling --------------------------------------------------------------------------------------------------
 
@@ -248,11 +248,9 @@ def attach(engine: "LLMEngine", prepared: None) -> KVEvents:
     adapter_name = engine.known_adapters.name_of if engine.config.enable_lora else str
     events = KVEvents(engine.block_manager, config.path, adapter_name)
     if (tiers := engine.tiers) is not None and tiers.memory is not None:
-        tiers.memory.on_stored = partial(events.tier_stored, "CPU")
-        tiers.memory.on_removed = partial(events.tier_removed, "CPU")
+        events.listen(tiers.memory, "CPU")
     if tiers is not None and tiers.disk is not None:
-        tiers.disk.directory.on_stored = partial(events.tier_stored, "DISK")
-        tiers.disk.directory.on_removed = partial(events.tier_removed, "DISK")
+        events.listen(tiers.disk.directory, "DISK")
         tiers.on_kept = tiers.disk.tell_of
     return events
 

@@ -1,9 +1,12 @@
 """Who follows the events of the prefix cache holds the hashes that are in the pool, whatever happens."""
 
+import gc
 import json
 import random
 import stat
+import weakref
 from contextlib import suppress
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -250,10 +253,11 @@ def test_stores_tell_of_theirs():
     b = Record(b"b" * 32, a.block_hash, [3, 4], bytes(16))
     state = Record(b.block_hash, None, (), bytes(16), STATE)
     assert a.kind == BLOCK
-    events.tier_stored("CPU", [a, b, state])
+    events.listen(store := SimpleNamespace(), "CPU")
+    store.on_stored([a, b, state])
     manager.step_done()
     assert follower.blocks == {("CPU", a.block_hash): (None, [1, 2]), ("CPU", b.block_hash): (a.block_hash, [3, 4])}
-    events.tier_removed("CPU", [b.key, state.key])
+    store.on_removed([b.key, state.key])
     manager.step_done()
     assert follower.names == {a.block_hash}
 
@@ -262,26 +266,29 @@ def test_a_store_that_gets_children_first():
     """As memory does: the pool evicts the deepest block first. A follower hears of it after its parent."""
     manager, events = followed(4, 2, follower := Strict())
     a, b, c = (Record(x * 32, y and y * 32, [1, 2], bytes(16)) for x, y in ((b"a", None), (b"b", b"a"), (b"c", b"b")))
-    events.tier_removed("CPU", [a.block_hash])  # never told of
-    events.tier_stored("CPU", [c])
-    events.tier_stored("DISK", [a])
+    memory, disk = SimpleNamespace(), SimpleNamespace()
+    events.listen(memory, "CPU")
+    events.listen(disk, "DISK")
+    memory.on_removed([a.block_hash])  # never told of
+    memory.on_stored([c])
+    disk.on_stored([a])
     manager.step_done()
     assert [*follower.blocks] == [("DISK", a.block_hash)]
-    events.tier_stored("CPU", [b])
-    events.tier_removed("CPU", [b.block_hash])
-    events.tier_stored("CPU", [a])
+    memory.on_stored([b])
+    memory.on_removed([b.block_hash])
+    memory.on_stored([a])
     manager.step_done()
     assert ("CPU", c.block_hash) not in follower.blocks and ("CPU", a.block_hash) in follower.blocks
-    events.tier_stored("CPU", [b])
-    events.tier_stored("CPU", [b])
+    memory.on_stored([b])
+    memory.on_stored([b])
     manager.step_done()
     assert {("CPU", record.block_hash) for record in (a, b, c)} <= follower.blocks.keys()
     manager.clear()
-    events.tier_stored("CPU", [c])
-    events.tier_removed("CPU", [a.block_hash])
+    memory.on_stored([c])
+    memory.on_removed([a.block_hash])
     manager.step_done()
     assert not follower.blocks, "after a clear nothing is known"
-    events.tier_stored("CPU", [a, b])
+    memory.on_stored([a, b])
     manager.step_done()
     assert len(follower.blocks) == 3
 
@@ -311,6 +318,18 @@ def test_tiers_of_an_engine(checkpoint, tmp_path):
         assert all((disk if store == "DISK" else memory).may_have(block_hash) for store, block_hash in there)
         assert life == 0 or llm.stats()["tiers"]["disk"]["hit_tokens"] > 0
         disk.close()
+
+
+def test_a_follower_that_refers_to_its_engine_does_not_keep_it(checkpoint, tmp_path):
+    llm = LLM(
+        str(checkpoint()), **SMALL, kv_events_config=ON, prefix_cache_dir=tmp_path / "cache", cpu_cache_bytes=40_000
+    )
+    llm.on_kv_events = lambda batch, llm=llm: None
+    llm.generate([[*range(5, 30)]], GREEDY, use_tqdm=False)
+    engine = weakref.ref(llm.engine)
+    del llm
+    gc.collect()
+    assert engine() is None
 
 
 def test_only_who_asks_is_told(llm, checkpoint):
