@@ -69,7 +69,10 @@ def lock_file(fd: int, wait: bool = True) -> None:
     if sys.platform != "win32":
         import fcntl
 
-        return fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise BlockingIOError("another process has locked the file") from error
     import msvcrt
 
     position = os.lseek(fd, 0, os.SEEK_CUR)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from nanovllm.checks.values import check_number, shorten, size_of
 from nanovllm.core.tiers.store import STATE
-from nanovllm.features.tiers.directory import CacheDirectory, prepared, segments_in
+from nanovllm.features.tiers.directory import CacheDirectory, bytes_of, last_use, prepared, segments_in
 from nanovllm.features.tiers.segment import HASH_BYTES, space_of
 from nanovllm.tools.screen import Screen
 
@@ -21,7 +21,7 @@ def run_cache(path: str, prune: str | None, clear: bool) -> int:
     if not Path(path).expanduser().is_dir():
         raise FileNotFoundError(f"{shorten(path)} is not a directory; --prefix-cache-dir names one, and makes it")
     limit = None if prune is None else check_number("--prune", size_of("--prune", prune), Integral, 0)
-    directory = CacheDirectory(prepared(path), num_bytes=0)
+    directory = CacheDirectory(prepared(path), num_bytes=0, is_writable=clear or limit is not None)
     try:
         if clear:
             directory.clear()
@@ -41,7 +41,7 @@ def draw(directory: CacheDirectory) -> None:
         table.add_column(column, justify="left" if column in ("model", "what") else "right")
     by_space = defaultdict(list)
     for path in segments_in(directory.path):
-        if (space := space_of(path)) is not None:
+        if (space := space_of(path)) is not None and last_use(path) > 0:  # with a list: others are read by nobody
             by_space[space].append(path)
     for space, paths in by_space.items():
         about = {"model": "?", "numbers": []}
@@ -49,13 +49,12 @@ def draw(directory: CacheDirectory) -> None:
             about |= json.loads(space.about)
         what = "states" if space.kind == STATE else f"blocks of {space.num_tokens} tokens"
         name = " ".join([str(about["model"]), *map(str, about["numbers"])])
-        lists = [path.with_suffix(".idx").stat() for path in paths]
-        num_records = sum(found.st_size for found in lists) // HASH_BYTES
-        size = f"{sum(path.stat().st_size for path in paths) / 1e6:,.1f} MB"
-        table.add_row(name, what, f"{num_records:,}", size, ago(time.time() - max(found.st_mtime for found in lists)))
+        num_records = sum(bytes_of(path.with_suffix(".idx")) for path in paths) // HASH_BYTES
+        size = f"{sum(map(bytes_of, paths)) / 1e6:,.1f} MB"
+        table.add_row(name, what, f"{num_records:,}", size, ago(time.time() - max(map(last_use, paths)) / 1e9))
     Screen().print(table)
-    total = sum(path.stat().st_size for path in directory.path.iterdir())
-    print(f"{total / 1e6:,.1f} MB in all. --prune SIZE keeps what was used last, --clear nothing.")
+    total = f"{directory.used_bytes() / 1e6:,.1f} MB"
+    print(f"{total} in all. --prune SIZE keeps what was used last, --clear nothing.")
 
 
 def ago(seconds: float) -> str:

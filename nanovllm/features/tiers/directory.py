@@ -35,7 +35,8 @@ def prepared(path: str | os.PathLike) -> Path:
         raise ValueError(f"prefix_cache_dir: {shorten(str(path))} is a file; name a directory, or one to be made")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file in directory.iterdir():
-        if not is_ours(file):
+        # .nfs...: what NFS leaves of a file that is removed while a process has it open, until that closes it.
+        if not is_ours(file) and not file.name.startswith(".nfs"):
             found = f"{shorten(str(path))} holds {shorten(file.name)}"
             raise ValueError(f"prefix_cache_dir: {found}; name a directory of its own")
     with suppress(OSError):  # it may be somebody else's, or read-only
@@ -53,7 +54,6 @@ class CacheDirectory:
     spaces       {kind: Space} that this process reads and writes; of others it only removes segments
     on_stored, on_removed    called with records, and with keys, in the thread that changes something
     num_added    records that were kept
-    num_refused  records that found no room, or no parent
     num_removed  records that have made room for others
     num_damaged  records that were found to be no records
     """
@@ -66,7 +66,7 @@ class CacheDirectory:
         self.spaces: dict[int, Space] = {}
         self.on_stored: Callable[[list[Record]], None] = lambda records: None
         self.on_removed: Callable[[list[bytes]], None] = lambda keys: None
-        self.num_added = self.num_refused = self.num_removed = self.num_damaged = 0
+        self.num_added = self.num_removed = self.num_damaged = 0
         self._places: dict[bytes, tuple[Segment, int]] = {}  # key of a record -> its segment and slot
         self._segments: dict[Path, Segment] = {}  # of these spaces
         self._writers: dict[int, Writer] = {}  # by kind
@@ -129,7 +129,6 @@ class CacheDirectory:
                 while new:
                     count = self._room_for(space, len(new))
                     if count == 0:
-                        self.num_refused += len(new)
                         break
                     self._append(kind, new[:count])
                     new = new[count:]
@@ -138,12 +137,8 @@ class CacheDirectory:
         new: dict[bytes, tuple[Record, Any]] = {}
         for record, data in items:
             parent = record.block_hash if record.kind == STATE else record.parent_hash
-            if record.key in self:
-                continue
-            if parent is None or parent in self or parent in new:
+            if record.key not in self and (parent is None or parent in self or parent in new):
                 new[record.key] = record, data
-            else:
-                self.num_refused += 1
         return list(new.values())
 
     def _append(self, kind: int, items: list[tuple[Record, Any]]) -> None:
@@ -229,12 +224,12 @@ class CacheDirectory:
 
     def used_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(_size(path) for path in self.path.iterdir())
+        return sum(bytes_of(path) for path in self.path.iterdir())
 
     @property
     def own_bytes(self) -> int:
         """Bytes of the segments that this process reads."""
-        return sum(_size(path) + _size(path.with_suffix(".idx")) for path in [*self._segments])
+        return sum(bytes_of(path) + bytes_of(path.with_suffix(".idx")) for path in [*self._segments])
 
     def _room_for(self, space: Space, num_records: int) -> int:
         """How many of so many records fit into this process's segment now, if need be after removing others."""
@@ -277,8 +272,8 @@ class CacheDirectory:
         paths = [path for path in segments_in(self.path) if path not in kept]
         if not paths:
             return False
-        path = min(reversed(paths), key=_last_use)  # of those used at one time the newest: it has no children there
-        num_records = _size(path.with_suffix(".idx")) // HASH_BYTES
+        path = min(reversed(paths), key=last_use)  # of those used at one time the newest: it has no children there
+        num_records = bytes_of(path.with_suffix(".idx")) // HASH_BYTES
         remove_segment(path)
         self.num_removed += num_records
         if path in self._segments:
@@ -298,16 +293,22 @@ class CacheDirectory:
         with self.locked():
             self.scan()
             self.close()
-            for segment in list(self._segments.values()):
+            for segment in self._segments.values():
                 segment.remove()
-                self._forget(segment)
+            self.read_no_more()
+
+    def read_no_more(self) -> None:
+        """What is known now is not read any more, whether it is there or not; until a scan()."""
+        for segment in list(self._segments.values()):
+            self._forget(segment)
 
     def clear(self) -> None:
-        """Remove every file of ours."""
-        self.close()
-        for path in [path for path in self.path.iterdir() if is_ours(path)]:
-            path.unlink(missing_ok=True)
-        self.scan()
+        """Remove every file of ours but the lock: of two files with its name, each would let a process in."""
+        with self.locked():
+            self.close()
+            for path in [path for path in self.path.iterdir() if is_ours(path) and path.name != LOCK]:
+                path.unlink(missing_ok=True)
+            self.scan()
 
     # -- digests of a checkpoint's files --------------------------------------------------------------------------
 
@@ -317,16 +318,18 @@ class CacheDirectory:
         return found[1] if isinstance(found, list) and len(found) == 2 and found[0] == stamp else None
 
     def keep_digest(self, path: str, stamp: str, digest: str) -> None:
-        digests = self._digests() | {path: [stamp, digest]}
-        new = self.path / NEW_DIGESTS
-        with open(new, "w", encoding="utf-8", opener=open_for_owner) as file:
-            json.dump(digests, file)
-        new.replace(self.path / DIGESTS)
+        """Raises BlockingIOError, with nothing kept, while another process writes."""
+        with self.locked():
+            digests = self._digests() | {path: [stamp, digest]}
+            new = self.path / NEW_DIGESTS
+            with open(new, "w", encoding="utf-8", opener=open_for_owner) as file:
+                json.dump(digests, file)
+            new.replace(self.path / DIGESTS)
 
     def _digests(self) -> dict[str, Any]:
         try:
             found = json.loads((self.path / DIGESTS).read_text("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -341,13 +344,13 @@ def _key(space: Space, block_hash: bytes) -> bytes:
     return state_key(block_hash) if space.kind == STATE else block_hash
 
 
-def _size(path: Path) -> int:
+def bytes_of(path: Path) -> int:
     with suppress(OSError):
         return path.stat().st_size
     return 0
 
 
-def _last_use(segment: Path) -> int:
+def last_use(segment: Path) -> int:
     """In nanoseconds; 0 for one whose list is missing, which nobody can read."""
     with suppress(OSError):
         return segment.with_suffix(".idx").stat().st_mtime_ns

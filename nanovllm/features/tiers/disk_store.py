@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice, takewhile
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 from time import monotonic
 from typing import Any
 
@@ -37,7 +37,7 @@ class DiskStore:
     """A Store. Its thread alone touches the directory.
 
     num_read     records that were delivered
-    num_dropped  records that were not written, because the disk was behind or cannot be written
+    num_dropped  records that were not written: the disk was behind, is full or cannot be written; or no parent is there
     """
 
     medium = "disk"
@@ -66,7 +66,8 @@ class DiskStore:
     def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
         num_bytes = sum(self.directory.spaces[record.kind].data_bytes for record in records)
         if not self._writes or self._queued_bytes + num_bytes > QUEUE_BYTES:
-            self.num_dropped += len(records)
+            with self._wake:
+                self.num_dropped += len(records)
             return
         data = read()
         with self._wake:
@@ -93,7 +94,10 @@ class DiskStore:
         self._later(partial(self.directory.tell_of, records))
 
     def reset(self) -> None:
-        """What this process may read of the directory goes, and what waits to be written."""
+        """What this process may read of the directory goes, and what waits to be written.
+
+        What cannot be removed stays for other processes; this one does not read it any more.
+        """
         with self._wake:
             self._queue.clear()
             self._queued_bytes = 0
@@ -106,7 +110,7 @@ class DiskStore:
             "num_records": len(directory),
             "num_bytes": directory.own_bytes,
             "num_read": self.num_read,
-            "num_dropped": self.num_dropped + directory.num_refused,
+            "num_dropped": self.num_dropped,
             "num_removed": directory.num_removed,
             "num_damaged": directory.num_damaged,
         }
@@ -119,11 +123,15 @@ class DiskStore:
         done.result()
 
     def close(self) -> None:
-        """Write what is queued, and end. Safe to call twice; what is asked for later is not there."""
+        """Write what is queued, and end. Safe to call twice; what is asked for later is not there.
+
+        A garbage collection may call it in the store's own thread. That ends afterwards, and nobody waits for it.
+        """
         with self._wake:
             self._is_closing = True
             self._wake.notify()
-        self._thread.join()
+        if current_thread() is not self._thread:
+            self._thread.join()
 
     def _later(self, work: Callable[[], Any]) -> None:
         with self._wake:
@@ -172,11 +180,12 @@ class DiskStore:
 
     def _forget(self) -> None:
         if self._unless_locked(self.directory.forget_own):
+            self.directory.read_no_more()  # what could not be removed
             self._forgets = False
 
     def _write(self) -> None:
         batch = [*islice(self._queue.values(), BATCH)]
-        if self._unless_locked(partial(self.directory.put, batch)):
+        if not self._writes or self._unless_locked(partial(self.directory.put, batch)):
             self._written(batch)
 
     def _write_at_last(self) -> None:
@@ -188,15 +197,16 @@ class DiskStore:
                 return
             with self._wake:
                 self._wake.wait(PAUSE_S)
-        self.num_dropped += len(self._queue)
         self._written([*self._queue.values()])
         self._forgets = False
 
     def _written(self, batch: list[tuple[Record, Any]]) -> None:
+        """These wait no more. What the directory does not have now was dropped."""
         with self._wake:
             for record, data in batch:
                 if self._queue.pop(record.key, None) is not None:
                     self._queued_bytes -= data.nbytes
+                    self.num_dropped += record.key not in self.directory
 
     def _unless_locked(self, work: Callable[[], Any]) -> bool:
         """Do what writes. False: another process does; then nothing is written for a while."""

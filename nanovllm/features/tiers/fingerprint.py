@@ -24,7 +24,7 @@ from nanovllm.config import EngineConfig
 logger = logging.getLogger("nanovllm")
 
 PACKAGE = Path(nanovllm.__file__).parent
-COMPUTES = ("worker", "features")  # folders whose code may change a bit of K/V
+COMPUTES = ("worker", "features", "files")  # folders whose code may change a bit of a weight, or of K/V
 NOT_COMPUTED = ("end_tokens", "generation", "is_quantized")  # of a ModelConfig
 
 
@@ -40,7 +40,7 @@ def fingerprint(
         "numbers": (config.dtype, config.round_to, config.tower_quantization, config.kv_cache_dtype, runner.block_size),
         "how": (config.optimizations, config.tensor_parallel_size, torch.cuda.is_available(), batch_invariant),
         "processor": "any" if batch_invariant == "on every processor" else cpu(),
-        "code": (torch.__version__, code_digest()),
+        "code": (torch.__version__, metadata.version("gguf") if directory.is_file() else None, code_digest()),
         "images": None if model.images is None else processor_digest(directory, config.mm_processor_kwargs),
     }
     text = json.dumps(depends_on, sort_keys=True, default=lambda value: sorted(value, key=repr))

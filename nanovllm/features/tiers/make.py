@@ -3,6 +3,7 @@
 import json
 import logging
 import weakref
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,11 +115,16 @@ def weight_stamps(directory: Path) -> dict[Path, str]:
 
 
 def digest_of(stamps: dict[Path, str], kept: CacheDirectory, path: Path) -> str:
-    """The digest of a checkpoint's file, computed once. stamps: of what was loaded. OSError: it has changed."""
+    """The digest of a checkpoint's file, computed once if it can be kept. stamps: of what was loaded.
+
+    Raises OSError if the file has changed.
+    """
     where, stamp = str(path.resolve()), stamps.get(path, "")
-    digest = kept.digest(where, stamp) or file_digest(path)
+    known = kept.digest(where, stamp)
+    digest = file_digest(path) if known is None else known
     if stamp_of(path) != stamp:
         raise OSError(f"{path} has changed since its weights were loaded")
-    if kept.is_writable:
-        kept.keep_digest(where, stamp, digest)
+    if known is None:
+        with suppress(OSError):  # the directory is full, locked or read-only: the next engine computes it again
+            kept.keep_digest(where, stamp, digest)
     return digest

@@ -98,7 +98,7 @@ def space_of(path: Path) -> Space | None:
         numbers = space.kind, space.num_tokens, space.data_bytes
         is_sane = all(type(number) is int and 0 <= number < 1 << 40 for number in numbers) and space.data_bytes
         return space if is_sane and path.name.startswith(f"{space.name}-") else None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

@@ -1,6 +1,7 @@
 """An engine that finds what another one has computed: the same bits, never somebody else's, whatever becomes of it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from nanovllm import LLM, LoRARequest, SamplingParams
-from nanovllm.features.tiers import directory, segment
+from nanovllm.features.tiers import directory, fingerprint, segment
+from nanovllm.features.tiers.directory import prepared, segments_in
+from nanovllm.files.system import open_for_owner
 from nanovllm.tools.cli import main
 from nanovllm.worker.cpu.threads import pytorch_threads
 from nanovllm.worker.model_runner import ModelRunner
@@ -293,17 +296,17 @@ def test_what_cannot_work_is_refused_before_the_weights_are_read(checkpoint, tmp
     assert LLM(str(checkpoint()), kv_offloading_size=0.5, **SMALL).engine.config.cpu_cache_bytes == 1 << 29
 
 
-def test_a_directory_that_may_only_be_read(checkpoint, tmp_path, monkeypatch, caplog):
+def refused(path, flags):
+    raise PermissionError(13, "Permission denied", path)
+
+
+def test_a_directory_that_may_only_be_read(checkpoint, tmp_path, monkeypatch, caplog, capsys):
     """One warning; what is there is found, and nothing is written."""
     llm = engine(checkpoint(), tmp_path / "cache")
     cached(llm)
     end(llm)
     before = {path: path.read_bytes() for path in (tmp_path / "cache").iterdir()}
     if os.getuid() == 0:  # whom no permission stops
-
-        def refused(path, flags):
-            raise PermissionError(13, "Permission denied", path)
-
         monkeypatch.setattr(directory, "open_for_owner", refused)
         monkeypatch.setattr(segment, "open_for_owner", refused)
     else:
@@ -311,12 +314,55 @@ def test_a_directory_that_may_only_be_read(checkpoint, tmp_path, monkeypatch, ca
         os.chmod(tmp_path / "cache", 0o500)
         for path in before:
             os.chmod(path, 0o400)
+    assert main(["cache", str(tmp_path / "cache")]) == 0 and " 40 " in capsys.readouterr().out
     reader = engine(checkpoint(), tmp_path / "cache")
     assert cached(reader) == [100, 119, 99] and cached(reader, [[300, *PROMPTS[0]]]) == [0]
+    assert reader.reset_prefix_cache(reset_connector=True) and cached(reader, PROMPTS[:1]) == [0]
     end(reader)
     os.chmod(tmp_path / "cache", 0o700)
     assert {path: path.read_bytes() for path in (tmp_path / "cache").iterdir()} == before
     assert caplog.text.count("is read, and not written") == 1 and caplog.text.count("prefix cache:") == 1
+
+
+def test_a_digest_that_cannot_be_kept_is_no_reason_to_give_up(checkpoint, tmp_path, monkeypatch, caplog):
+    """The disk is full, or another engine that starts at the same time writes its own."""
+    with locked_elsewhere(prepared(tmp_path / "cache")):
+        end(engine(checkpoint(), tmp_path / "cache"))
+
+    def full(path, flags):
+        if path.endswith(directory.NEW_DIGESTS):
+            raise OSError(28, "No space left on device", path)
+        return open_for_owner(path, flags)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "open_for_owner", full)
+        first = engine(checkpoint(), tmp_path / "cache")
+        assert cached(first, PROMPTS[:1]) == [0]
+        end(first)
+        second = engine(checkpoint(), tmp_path / "cache")
+        assert cached(second, PROMPTS[:1]) == [100]
+        end(second)
+    assert not caplog.text and not (tmp_path / "cache" / directory.DIGESTS).exists()
+    end(engine(checkpoint(), tmp_path / "cache"))
+    kept = (tmp_path / "cache" / directory.DIGESTS).stat().st_mtime_ns
+    end(engine(checkpoint(), tmp_path / "cache"))
+    assert (tmp_path / "cache" / directory.DIGESTS).stat().st_mtime_ns == kept, "one that is found is not written again"
+
+
+def test_the_key_holds_the_code_that_makes_weights(tmp_path, monkeypatch):
+    package = fingerprint.PACKAGE
+    before = fingerprint.code_digest()
+    copy = tmp_path / "nanovllm"
+    for folder in fingerprint.COMPUTES:
+        shutil.copytree(package / folder, copy / folder)
+    monkeypatch.setattr(fingerprint, "PACKAGE", copy)
+    assert fingerprint.code_digest() == before
+    for name in ("files/gguf_weights.py", "files/tensor_files.py", "features/published/layouts.py", "worker/loader.py"):
+        source = copy / name
+        source.write_text(source.read_text("utf-8") + "\n", "utf-8")
+        after = fingerprint.code_digest()
+        assert after != before, name
+        before = after
 
 
 def test_the_command_shows_prunes_and_clears(checkpoint, tmp_path, capsys):
@@ -329,7 +375,11 @@ def test_the_command_shows_prunes_and_clears(checkpoint, tmp_path, capsys):
     assert "blocks of 4" in shown and " 40 " in shown and "just now" in shown
     assert main(["cache", path, "--prune", "100k"]) == 0
     assert "records removed" in capsys.readouterr().out
-    assert main(["cache", path, "--clear"]) == 0 and not [*(tmp_path / "cache").iterdir()]
+    [left] = segments_in(tmp_path / "cache")
+    left.with_suffix(".idx").unlink()  # as a process that is killed while it removes a segment
+    assert main(["cache", path]) == 0 and "blocks" not in capsys.readouterr().out
+    assert main(["cache", path, "--clear"]) == 0
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == [directory.LOCK]
     assert main(["cache", str(tmp_path / "none")]) == 2
     assert "is not a directory" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
