@@ -6,6 +6,7 @@ a whole answer is the text of its stream.
 """
 
 from codecs import getincrementaldecoder
+from collections.abc import Sequence
 from typing import Any
 
 from nanovllm.files.token_bytes import TokenBytes, token_bytes
@@ -13,17 +14,24 @@ from nanovllm.sampling_params import SamplingParams
 
 REPLACEMENT = "\ufffd"  # shown for bytes that are not a character
 MAX_HELD_TOKENS = 32  # bytes that are not a character after so many tokens will not become one
+NUM_BEFORE = 6  # tokens of the prompt on which those of an answer may depend
 
 
 class Detokenizer:
     """Text of one sample. append() adds to `text`, or cuts it at a stop string. token_ids: all tokens so far.
 
+    The text goes on from that of the prompt, if this has any: SentencePiece's vocabularies leave out a first space, and
+    an answer's first token is not the first one.
     A sequence with stop strings has it as its stop_checker: the scheduler appends each token that it accepts.
     """
 
-    def __init__(self, tokenizer: Any, params: SamplingParams = SamplingParams()) -> None:
+    def __init__(
+        self, tokenizer: Any, params: SamplingParams = SamplingParams(), prompt_token_ids: Sequence[int] = ()
+    ) -> None:
         self.tokenizer = tokenizer
         self.params = params
+        self._is_first = not token_bytes(tokenizer).has_text(prompt_token_ids)
+        self._before = list(prompt_token_ids[-NUM_BEFORE:])
         self._stop: tuple[str, ...] = tuple(params.stop)
         self.restart([])
 
@@ -38,9 +46,9 @@ class Detokenizer:
         known = token_bytes(self.tokenizer)
         self._source: BytesText | WindowedText
         if known.is_exact:
-            self._source = BytesText(known, self.params.skip_special_tokens)
+            self._source = BytesText(known, self.params.skip_special_tokens, self._is_first)
         else:
-            self._source = WindowedText(self.tokenizer, self.params)
+            self._source = WindowedText(self.tokenizer, self.params, self._before)
         self.token_ids: list[int] = []
         self._searched = 0  # no stop string ends before this character
         self.text = ""
@@ -89,11 +97,11 @@ class Detokenizer:
 class BytesText:
     """The text of tokens that each stand for certain bytes, as in nearly all vocabularies."""
 
-    def __init__(self, known: TokenBytes, skip_special_tokens: bool) -> None:
+    def __init__(self, known: TokenBytes, skip_special_tokens: bool, is_first: bool) -> None:
         self._known = known
         self._skipped = known.special_ids if skip_special_tokens else set[int]()
         self._decoder = getincrementaldecoder("utf-8")("replace")
-        self._is_first = True
+        self._is_first = is_first
 
     def add(self, token_id: int) -> str:
         """Take the next token. Returns the text that it adds."""
@@ -108,14 +116,14 @@ class BytesText:
 class WindowedText:
     """The same for other vocabularies: the difference between two decodings of the last few tokens."""
 
-    def __init__(self, tokenizer: Any, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Any, params: SamplingParams, before: list[int]) -> None:
         self._tokenizer = tokenizer
         self._params = params
-        self._token_ids: list[int] = []
+        self._token_ids = list(before)
         # token_ids[prefix_offset:read_offset] are decoded only to see what the tokens from read_offset on add to them.
         self._prefix_offset = 0
-        self._read_offset = 0
-        self._shown = ""  # the part of the text of token_ids[prefix_offset:] that has been returned
+        self._read_offset = len(before)
+        self._shown = self._decode(before)  # the part of the text of token_ids[prefix_offset:] that has been returned
 
     def add(self, token_id: int) -> str:
         """Take the next token. Returns the text that it adds."""

@@ -153,7 +153,7 @@ class LLMEngine:
             # One sample is enough: its logits give the prompt's logprobs, so it computes the whole prompt.
             seq.scores_prompt = sample_index == 0 and asked.params.prompt_logprobs is not None
             seq.parts = {name: part.for_sample() for name, part in asked.parts.items()}
-            detokenizer = Detokenizer(self.tokenizer, asked.params)
+            detokenizer = Detokenizer(self.tokenizer, asked.params, asked.token_ids)
             if asked.params.stop:
                 seq.stop_checker = detokenizer
             samples.append(Sample(seq, detokenizer))

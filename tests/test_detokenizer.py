@@ -115,20 +115,24 @@ OF_THE_FIRST = {"of the first token": decoders.Sequence([decoders.ByteFallback()
 @pytest.mark.parametrize("kind", FALLBACKS | OF_THE_FIRST)
 @pytest.mark.parametrize("first", ["<0x20>", "▁", "▁▁", "▁a", "<0xC3>", "<tag>", "<s>"])
 def test_how_an_answer_begins(copy_of, kind, first):
-    """The whole text may lose the space that it begins with, whichever token that is: as transformers decodes it."""
+    """A whole text may lose the space that it begins with, whichever token that is: as transformers decodes it.
+
+    An answer's text goes on from the prompt's, if that has any.
+    """
     folder, tokenizer = copy_of("llama"), byte_fallback(WORDS, (FALLBACKS | OF_THE_FIRST)[kind])
     tokenizer.save_pretrained(folder)
     follow = [["<0x20>", "<0x20>"], ["▁", "▁a"], ["<0xA9>", "<0x20>"], ["<s>", "▁x"]]
     answers = [tokenizer.convert_tokens_to_ids([first, *names]) for names in follow]
 
     llm = LLM(str(folder), **SMALL)
-    for answer, output in zip(
-        answers, llm.generate([[5, 6]] * 4, [*map(saying, answers)], use_tqdm=False), strict=True
-    ):
-        assert output.outputs[0].token_ids == answer
-        expected = tokenizer.decode(answer, skip_special_tokens=True)
-        if "\ufffd" not in expected:
-            assert output.outputs[0].text == expected, tokenizer.convert_ids_to_tokens(answer)
+    for prompt in ([tokenizer.bos_token_id], tokenizer.convert_tokens_to_ids(["▁a", "x"])):
+        before = tokenizer.decode(prompt, skip_special_tokens=True)
+        outputs = llm.generate([prompt] * 4, [*map(saying, answers)], use_tqdm=False)
+        for answer, output in zip(answers, outputs, strict=True):
+            assert output.outputs[0].token_ids == answer
+            expected = tokenizer.decode(prompt + answer, skip_special_tokens=True)
+            if "\ufffd" not in expected:
+                assert before + output.outputs[0].text == expected, tokenizer.convert_ids_to_tokens(answer)
 
 
 def test_random_pieces_of_a_byte_level_vocabulary(tokenizer):

@@ -6,6 +6,7 @@ library makes replacement characters if any of them is broken, also of those tha
 
 import json
 import re
+from collections.abc import Iterable
 from functools import cache, cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -53,6 +54,10 @@ class TokenBytes:
         if token_id not in self._known:
             self._known[token_id] = self._read(token_id, is_first=False)
         return self._known[token_id]
+
+    def has_text(self, token_ids: Iterable[int]) -> bool:
+        """Not if all of them are special, or none."""
+        return any(token_id not in self.special_ids and self.of(token_id) for token_id in token_ids)
 
     def _read(self, token_id: int, is_first: bool) -> bytes:
         try:

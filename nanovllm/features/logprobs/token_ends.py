@@ -9,12 +9,12 @@ from nanovllm.sampling_params import SamplingParams
 class TokenEnds:
     """Grows with an answer. A token that adds no text of its own belongs to the text that comes next."""
 
-    def __init__(self, tokenizer: Any, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Any, params: SamplingParams, prompt_token_ids: list[int]) -> None:
         decoding = SamplingParams(
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
-        self._detokenizer = Detokenizer(tokenizer, decoding)
+        self._detokenizer = Detokenizer(tokenizer, decoding, prompt_token_ids)
         self._ends: list[int] = []  # of each token
         self._num_waiting = 0  # tokens at the end that have added no text
         self._num_given = 0

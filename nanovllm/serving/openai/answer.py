@@ -124,11 +124,11 @@ class Chunks:
             name, nothing = ("delta", {}) if self.url == CHAT else ("text", "")
             *earlier, last = news or [Said(nothing, 0, 0)]
             for said in earlier:
-                logprobs = self._logprobs_of(index, sample, said) if self.shown.by_text else None
+                logprobs = self._logprobs_of(index, output, sample, said) if self.shown.by_text else None
                 choice = {"index": index, name: said.delta, "logprobs": logprobs, "finish_reason": None}
                 yield head | {"choices": [choice]} | more
             if self.shown.by_text:
-                logprobs = self._logprobs_of(index, sample, last)
+                logprobs = self._logprobs_of(index, output, sample, last)
             else:
                 logprobs = self.shown.logprobs(*sent, self._text_offsets_of(index, output))
             beside = _ending(sample, reason) | self.shown.beside_delta(*sent)
@@ -154,11 +154,14 @@ class Chunks:
             said = [each for each in said if each.delta.get("content") != ""]
         return said, finish_reason(reading, sample, reader.has_called)
 
-    def _logprobs_of(self, index: int, sample: CompletionOutput, said: Said) -> dict[str, Any] | None:
+    def _logprobs_of(
+        self, index: int, output: RequestOutput, sample: CompletionOutput, said: Said
+    ) -> dict[str, Any] | None:
         """Those of the tokens that this piece of content is made of."""
         if self.shown.num_logprobs is None or "content" not in said.delta:
             return None
-        ends = self._token_ends.setdefault(index, TokenEnds(self.shown.tokenizer, self.shown.params))
+        made = TokenEnds(self.shown.tokenizer, self.shown.params, output.prompt_token_ids)
+        ends = self._token_ends.setdefault(index, made)
         ends.grow(sample.token_ids, len(sample.text) if sample.finished() else None)
         return self.shown.logprobs_at(sample, ends.take(said.start, said.end))
 

@@ -5,6 +5,7 @@ stand for bytes that are none. An offset depends on the token and on those befor
 """
 
 from codecs import IncrementalDecoder, getincrementaldecoder
+from collections.abc import Iterable
 
 from nanovllm.files.token_bytes import TokenBytes
 
@@ -13,16 +14,16 @@ REACH = 16  # characters of a text in which a token is looked for that is not wh
 
 
 class TextOffsets:
-    """Those of an answer that grows. num_before: characters before it.
+    """Those of an answer that grows. num_before: characters before it. prompt_token_ids: see Detokenizer.
 
     What has come far enough after a token decides where that token is, whatever else may come.
     """
 
-    def __init__(self, known: TokenBytes, num_before: int = 0) -> None:
+    def __init__(self, known: TokenBytes, num_before: int = 0, prompt_token_ids: Iterable[int] = ()) -> None:
         self._known, self._num_before = known, num_before
         self._num_settled = 0  # tokens, and what is known after them:
         self._at = 0  # where the text goes on after the characters that are complete
-        self._is_first = True
+        self._is_first = not known.has_text(prompt_token_ids)
         self._bytes_left = NOTHING_LEFT  # of a character, the decoder's state
 
     def of(self, token_ids: list[int], text: str, is_whole: bool, first: int = 0) -> list[int]:

@@ -179,7 +179,8 @@ class Shown:
 
     def text_offsets(self, output: RequestOutput) -> TextOffsets:
         """Of a completion's choice, for logprobs()."""
-        return TextOffsets(token_bytes(self.tokenizer), len(self.before_text(output)))
+        known, num_before = token_bytes(self.tokenizer), len(self.before_text(output))
+        return TextOffsets(known, num_before, output.prompt_token_ids)
 
     def logprobs(
         self,
