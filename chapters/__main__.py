@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
             jobs = "tasks at a time, each with an engine of its own (default: 2, if the machine has two cores)"
             about = "use no model: checks that need one stay open"
             command.add_argument("--no-model", action="store_true", help=about)
-            command.add_argument("--jobs", type=int, default=0, metavar="N", help=jobs)
+            command.add_argument("--jobs", type=whole_number, default=0, metavar="N", help=jobs)
         if name == "read":
             command.add_argument("--short", action="store_true", help="only its short path")
         if name in ("read", "quiz"):
@@ -248,6 +248,12 @@ def find_model(name: str | None) -> tuple[str | None, str]:
         return name or str(demo_model_path()), ""
     except DemoModelError as error:
         return None, str(error)
+
+
+def whole_number(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return value
 
 
 def seconds(text: str) -> float:

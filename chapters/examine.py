@@ -10,10 +10,11 @@ from typing import Any
 
 from chapters.course import EXERCISES, Chapter, find_chapter
 from chapters.grading import Bench, Result, Task, grade
-from chapters.runner import Lost, Phase, Run
+from chapters.runner import FOREIGN, Lost, Phase, Run
 from chapters.submission import LIMIT_S, NotLoaded, file_of, find_function, readable
 
 THEIRS = ("importing", "checking")  # phases on the student's time
+FIELDS = {"num_passed": int, "problem": str, "not_started": bool, "open": list, "section": str, "refused": str}
 PREPARING_S = 900.0  # for what is not the student's: Python, and the engine with its model
 
 
@@ -81,9 +82,14 @@ class _Examination:
     def _follow(self, run: Run, task: Task) -> dict[str, Any]:
         """Fields of its Result."""
         phase = Phase("starting", 0)
+        num_checks = len(task.checks)
         try:
             while isinstance(heard := run.hear(self.limit_s if phase.name in THEIRS else PREPARING_S), Phase):
+                if not isinstance(heard.number, int) or not 0 <= heard.number < num_checks:
+                    raise Lost(FOREIGN)
                 phase = heard
+            if not _is_outcome(heard, num_checks):
+                raise Lost(FOREIGN)
         except Lost as lost:
             if phase.name == "importing":
                 self.not_loaded = f"{file_of(self.file)} cannot be loaded: {lost}"
@@ -94,7 +100,6 @@ class _Examination:
             raise ValueError(f"the engine cannot be loaded: {lost}\n{run.printed()}") from None
         if "refused" in heard:
             raise ValueError(heard["refused"])
-        num_checks = len(task.checks)
         is_done = heard.get("num_passed") == num_checks and phase == Phase("checking", num_checks - 1)
         if not heard.get("problem") and not is_done:
             return {"num_passed": 0, "problem": "the checks have not come to their end"}
@@ -104,6 +109,13 @@ class _Examination:
         self.has_ended = True
         for run in self.runs:
             run.end()
+
+
+def _is_outcome(heard: Any, num_checks: int) -> bool:
+    """Is it as check_file() returns it? The submission's code may have sent something else."""
+    if not isinstance(heard, dict) or not all(isinstance(value, FIELDS.get(name, ())) for name, value in heard.items()):
+        return False
+    return "refused" in heard or heard.get("num_passed") in range(len(heard.get("open", [])), num_checks + 1)
 
 
 def check_task(tell: Callable[..., None], number: int, name: str, file: str, model: str | None) -> dict[str, Any]:

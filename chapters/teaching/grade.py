@@ -20,7 +20,7 @@ DESCRIPTION += "files. Without --container, submissions run with your rights."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from chapters.__main__ import seconds
+    from chapters.__main__ import seconds, whole_number
 
     parser.description = DESCRIPTION
     parser.add_argument("folder", type=Path, help="the folder of the class")
@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--container", metavar="IMAGE", help=about)
     about = "grade these chapters (default: all); a single one also holds for files whose name has no chapter"
     parser.add_argument("--chapters", type=int, nargs="+", default=[], metavar="N", help=about)
-    parser.add_argument("--jobs", type=int, metavar="N", help="submissions at a time (default: one for each core)")
+    parser.add_argument(
+        "--jobs", type=whole_number, metavar="N", help="submissions at a time (default: one for each core)"
+    )
     limit = f"wall time for one check (default: {LIMIT_S:g})"
     parser.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
     parser.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
@@ -45,9 +47,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if sys.platform == "win32":
         raise ValueError("a class is graded on Linux or macOS (on Windows: WSL); here: check CHAPTER --file FOLDER")
     from chapters.__main__ import find_model
+    from chapters.course import find_chapter
     from chapters.teaching.isolation import WARNING, Container, Process
     from chapters.teaching.marks import Roster, as_it_was, write_marks
-    from chapters.teaching.similar import MEANING
+    from chapters.teaching.similar import MEANING, require_copydetect
     from chapters.teaching.submissions import find_submissions
     from chapters.teaching.table import Grader, sort_rows, write_pairs
 
@@ -56,6 +59,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.roster and not args.marks:
         raise ValueError("--roster needs --marks FILE, which is written from it")
     details = args.csv or args.marks.with_name("details.csv")
+    files = [file.resolve() for file in (args.roster, args.marks, details, args.similar) if file]
+    if len({*files}) < len(files):
+        raise ValueError(f"roster, marks, details ({details}) and similar pairs must be different files")
+    for number in args.chapters:
+        find_chapter(number)
+    if args.similar:
+        require_copydetect()
     roster = Roster(args.roster) if args.roster else None
     submissions = find_submissions(args.folder, args.chapters)
     place = Container.of(args.container) if args.container else Process()
@@ -77,10 +87,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.print(what + as_it_was(unknown[0]["note"]), markup=False, soft_wrap=True)
     if args.marks:
         found = [row | {"student": as_it_was(row["student"])} for row in rows]
-        strangers = write_marks(args.marks, roster, found)
+        told = write_marks(args.marks, roster, found)
         console.print(f"{args.marks}: written", markup=False, soft_wrap=True)
-        for student in strangers:
-            console.print(f"  not on the roster, and not in the marks: {student}", markup=False, soft_wrap=True)
+        for sentence in told:
+            console.print(f"  {sentence}", markup=False, soft_wrap=True)
     if args.similar:
         num_pairs = write_pairs(args.similar, submissions)
         console.print(f"{args.similar}: {num_pairs} pairs. {MEANING}", markup=False, soft_wrap=True)

@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from site import getuserbase
-from typing import Any
+from threading import Thread
+from typing import IO, Any
 
 ENGINES = ("docker", "podman")
 MEMORY_GB = 6  # of a submission: Python, PyTorch, and the engine with the demo model take less than one and a half
@@ -25,6 +26,8 @@ WARNING = (
     "Without --container a submission runs with your rights: it can read your files, use the network, and leave "
     "processes and files behind. What was handed in by strangers belongs in a container (chapters/INSTRUCTOR.md)."
 )
+MOST_BYTES = 1 << 20  # of each of its streams that are kept, the last ones; a verdict is shorter
+CLOSING_S = 10.0  # what it has started may hold its streams open for ever
 REFUSED = "the checks could not be run"  # which may be the machine's fault
 
 
@@ -105,7 +108,7 @@ class Running:
     """The submissions that are being checked, so that they can be ended."""
 
     def __init__(self) -> None:
-        self._processes: set[subprocess.Popen[str]] = set()
+        self._processes: set[subprocess.Popen[bytes]] = set()
 
     def record(
         self, place: Process | Container, course: Path, work: Path, check: list[str], model: str | None, limit_s: float
@@ -119,22 +122,27 @@ class Running:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
         self._processes.add(process)
+        streams = [(process.stdout, bytearray()), (process.stderr, bytearray())]
+        threads = [Thread(target=_keep_end, args=stream, daemon=True) for stream in streams]
+        for thread in threads:
+            thread.start()
         try:
-            out, err = process.communicate(timeout=limit_s)
+            process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise NoRecord(f"it was not done after {limit_s:g} s") from None
         finally:
             _kill(process)
             place.stop(name)
             self._processes.discard(process)
+        for thread in threads:
+            thread.join(CLOSING_S)
+        out, err = (bytes(kept).decode("utf-8", "replace") for _, kept in streams)
         lines = out.splitlines()
         if process.returncode in (0, 1) and len(lines) == 1:  # check has come to its end, and nobody wrote beside it
-            with suppress(ValueError):
+            with suppress(ValueError, TypeError, KeyError, RecursionError):
                 found = dict(json.loads(lines[0]))
                 if found["passed"] == (process.returncode == 0):
                     return found
@@ -146,7 +154,14 @@ class Running:
             _kill(process)
 
 
-def _kill(process: "subprocess.Popen[str]") -> None:
+def _keep_end(stream: IO[bytes], kept: bytearray) -> None:
+    with stream:
+        while data := os.read(stream.fileno(), 1 << 16):
+            kept += data
+            del kept[:-MOST_BYTES]
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
     """And its group."""
     if sys.platform != "win32":  # where a class is not graded (grade.py)
         with suppress(OSError):

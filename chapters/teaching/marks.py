@@ -2,7 +2,7 @@
 
 The roster is what Moodle or Canvas exports of a class, or any table with a line for each student. The marks are that
 table, with a column in percent for each chapter: the platform finds its own columns again. Whoever has handed in
-nothing has 0.
+nothing has 0; of several files for a chapter, the best counts.
 """
 
 import csv
@@ -13,19 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from chapters.course import TITLES
+from chapters.submission import readable
 
 POINTS = "points possible"  # Canvas has a second line that says how many points there are
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a text that begins so
+MOST_CHARACTERS = 32_000  # of a cell; a spreadsheet takes no more
 FIRST = ("first name", "firstname", "given name", "vorname")
 LAST = ("surname", "last name", "lastname", "family name", "nachname")
+# Columns whose numbers are students'. In others a number may be a mark.
+OF_STUDENTS = re.compile(r"\bid\b|ident|n[uú]m|^n[or]\b|name|login|user|matr|student|kennung|code|学号|學號|番号|학번")
+NUMBER = re.compile(r"\d+")
+ACCENTS = re.compile("[\u0300-\u036f]")  # of Latin, Greek and Cyrillic; the marks of other scripts are vowels
 
 
 class Roster:
     """columns, lines: as they are in the file. Raises ValueError for what is no such table."""
 
     def __init__(self, path: Path) -> None:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            text = file.read()
+        try:
+            text = path.read_text("utf-8-sig")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not UTF-8 text: export it as CSV in UTF-8") from None
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
         table = csv.DictReader(text.splitlines(), delimiter=delimiter)
         self.columns = list(table.fieldnames or ())
@@ -33,16 +41,19 @@ class Roster:
         if not self.lines:
             raise ValueError(f"{path} has no lines; a roster has a line of names of columns, and one for each student")
         self._lines_of: dict[str, set[int]] = {}
+        self._lines_without_accents: dict[str, set[int]] = {}
         for number, line in enumerate(self.lines):
             for name in names_of(line):
-                self._lines_of.setdefault(name, set()).add(number)
+                self._lines_of.setdefault(letters(name), set()).add(number)
+                self._lines_without_accents.setdefault(without_accents(name), set()).add(number)
 
     def line_of(self, student: str) -> int | None:
         """The line of this student, by whatever the line says: a name, an address, a number. None if there is none.
+        Lines with the same accents come first.
 
         Raises ValueError if there are several.
         """
-        found = self._lines_of.get(letters(student), set())
+        found = self._lines_of.get(letters(student)) or self._lines_without_accents.get(without_accents(student), set())
         if len(found) > 1:
             lines = " and ".join(str(number + 2) for number in sorted(found))
             raise ValueError(f"the roster has {student} in lines {lines}: which of them has handed in this file?")
@@ -55,51 +66,72 @@ def names_of(line: dict[str, str]) -> set[str]:
     if any(cell.casefold() == POINTS for cell in cells.values()):
         return set()
     first, last = (next((cells[name] for name in names if cells.get(name)), "") for names in (FIRST, LAST))
-    names = {*cells.values(), f"{first} {last}", f"{last} {first}"}  # Moodle's folders, and Canvas's: lovelaceada
+    names = {f"{first} {last}", f"{last} {first}"}  # Moodle's folders, and Canvas's: lovelaceada
+    of_students = {cell for column, cell in cells.items() if OF_STUDENTS.search(column)}
+    names |= of_students | {cell for cell in cells.values() if not letters(cell).isdigit()}
     for cell in cells.values():
         if "@" in cell:
             names.add(cell.partition("@")[0])
         if re.fullmatch(r"[^,@]+, [^,@]+", cell):  # Canvas: Lovelace, Ada
             names.add(" ".join(reversed(cell.split(", "))))
-    return {letters(name) for name in names} - {""}
+    numbers = {number for cell in of_students for number in NUMBER.findall(cell)}
+    names |= {f"{name} {number}" for name in names for number in numbers}  # of several with this name (submissions.py)
+    return {name for name in names if letters(name)}
 
 
 def letters(name: str) -> str:
-    """Without case, accents, blanks and signs."""
+    """Without case, blanks and signs."""
     plain = unicodedata.normalize("NFKD", name.casefold())
-    return "".join(c for c in plain if c.isalnum())
+    return "".join(c for c in plain if c.isalnum() or unicodedata.category(c).startswith("M"))
+
+
+def without_accents(name: str) -> str:
+    return ACCENTS.sub("", letters(name))
 
 
 def write_marks(path: Path, roster: Roster | None, rows: Iterable[dict[str, str]]) -> list[str]:
-    """rows: of the table (table.py). Returns the students who are not on the roster, and so not in the file.
+    """rows: of the table (table.py). Returns sentences about students who are not on the roster, and so not in the
+    file, and about those with several files for a chapter, of which the best counts.
 
     Without a roster, those who have handed in something are the class.
     """
-    marks: dict[str, dict[int, str]] = {}
+    percents: dict[str | int, dict[int, list[str]]] = {}  # of a line of the roster, or of who is on none: of all files
+    names: dict[str | int, str] = {}
     for row in rows:
-        marks.setdefault(row["student"], {})[int(row["chapter"])] = row["percent"]
+        number = roster.line_of(row["student"]) if roster is not None else None
+        key = row["student"] if number is None else number
+        names.setdefault(key, row["student"])
+        of_student = percents.setdefault(key, {})
+        if (chapter := int(row["chapter"])) in TITLES:
+            of_student.setdefault(chapter, []).append(row["percent"])
+    told = [f"not on the roster, and not in the marks: {name}" for name in names if roster and isinstance(name, str)]
+    for key, of_student in percents.items():
+        for chapter, found in of_student.items():
+            if len(found) > 1:
+                told.append(f"{names[key]} has handed in {len(found)} files for chapter {chapter}: the best one counts")
+    marks = {
+        key: {chapter: max(found, key=float) for chapter, found in of_student.items()}
+        for key, of_student in percents.items()
+    }
     chapters = sorted({number for of_student in marks.values() for number in of_student})
     headings = {number: f"Chapter {number}: {TITLES[number]} (%)" for number in chapters}
     if roster is None:
-        lines = [{"student": as_text(student)} | _cells(headings, found) for student, found in marks.items()]
+        lines = [{"student": as_text(names[key])} | _cells(headings, found) for key, found in marks.items()]
         _write(path, ["student", *headings.values()], lines)
-        return []
-    numbers = {student: roster.line_of(student) for student in marks}
-    found_in = {number: marks[student] for student, number in numbers.items() if number is not None}
+        return told
     lines = []
     for number, line in enumerate(roster.lines):
         is_points = any(cell.strip().casefold() == POINTS for cell in line.values())
         lines.append(
-            line
-            | (dict.fromkeys(headings.values(), "100") if is_points else _cells(headings, found_in.get(number, {})))
+            line | (dict.fromkeys(headings.values(), "100") if is_points else _cells(headings, marks.get(number, {})))
         )
     _write(path, [*roster.columns, *headings.values()], lines)
-    return [student for student, number in numbers.items() if number is None]
+    return told
 
 
 def as_text(value: Any) -> str:
-    """For a cell: on one line, and no formula."""
-    text = " | ".join(str(value).splitlines())
+    """For a cell: on one line, cut if it is very long, and no formula."""
+    text = readable(" | ".join(str(value).splitlines()), MOST_CHARACTERS)
     return f"'{text}" if text.startswith(FORMULA) else text
 
 

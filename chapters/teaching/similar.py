@@ -7,6 +7,7 @@ compares runs of these (winnowing, as MOSS does). What stands in the chapter's e
 import ast
 import io
 from collections.abc import Iterable
+from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
 
@@ -18,17 +19,17 @@ MEANING = (
 )
 
 
+def require_copydetect() -> None:
+    """Raises ValueError if it is not installed."""
+    if find_spec("copydetect") is None:
+        raise ValueError('--similar takes copydetect:  pip install -e ".[teach]"')
+
+
 def similar_pairs(
     sources: Iterable[tuple[str, bytes]], given: bytes, threshold: float = THRESHOLD
 ) -> list[tuple[float, str, str]]:
-    """(similarity, who, who), the most similar first. sources: (who, file) of one chapter. given: its exercise.py.
-
-    Raises ValueError if copydetect is not installed.
-    """
-    try:
-        from copydetect import CodeFingerprint, compare_files
-    except ModuleNotFoundError:
-        raise ValueError('--similar takes copydetect:  pip install -e ".[teach]"') from None
+    """(similarity, who, who), the most similar first. sources: (who, file) of one chapter. given: its exercise.py."""
+    from copydetect import CodeFingerprint, compare_files
 
     def fingerprint(source: bytes, boilerplate: Any = None) -> Any:
         text = io.StringIO(source.decode("utf-8", "replace"))

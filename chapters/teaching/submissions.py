@@ -7,22 +7,25 @@
     lovelaceada_123_456_exercise.py, lovelaceada_LATE_123_456_...   Canvas: lovelaceada
     ada/ch04/ch04.ipynb, ada_ch04.ipynb                             a notebook: the cells that are exercise.py
 
-Anything else is the student that its name says, without its suffix.
+Anything else is the student that its name says, without its suffix. Of students of one name, the platform's number is a
+part of the name: Ada Lovelace (12345).
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from chapters.course import EXERCISES
 from chapters.exercise_cells import code_in, exercise_of
 from chapters.submission import readable
 
 MOST_BYTES = 1 << 20
-MOODLE = re.compile(r"^(.+?)_\d+_assignsubmission_\w+$")
-CANVAS = re.compile(r"^([^_]+)(?:_LATE)?_\d+_\d+_.+$")
+MOST_BYTES_OF_NOTEBOOKS = 1 << 24  # which have pictures, too
+MOODLE = re.compile(r"^(.+?)_(\d+)_assignsubmission_\w+$")  # and the student's number
+CANVAS = re.compile(r"^([^_]+)(?:_LATE)?_(\d+)_\d+_.+$")
 CHAPTER = re.compile(r"(?:^|[_\- ])ch(\d\d)(?![^\W_])")
 
 
@@ -66,10 +69,30 @@ def find_submissions(folder: Path, chapters: list[int]) -> list[Submission]:
         raise ValueError(f"{folder} has no submissions: neither folders of students nor .py files nor notebooks")
     for entry in empty:
         said = [int(match[1]) for match in CHAPTER.finditer(entry.name)]
-        for number in said or sorted({each.chapter for each in found}):
+        for number in said or sorted({each.chapter for each in found} & EXERCISES.keys()):
             student, name = student_of(entry.name), readable(entry.name)
             found.append(Submission(student, number, name, problem="there is no exercise.py"))
-    return sorted(found, key=lambda each: each.file)
+    return sorted(_told_apart(found), key=lambda each: each.file)
+
+
+def _told_apart(found: list[Submission]) -> list[Submission]:
+    """Where the platform gives different numbers to students of one name, the number is a part of it."""
+    numbers: dict[str, set[str]] = {}
+    for each in found:
+        numbers.setdefault(each.student, set()).add(_number_of(each))
+    told_apart = []
+    for each in found:
+        number = _number_of(each)
+        is_one_of_several = number and len(numbers[each.student]) > 1
+        told_apart.append(replace(each, student=f"{each.student} ({number})") if is_one_of_several else each)
+    return told_apart
+
+
+def _number_of(submission: Submission) -> str:
+    """What the platform calls the student; empty if it is no platform's file."""
+    name = submission.file.partition("/")[0]
+    match = MOODLE.match(name) or CANVAS.match(name)
+    return match[2] if match else ""
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -92,7 +115,7 @@ def _is_hidden(path: Path) -> bool:
 
 def _has_exercise(notebook: Path) -> bool:
     try:
-        return notebook.stat().st_size > MOST_BYTES or bool(_exercise(notebook.read_bytes()))
+        return notebook.stat().st_size > MOST_BYTES_OF_NOTEBOOKS or bool(_exercise(notebook.read_bytes()))
     except (OSError, ValueError):
         return False
 
@@ -118,10 +141,13 @@ def _submission(folder: Path, file: Path, student: str, chapters: list[int]) -> 
     if not said and len(chapters) != 1:
         raise ValueError(f"of which chapter is {readable(name)}? Name one with --chapters")
     chapter, problem, source = (said or chapters)[0], "", b""
-    if file.is_symlink() or not file.is_file():
+    most_bytes = MOST_BYTES_OF_NOTEBOOKS if file.suffix == ".ipynb" else MOST_BYTES
+    if chapter not in EXERCISES:
+        problem = f"there is no chapter {chapter}"
+    elif file.is_symlink() or not file.is_file():
         problem = "it is not a file"
-    elif file.stat().st_size > MOST_BYTES:
-        problem = f"it has {file.stat().st_size:,} bytes; {MOST_BYTES:,} are read"
+    elif file.stat().st_size > most_bytes:
+        problem = f"it has {file.stat().st_size:,} bytes; {most_bytes:,} are read"
     else:
         try:
             source = file.read_bytes()
@@ -129,4 +155,6 @@ def _submission(folder: Path, file: Path, student: str, chapters: list[int]) -> 
                 source = _exercise(source).encode("utf-8", "replace")
         except OSError as error:
             problem = f"it cannot be read: {error.strerror}"
+        if len(source) > MOST_BYTES:
+            problem, source = f"its cells have {len(source):,} bytes; {MOST_BYTES:,} are read", b""
     return Submission(student, chapter, readable(name.as_posix()), source, problem)

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from chapters.course import find_chapter
+from chapters.submission import readable
 
+MOST_CHARACTERS = 200  # of a flag: it quotes names, which may have any length
 FAST_S = 0.005  # checks that all pass take longer, with a process of their own
 MODULES = {  # of the standard library
     "atexit", "builtins", "ctypes", "faulthandler", "gc", "importlib", "inspect", "marshal", "multiprocessing", "os",
@@ -52,14 +54,20 @@ def flags_beside(source: bytes, given: bytes) -> list[str]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    known = _found(ast.parse(given))
-    return sorted(found for found in _found(tree) if found not in known)
+    known_tree = ast.parse(given)
+    modules = {node.module for node in ast.walk(known_tree) if isinstance(node, ast.ImportFrom)}
+    known = _found(known_tree, modules)
+    return sorted(readable(found, MOST_CHARACTERS) for found in _found(tree, modules) if found not in known)
 
 
-def _found(tree: ast.AST) -> dict[str, None]:
-    """In no order. Imports of a chapter or of the engine are named in full: exercise.py has some."""
+def _found(tree: ast.AST, modules: set[str | None]) -> dict[str, None]:
+    """In no order. Imports of a chapter or of the engine are named in full: exercise.py has some.
+
+    modules: those of the engine among them are imported here, to look its classes up. Whoever imports from others is
+    flagged for that.
+    """
     found: dict[str, None] = {}
-    classes = dict(_engines_classes(tree))
+    classes = dict(_engines_classes(tree, modules))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= dict.fromkeys(flag for name in node.names if (flag := _import_flag(name.name)))
@@ -87,10 +95,12 @@ def _found(tree: ast.AST) -> dict[str, None]:
     return found
 
 
-def _engines_classes(tree: ast.AST) -> Iterator[tuple[str, type]]:
-    """Names of classes that the file imports from the engine."""
+def _engines_classes(tree: ast.AST, modules: set[str | None]) -> Iterator[tuple[str, type]]:
+    """Names of classes that the file imports from the engine, from these modules."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nanovllm":
+        if not isinstance(node, ast.ImportFrom) or node.module not in modules:
+            continue
+        if (node.module or "").split(".")[0] == "nanovllm":
             for name in node.names:
                 with suppress(ImportError, AttributeError):
                     owner = getattr(importlib.import_module(node.module or ""), name.name)

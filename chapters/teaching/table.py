@@ -1,10 +1,12 @@
 """Table: the rows of a class, graded side by side and written as they come."""
 
 import csv
+import math
 import os
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -14,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chapters.course import EXERCISES, find_chapter
+from chapters.submission import kind_of, readable
 from chapters.teaching.course_copy import Copies, remove
 from chapters.teaching.isolation import REFUSED, Container, NoRecord, Process, Running
 from chapters.teaching.marks import as_it_was, as_text
@@ -28,6 +31,7 @@ COLUMNS += ["percent", "seconds", "suspicious", "note"]
 COLUMNS += [f"{name}_{i}" for i in range(1, MOST_TASKS + 1) for name in OF_A_TASK]
 SAME = "the same code as "  # in the column of what is suspicious
 STARTING_S, CHECKS_A_TASK = 300.0, 3  # for a task: to start, and the limit of a check so many times
+FORGED = "what was printed in the place of a verdict is none"
 HARMED = "it has changed the course while it was graded, so nothing that came of it counts"
 
 
@@ -37,7 +41,8 @@ class Grader:
     def __init__(
         self, path: Path, submissions: list[Submission], model: str | None, limit_s: float, place: Process | Container
     ) -> None:
-        known = {key_of(row) for row in read_rows(path) if not row["note"].startswith(REFUSED)}
+        self._rows = read_rows(path)
+        known = {key_of(row) for row in self._rows if not row["note"].startswith(REFUSED)}
         self.path, self.model, self.limit_s, self.place = path, model, limit_s, place
         self.todo = [each for each in submissions if key_of(row_of(each)) not in known]
         self.num_known = len(submissions) - len(self.todo)
@@ -46,24 +51,22 @@ class Grader:
     def run(self, num_jobs: int, console: Console) -> None:
         """Each job has a copy of the course, and a place for the submission that it grades."""
         columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        with tempfile.TemporaryDirectory(prefix="grading-", ignore_cleanup_errors=True) as base:
-            if not self.todo:
-                return
-            Path(base).chmod(0o755)  # a container's nobody reads it
-            self.model = self.model and self.place.readable(self.model, Path(base))
-            chapters = map(find_chapter, {each.chapter for each in self.todo})
-            copies, free = Copies(Path(base), chapters), SimpleQueue[Path]()
+        if not self.todo:
+            return
+        base = Path(tempfile.mkdtemp(prefix="grading-"))
+        try:
+            base.chmod(0o755)  # a container's nobody reads it
+            self.model = self.model and self.place.readable(self.model, base)
+            copies, free = Copies(base, map(find_chapter, _by_chapter(self.todo))), SimpleQueue[Path]()
             for number in range(num_jobs):
-                free.put(Path(base, f"course-{number}"))
-            is_new = not self.path.exists()
+                free.put(base / f"course-{number}")
+            write(self.path, COLUMNS, self._rows)  # without what was cut off
             with (
                 self.path.open("a", encoding="utf-8", newline="") as file,
                 ThreadPoolExecutor(num_jobs) as pool,
                 Progress(*columns, console=console, transient=True) as progress,
             ):
                 table, shown = csv.DictWriter(file, COLUMNS, restval=""), progress.add_task("", total=len(self.todo))
-                if is_new:
-                    table.writeheader()
                 running: set[Future[dict[str, Any]]] = set()
                 try:
                     running = {pool.submit(self._grade, each, copies, free) for each in self.todo}
@@ -79,6 +82,8 @@ class Grader:
                     for each in running:
                         each.cancel()
                     self._running.end()
+        finally:
+            remove(base)
 
     def _grade(self, submission: Submission, copies: Copies, free: "SimpleQueue[Path]") -> dict[str, Any]:
         row = row_of(submission)
@@ -95,7 +100,9 @@ class Grader:
             if not copies.is_unharmed(course):
                 row |= NOTHING | {"note": HARMED}
                 flags.insert(0, HARMED)
-            row["suspicious"] = "; ".join(filter(None, [*flags, row.get("suspicious", "")]))
+            row["suspicious"] = readable("; ".join(filter(None, [*flags, row.get("suspicious", "")])))
+        except Exception as error:  # whatever one submission leads to, the others are graded
+            row = row_of(submission) | {"note": f"{REFUSED}: {kind_of(error)}: {readable(error)}"}
         finally:
             free.put(course)
         return row
@@ -130,7 +137,9 @@ def row_of(submission: Submission) -> dict[str, Any]:
 
 
 def fill(row: dict[str, Any], found: dict[str, Any]) -> None:
-    """What report.record() says of it."""
+    """What report.record() says of it. Raises NoRecord if it has not come from there."""
+    if not is_record(found, row["chapter"]):
+        raise NoRecord(FORGED)
     tasks = found["tasks"]
     row["suspicious"] = "; ".join(fast_flags(tasks))
     row |= {"passed": "yes" if found["passed"] else "no", "seconds": found["seconds"], "note": ""}
@@ -142,6 +151,24 @@ def fill(row: dict[str, Any], found: dict[str, Any]) -> None:
         row |= {f"{name}_{i}": task[name] for name in OF_A_TASK}
 
 
+def is_record(found: dict[str, Any], chapter: int) -> bool:
+    """Is it as report.record() says it of this chapter, and does it agree with itself?"""
+    expected = [(task.name, len(task.checks)) for task in find_chapter(chapter).module("checks").TASKS]
+    try:
+        tasks = [(task["task"], task["checks"]) for task in found["tasks"]]
+        passed = [task["checks_passed"] == task["checks"] for task in found["tasks"]]
+        return (
+            tasks == expected
+            and [task["passed"] for task in found["tasks"]] == passed
+            and found["passed"] == all(passed)
+            and all(task["checks_passed"] in range(task["checks"] + 1) for task in found["tasks"])
+            and all(isinstance(task["message"], str) for task in found["tasks"])
+            and all(math.isfinite(each["seconds"]) for each in (found, *found["tasks"]))
+        )
+    except (TypeError, KeyError, OverflowError):
+        return False
+
+
 def key_of(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(as_text(row[name]) for name in ("student", "chapter", "file", "sha256"))
 
@@ -150,11 +177,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """Of an earlier run; a row that was cut off when it was being written is none. Raises ValueError."""
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
+    with suppress(csv.Error), path.open(encoding="utf-8", errors="replace", newline="") as file:  # cut in a letter
         table = csv.DictReader(file)
-        if table.fieldnames is not None and list(table.fieldnames) != COLUMNS:
-            raise ValueError(f"{path} is another table; name a new file")
-        return [row for row in table if None not in row.values() and None not in row]
+        if table.fieldnames is None or list(table.fieldnames) == COLUMNS:
+            return [row for row in table if None not in row.values() and None not in row]
+    raise ValueError(f"{path} is another table; name a new file")
 
 
 def sort_rows(path: Path, submissions: list[Submission]) -> list[dict[str, str]]:
@@ -170,12 +197,21 @@ def sort_rows(path: Path, submissions: list[Submission]) -> list[dict[str, str]]
     return kept
 
 
+def _by_chapter(submissions: list[Submission]) -> dict[int, list[Submission]]:
+    """Those with something to grade."""
+    found: dict[int, list[Submission]] = {}
+    for each in submissions:
+        if not each.problem:
+            found.setdefault(each.chapter, []).append(each)
+    return dict(sorted(found.items()))
+
+
 def _equal(submissions: list[Submission]) -> dict[str, list[str]]:
     """chapter: file -> those with the same code, our solution among them."""
     found: dict[str, list[str]] = {}
-    for number in {each.chapter for each in submissions}:
+    for number, of_chapter in _by_chapter(submissions).items():
         folder = find_chapter(number).folder
-        sources = [(f"{number}: {each.file}", each.source) for each in submissions if each.chapter == number]
+        sources = [(f"{number}: {each.file}", each.source) for each in of_chapter]
         sources.append(("our solution.py", (folder / "solution.py").read_bytes()))
         found |= same_code(sources, (folder / "exercise.py").read_bytes())
     return found
@@ -184,11 +220,9 @@ def _equal(submissions: list[Submission]) -> dict[str, list[str]]:
 def write_pairs(path: Path, submissions: list[Submission]) -> int:
     """Those of each chapter that look alike, with our solution as one of them."""
     pairs: list[dict[str, Any]] = []
-    for number in sorted({each.chapter for each in submissions}):
+    for number, of_chapter in _by_chapter(submissions).items():
         folder = find_chapter(number).folder
-        sources = [
-            (as_text(f"{each.student}: {each.file}"), each.source) for each in submissions if each.chapter == number
-        ]
+        sources = [(as_text(f"{each.student}: {each.file}"), each.source) for each in of_chapter]
         sources.append(("our solution.py", (folder / "solution.py").read_bytes()))
         for similarity, one, other in similar_pairs(sources, (folder / "exercise.py").read_bytes()):
             pairs.append({"chapter": number, "similarity": f"{similarity:.2f}", "one": one, "other": other})

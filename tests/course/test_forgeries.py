@@ -15,6 +15,13 @@ from tests.course.test_examine import GRADE
 
 CHAPTER = find_chapter(4)
 
+
+def sends(message: str) -> tuple[str, str]:
+    """This message, with the function that the runner sends with."""
+    body = "for frame in map(sys._getframe, range(1, 99)):\n        if 'send' in frame.f_locals: frame.f_locals['send']"
+    return "import sys", f"{body}({message})"
+
+
 # For each: what it does when it is imported, and what all three functions of chapter 4 do.
 FORGERIES = {
     "replaces_grade": (
@@ -78,6 +85,9 @@ FORGERIES = {
     "never_ends": ("", "while True: pass"),
     "forks": ("import os", "os.fork()"),
     "kills_the_grader": ("import os, signal", "os.kill(os.getppid(), signal.SIGKILL)\n    signal.pause()"),
+    "sends_what_is_no_result": sends("result=[]"),
+    "sends_what_is_no_phase": sends("phase=['checking', 10**6]"),
+    "sends_more_than_there_is": sends("result={'num_passed': 10**6, 'problem': 'x', 'open': []}"),
     "sets_variables": ("import os\nos.environ.update(PYTHONSTARTUP='x', PYTHONOPTIMIZE='2')", "assert False"),
 }
 
@@ -156,6 +166,16 @@ def test_flags():
         assert flag in flags_of(forged(name).encode(), 4), name
     assert flags_of((CHAPTER.folder / "solution.py").read_bytes(), 4) == []
     assert flags_of(EXERCISE, 4) == flags_of(b"def (", 4) == []
+
+
+def test_flags_are_short_and_import_nothing_that_the_file_names():
+    """A module may do anything when it is imported; a cell with many names is longer than a csv reader takes."""
+    names = ", ".join(f"name_{number}" for number in range(15_000))
+    source = f"from nanovllm import {names}\nfrom nanovllm.checks.sandbox_process import child"
+    sys.modules.pop("nanovllm.checks.sandbox_process", None)
+    one, other = flags_of(source.encode(), 4)
+    assert one.startswith("imports nanovllm.checks.sandbox_process: child") and len(other) < 300
+    assert "nanovllm.checks.sandbox_process" not in sys.modules
 
 
 SCHEDULER = "from nanovllm.core.scheduler import Scheduler as S\n"

@@ -13,8 +13,9 @@ import pytest
 
 from chapters.__main__ import main
 from chapters.course import find_chapter
-from chapters.teaching import isolation
-from chapters.teaching.marks import Roster, write_marks
+from chapters.teaching import course_copy, isolation, table
+from chapters.teaching.course_copy import Copies, remove
+from chapters.teaching.marks import Roster, as_text, write_marks
 from chapters.teaching.similar import same_code, similar_pairs
 from chapters.teaching.submissions import find_submissions
 
@@ -113,6 +114,179 @@ def test_a_class(tmp_path, no_model, monkeypatch, capsys):
     assert main(command) == 2, "not ours: it is left as it is"
 
 
+# -- what one submission does to the run ------------------------------------------------------------------------------
+
+
+def record_of(num_passed: int = 3) -> dict:
+    """As report.record() says it of chapter 4."""
+    tasks = []
+    for number, task in enumerate(CHAPTER.module("checks").TASKS):
+        num_checks, has_passed = len(task.checks), number < num_passed
+        counts = {"checks": num_checks, "checks_passed": num_checks * has_passed}
+        tasks.append(PASSED | counts | {"task": task.name, "passed": has_passed})
+    return {"passed": num_passed == 3, "seconds": 3.0, "tasks": tasks}
+
+
+@pytest.fixture
+def small_course(monkeypatch):
+    """In place of the copies of the course."""
+
+    def write_edition(folder: Path, *others: object) -> None:
+        (folder / "chapters").mkdir(parents=True)
+        (folder / "chapters" / "checks.py").write_text("TASKS = [1, 2, 3]", "utf-8")
+
+    monkeypatch.setattr(course_copy, "write_edition", write_edition)
+
+
+@pytest.fixture
+def said(monkeypatch, no_model, small_course):
+    """What is said of each submission, without running it: source -> record or what is raised."""
+    found = dict[str, object]()
+
+    def record(running, place, course, work, *others):
+        outcome = found.get((work / "exercise.py").read_text("utf-8"), record_of())
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(isolation.Running, "record", record)
+    return found
+
+
+def deep(folder: Path) -> None:
+    before = Path.cwd()
+    os.chdir(folder)
+    for _ in range(2500):
+        os.mkdir("d")
+        os.chdir("d")
+    os.chdir(before)
+
+
+def put_back(checks: Path) -> None:
+    text = checks.read_text("utf-8")
+    checks.write_text("TASKS = []", "utf-8")
+    checks.write_text(text, "utf-8")
+
+
+def come_and_go(module: Path) -> None:
+    module.write_text("", "utf-8")
+    module.unlink()
+
+
+HARMS = {
+    "it is deep": lambda copy: deep(copy / "chapters"),
+    "no rights": lambda copy: (copy / "chapters" / "checks.py").chmod(0),
+    "no rights in a folder": lambda copy: (copy / "chapters").chmod(0),
+    "overwritten, and put back": lambda copy: put_back(copy / "chapters" / "checks.py"),
+    "a module that came and went": lambda copy: come_and_go(copy / "json.py"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_harmed_copy_is_noticed_and_made_anew(harm, tmp_path, small_course):
+    copies, copy = Copies(tmp_path, []), tmp_path / "course"
+    copies.restore(copy)
+    assert copies.is_unharmed(copy)
+    HARMS[harm](copy)
+    assert not copies.is_unharmed(copy)
+    copies.restore(copy)
+    assert copies.is_unharmed(copy)
+    HARMS[harm](copy)
+    remove(copy)
+    assert not copy.exists()
+
+
+FORGED = {
+    "no tasks": {"tasks": []},
+    "no seconds": {"seconds": None},
+    "passed": {"passed": True},
+    "another task": {"tasks": [*record_of(2)["tasks"][:2], record_of(0)["tasks"][0]]},
+    "more checks": {"tasks": [task | {"checks": 100} for task in record_of(2)["tasks"]]},
+    "more checks passed": {"tasks": [task | {"checks_passed": 100} for task in record_of(2)["tasks"]]},
+    "no numbers": {"tasks": [task | {"checks": "8"} for task in record_of(2)["tasks"]]},
+    "no text": {"tasks": [task | {"message": []} for task in record_of(2)["tasks"]]},
+}
+
+
+def test_a_class_goes_on(tmp_path, said, monkeypatch, capsys):
+    """Whatever is said of one, the others have their rows; nothing is left behind."""
+    sources = {name: f"x = {number}" for number, name in enumerate(["ada", "odd", "zoe", *FORGED])}
+    hand_in(tmp_path / "class", sources)
+    (tmp_path / "class" / "mal" / "ch18").mkdir(parents=True)
+    (tmp_path / "class" / "mal" / "ch18" / "exercise.py").write_text("")
+    said |= {sources[name]: record_of(2) | change for name, change in FORGED.items()}
+    said |= {sources["zoe"]: record_of(2), sources["odd"]: UnicodeError("\ud800")}
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    paths = ["--csv", str(tmp_path / "details.csv"), "--marks", str(tmp_path / "marks.csv")]
+    assert main(["grade", str(tmp_path / "class"), *paths]) == 0
+    rows = rows_of(tmp_path / "details.csv")
+    assert (rows["ada"]["passed"], rows["ada"]["percent"], rows["ada"]["note"]) == ("yes", "100", "")
+    assert (rows["zoe"]["passed"], rows["zoe"]["percent"], rows["zoe"]["note"]) == ("no", "68", "")
+    assert rows["odd"]["note"] == r"the checks could not be run: UnicodeError: \ud800"
+    assert rows["mal"]["note"] == "there is no chapter 18" and rows["mal"]["chapter"] == "18"
+    for name in FORGED:
+        assert (rows[name]["note"], rows[name]["percent"]) == (table.FORGED, "0"), name
+    marks = (tmp_path / "marks.csv").read_text("utf-8").splitlines()
+    assert marks[:2] == ["student,Chapter 4: PagedAttention (%)", "ada,100"] and "mal,0" in marks
+    assert not [*(tmp_path / "tmp").iterdir()]
+
+
+def test_a_table_that_was_cut_off(tmp_path, said, capsys):
+    """The row that was being written is graded anew, and spoils no other; an empty file is a new one."""
+    hand_in(tmp_path / "class", {"ada": "x = 1", "bob": "x = 2"})
+    details = tmp_path / "details.csv"
+    details.touch()
+    command = ["grade", str(tmp_path / "class"), "--csv", str(details)]
+    assert main(command) == 0
+    details.write_text(details.read_text("utf-8").rstrip("\r\n,")[:-9], "utf-8")
+    hand_in(tmp_path / "class", {"cid": "x = 3"})
+    assert main(command) == 0 and "1 of 3 are in" in capsys.readouterr().out
+    percents = {name: row["percent"] for name, row in rows_of(details).items()}
+    assert percents == dict.fromkeys(("ada", "bob", "cid"), "100")
+    details.write_text("x" * 200_000)
+    assert main(command) == 2 and "is another table" in capsys.readouterr().err
+
+
+def test_cells():
+    """Any text can be written, and is read again."""
+    for text in ("\ud800", "x" * 10**6, "=1", "a\nb"):
+        cell = as_text(text)
+        assert len(cell.encode()) < csv.field_size_limit() and "\n" not in cell and cell[0] != "="
+    assert as_text(as_text("=1")) == as_text("=1") == "'=1"
+
+
+def test_only_the_end_of_a_stream_is_kept(monkeypatch):
+    monkeypatch.setattr(isolation, "MOST_BYTES", 100)
+    end, beginning = os.pipe()
+    os.write(beginning, b"x" * 5000 + b"the end")
+    os.close(beginning)
+    kept = bytearray()
+    isolation._keep_end(os.fdopen(end, "rb"), kept)
+    assert len(kept) == 100 and kept.endswith(b"the end")
+
+
+def test_what_cannot_be_asked_for_is_said_before_anything_is_graded(tmp_path, said, monkeypatch, capsys):
+    hand_in(tmp_path / "class", {"ada": "x = 1"})
+    (tmp_path / "roster.csv").write_bytes("name\nÖst\n".encode("cp1252"))
+    marks, details, roster = (str(tmp_path / f"{name}.csv") for name in ("marks", "details", "roster"))
+    monkeypatch.setitem(sys.modules, "copydetect", None)
+    for options, told in {
+        ("--marks", marks, "--csv", marks): "must be different files",
+        ("--marks", details): "must be different files",
+        ("--marks", marks, "--similar", roster): "--similar takes copydetect",
+        ("--marks", marks, "--roster", roster): "roster.csv is not UTF-8 text",
+        ("--marks", marks, "--chapters", "99"): "there is no chapter 99",
+    }.items():
+        assert main(["grade", str(tmp_path / "class"), *options]) == 2
+        assert told in capsys.readouterr().err
+    for command in (["grade", str(tmp_path), "--csv", details], ["check", "4"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--jobs", "-1"])
+        assert "-1 is not a whole number from 1 on" in capsys.readouterr().err
+    assert not Path(details).exists()
+
+
 DOCKER = """#!{python}
 import json, os, subprocess, sys
 
@@ -209,9 +383,11 @@ def test_marks_are_the_roster_with_a_column_for_each_chapter(tmp_path, roster, s
     assert [[line[name] for name in own] for line in lines] == [*csv.reader(roster.splitlines()[1:])]
     marks = [[line[name] for name in table.fieldnames[-2:]] for line in lines]
     if roster is MOODLE:
-        assert marks == [["68", "100"], ["68", "0"], ["0", "0"], ["68", "0"]] and unknown == ["CID OEST"]
+        assert marks == [["68", "100"], ["68", "0"], ["0", "0"], ["68", "0"]]
+        assert unknown == ["not on the roster, and not in the marks: CID OEST"]
     else:
-        assert marks == [["100", "100"], ["68", "100"], ["68", "0"]] and unknown == ["nobody"]
+        assert marks == [["100", "100"], ["68", "100"], ["68", "0"]]
+        assert unknown == ["not on the roster, and not in the marks: nobody"]
 
 
 def test_two_of_one_name(tmp_path):
@@ -223,6 +399,34 @@ def test_two_of_one_name(tmp_path):
         Roster(tmp_path / "roster.csv")
     write_marks(tmp_path / "marks.csv", None, [PARTS | {"student": "=1+1"}])
     assert (tmp_path / "marks.csv").read_text("utf-8").splitlines()[1] == "'=1+1,68", "no formula"
+
+
+def test_the_best_of_several_files_counts(tmp_path):
+    """Whether they have one name or two names of one line, in whatever order."""
+    (tmp_path / "roster.csv").write_text("name,login\nAda Lovelace,al\nBo Ek,bo\n", "utf-8")
+    marks = [("al", "68"), ("Ada Lovelace", "100"), ("bo", "100"), ("bo", "9")]
+    rows = [{"student": student, "chapter": "4", "percent": percent} for student, percent in marks]
+    told = write_marks(tmp_path / "marks.csv", Roster(tmp_path / "roster.csv"), rows)
+    assert (tmp_path / "marks.csv").read_text("utf-8").splitlines()[1:] == ["Ada Lovelace,al,100", "Bo Ek,bo,100"]
+    assert told == [f"{name} has handed in 2 files for chapter 4: the best one counts" for name in ("al", "bo")]
+
+
+@pytest.mark.parametrize(
+    ("roster", "names"),
+    [
+        ("name,number\nराम,1\nरमा,2\n", {"राम": 0, "रमा": 1}),
+        ("name\nHoa\nHòa\n", {"Hoa": 0, "Hòa": 1, "hòa": 1}),
+        ("name\nÉlan\n", {"Elan": 0, "élan": 0}),
+        ("Student,ID,Homework 1\nAda,101,11\nBo,11,9\n", {"11": 1, "9": None, "101": 0}),
+        ("Identifier,Full name\nParticipant 11,Eva Lund\nParticipant 12,Eva Lund\n", {"Eva Lund (12)": 1}),
+        ("Student,ID\n'Ek, Bo',7\n'Ek, Bo',8\n".replace("'", '"'), {"ekbo (7)": 0, "ekbo (8)": 1}),
+    ],
+)
+def test_who_is_meant(roster, names, tmp_path):
+    """Marks of other scripts are vowels; the same accents come first; a mark is no student's number."""
+    (tmp_path / "roster.csv").write_text(roster, "utf-8")
+    found = Roster(tmp_path / "roster.csv")
+    assert {name: found.line_of(name) for name in names} == names
 
 
 def test_a_table_and_the_marks_of_names_that_begin_like_formulas(tmp_path, no_model, capsys):
@@ -271,6 +475,17 @@ def test_whose_file_is_which(tmp_path):
     assert problems["link"] == "it is not a file" and "2,097,152 bytes" in problems["large"]
 
 
+def test_two_students_of_one_name(tmp_path):
+    """Each has the platform's number; several files of one student are of one name."""
+    names = ["Eva Lund_11_assignsubmission_file_/exercise.py", "Eva Lund_12_assignsubmission_file_/exercise.py"]
+    names += ["bob_1_2_exercise.py", "bob_1_3_exercise-1.py", "eklisa_4_5_exercise.py", "eklisa_LATE_6_7_exercise.py"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x = 1")
+    found = [each.student for each in find_submissions(tmp_path, [4])]
+    assert found == ["Eva Lund (11)", "Eva Lund (12)", "bob", "bob", "eklisa (4)", "eklisa (6)"]
+
+
 def test_notebooks(tmp_path):
     """The cells that are exercise.py are graded: not a skeleton that lies beside them, and not other notebooks."""
     cells = [
@@ -284,6 +499,8 @@ def test_notebooks(tmp_path):
         "bob_ch04.ipynb": {"cells": cells},
         "cid/ch04/notes.ipynb": {"cells": cells[:1]},
         "notes_ch04.ipynb": ["no notebook"],
+        "ada/ch04/plots.ipynb": {"cells": [{"cell_type": "code", "source": ["plot()"], "outputs": ["x" * (1 << 21)]}]},
+        "dora/ch04/ch04.ipynb": {"cells": [*cells, {"cell_type": "code", "source": "", "outputs": ["x" * (1 << 21)]}]},
     }
     for name, content in kinds.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -295,7 +512,7 @@ def test_notebooks(tmp_path):
         skeleton.write_text("skeleton = 1")
     found = {each.student: each.source.decode() for each in find_submissions(tmp_path, [])}
     theirs = "# exercise.py: free\nsecond = '?'\n"
-    assert found == {"ada": theirs, "bob": theirs, "cid": "skeleton = 1"}
+    assert found == {"ada": theirs, "bob": theirs, "cid": "skeleton = 1", "dora": theirs}
 
 
 # -- what is alike -----------------------------------------------------------------------------------------------------
