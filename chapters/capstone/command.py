@@ -67,10 +67,12 @@ def add_trace(parser: argparse.ArgumentParser, seed: str) -> None:
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
+    from chapters.__main__ import seconds
+
     parser.add_argument("--memory", default="2G", metavar="BYTES", help="for keys and values (default: 2G)")
     parser.add_argument("--hybrid", action="store_true", help="the model has states, and the policy places snapshots")
     limit = f"of wall time for one run (default: {LIMIT_S:g})"
-    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help=limit)
+    parser.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
     parser.add_argument(
         "--board", type=Path, metavar="FILE", help="the board's file (default: one in your data folder)"
     )
@@ -96,10 +98,10 @@ def run_policy(args: argparse.Namespace, console: Console) -> int:
         return serve_for_real(args.policy, trace, args.limit, console)
     setup = chosen_setup(args, trace)
     with console.status(f"serving {len(trace)} requests"):
-        verdicts = [judge(None, trace, setup, hybrid=args.hybrid)]
+        baseline = judge(None, trace, setup, hybrid=args.hybrid)
         own = judge(args.policy, trace, setup, args.limit, args.hybrid, args.name or "")
     show_setup(console, setup, label)
-    show(console, [*verdicts, own])
+    show(console, [baseline, own])
     if args.name:
         board = args.board or default_board()
         post(board, own, label)
@@ -113,21 +115,24 @@ def run_score(args: argparse.Namespace, console: Console) -> int:
     setup, files = chosen_setup(args, trace), sorted(args.folder.glob("[!._]*.py"))
     if not files:
         raise ValueError(f"{args.folder} is no folder with .py files")
-    verdicts = [judge(None, trace, setup, hybrid=args.hybrid)]
+    baseline, own = judge(None, trace, setup, hybrid=args.hybrid), list[Verdict]()
     for file in files:
         with console.status(f"{readable(file.name, 40)}: serving {len(trace)} requests"):
-            verdicts.append(judge(file, trace, setup, args.limit, args.hybrid))
-        post(args.board or default_board(), verdicts[-1], label)
-    verdicts += reference_verdict(trace, setup, args)
+            own.append(judge(file, trace, setup, args.limit, args.hybrid))
+    ours = reference_verdict(trace, setup, args)
     show_setup(console, setup, label)
-    show(console, sorted(verdicts, key=lambda verdict: -verdict.score.goodput if verdict.score is not None else 0.0))
+    verdicts = [baseline, *own, *([ours] if ours is not None else [])]
+    verdicts.sort(key=lambda verdict: -verdict.score.goodput if verdict.score is not None else 0.0)
+    show(console, verdicts, baseline, ours)
     if REFERENCE.exists():  # a student's edition has nothing of teachers'
         from chapters.teaching.suspicious import flags_beside
 
         for file in files:
             if flags := flags_beside(file.read_bytes(), POLICY.read_bytes()):
-                said = f"{readable(file.stem, 40)}: look at it: {'; '.join(flags)}"
+                said = f"{readable(file.stem, 40)}: look at it: {readable('; '.join(flags))}"
                 console.print(said, markup=False, soft_wrap=True)
+    for verdict in own:  # last, for the board's folder may refuse it
+        post(args.board or default_board(), verdict, label)
     return 0 if all(verdict.score is not None for verdict in verdicts) else 1
 
 
@@ -187,18 +192,21 @@ def show_setup(console: Console, setup: Setup, label: str) -> None:
     console.print(f"{label}: {blocks}; good: {limits}, on average over a request", markup=False)
 
 
-def reference_verdict(trace: list[Row], setup: Setup, args: argparse.Namespace) -> list[Verdict]:
+def reference_verdict(trace: list[Row], setup: Setup, args: argparse.Namespace) -> Verdict | None:
     """Our policy's; a student's edition does not have it."""
     if not REFERENCE.exists():
-        return []
-    return [judge(REFERENCE, trace, setup, args.limit, args.hybrid, OURS)]
+        return None
+    return judge(REFERENCE, trace, setup, args.limit, args.hybrid, OURS)
 
 
-def show(console: Console, verdicts: list[Verdict]) -> None:
-    console.print(table_of(verdicts))
+def show(
+    console: Console, verdicts: list[Verdict], baseline: Verdict | None = None, ours: Verdict | None = None
+) -> None:
+    """baseline, ours: the ends of the scale."""
+    console.print(table_of(verdicts, baseline, ours))
     columns = "goodput: good requests a second; late: the first token was; slow: the others were"
     scale = "; scale: where it is between the engine by itself (0 %) and our policy (100 %)"
-    console.print(columns + scale * any(verdict.name == OURS for verdict in verdicts), style="dim")
+    console.print(columns + scale * (ours is not None), style="dim")
     for verdict in verdicts:
         if verdict.problem:
             console.print(f"{readable(verdict.name, 40)} is refused: {verdict.problem}", markup=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """Judge: one policy, one trace, in played time; and the table of all who have tried."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ from chapters.capstone.simulation import Served, simulate
 from chapters.capstone.trace import Row
 from chapters.capstone.views import Setup
 from chapters.course import locked
-from chapters.runner import Lost, Run
+from chapters.runner import FOREIGN, Lost, Run
 from chapters.submission import NotLoaded, describe, file_of, load_submission, readable
 from nanovllm.files.hub import user_folder
 
@@ -46,14 +47,24 @@ def judge(
     try:
         run.hear(STARTING_S)
         found, problem = run.hear(limit_s)
-        reached = Score(*found) if found else None
+        reached, problem = score_of(found, len(trace)) if found is not None else None, str(problem)
     except Lost as lost:
         reached, problem = None, str(lost)
     except (TypeError, ValueError):  # it is in no form of ours
-        reached, problem = None, "something was written into the grader's own pipe"
+        reached, problem = None, FOREIGN
     finally:
         run.end()
     return Verdict(name or file.stem, reached, problem, run.printed())
+
+
+def score_of(found: list[Any], num_requests: int) -> Score:
+    """What serve_trace() has returned. Raises TypeError or ValueError if that can be no score of so many requests."""
+    score = Score(*found)
+    counts = (score.num_good, score.num_refused, score.num_late, score.num_slow)
+    is_sound = score.num_requests == num_requests == sum(counts) and all(type(count) is int for count in counts)
+    if not is_sound or min(counts) < 0 or not all(0 <= each < math.inf for each in score):
+        raise ValueError
+    return score
 
 
 def serve_trace(
@@ -94,12 +105,10 @@ def percent_of(goodput: float, baseline: float, ours: float) -> int:
     return round(100 * (goodput - baseline) / (ours - baseline))
 
 
-def table_of(verdicts: Iterable[Verdict], ours: str = "our policy") -> Table:
-    """With a column that places each between the engine by itself and the verdict of this name, if it is there."""
-    verdicts = list(verdicts)
-    ends = [next((v.score.goodput for v in verdicts if v.name == name and v.score), None) for name in (BASELINE, ours)]
-    baseline, best = ends
-    has_scale = baseline is not None and best is not None and best > baseline
+def table_of(verdicts: Iterable[Verdict], baseline: Verdict | None = None, ours: Verdict | None = None) -> Table:
+    """With a column that places each between these two, if both have a score and ours is the better one."""
+    least, best = (end.score.goodput if end is not None and end.score is not None else None for end in (baseline, ours))
+    has_scale = least is not None and best is not None and best > least
     table = Table("", *"goodput good refused late slow hits".split(), *["scale"] * has_scale)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -109,8 +118,8 @@ def table_of(verdicts: Iterable[Verdict], ours: str = "our policy") -> Table:
             good, counts = f"{s.num_good} of {s.num_requests}", (s.num_refused, s.num_late, s.num_slow)
             cells = (f"{s.goodput:.2f}", good, *map(str, counts), f"{s.hit_rate:.0%}")
         scale = []
-        if baseline is not None and best is not None and has_scale:
-            scale = [f"{percent_of(s.goodput if s is not None else 0.0, baseline, best)} %"]
+        if least is not None and best is not None and has_scale:
+            scale = [f"{percent_of(s.goodput if s is not None else 0.0, least, best)} %"]
         table.add_row(readable(name, 40), *cells, *scale)
     return table
 

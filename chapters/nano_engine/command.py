@@ -1,6 +1,7 @@
 """python -m chapters nano: write your own nano engine, in eight steps (README.md)."""
 
 import argparse
+import shlex
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -25,6 +26,8 @@ BENCH_S = 600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from chapters.__main__ import seconds
+
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     check = actions.add_parser("check", help="grade a step, or all", description="Grade a step of your engine.py.")
     check.add_argument("step", type=int, nargs="?", help="1 to 8 (default: all, up to the first that fails)")
@@ -32,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--solution", action="store_true", help="grade our solution instead")
     add_file(which)
     limit = f"wall time for one check (default: {LIMIT_S:g})"
-    check.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help=limit)
+    check.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
     start = actions.add_parser(
         "start", help="begin with a later step", description="Write an engine.py with our solution of earlier steps."
     )
@@ -104,8 +107,9 @@ def run_start(args: argparse.Namespace, console: Console) -> int:
         raise ValueError(f"{readable(args.out)} is there already; it may have somebody's work in it")
     args.out.write_text(source, "utf-8")
     file = readable(args.out)
-    console.print(f"{file}: steps before {args.step} are ours. Write {heading(args.step)[0].lower()}", end="")
-    console.print(f"{heading(args.step)[1:]}, then:  python -m chapters nano check {args.step} --file {file}")
+    what = f"steps before {args.step} are ours. Write {heading(args.step)[0].lower()}{heading(args.step)[1:]}"
+    command = f"python -m chapters nano check {args.step} --file {shlex.quote(file)}"
+    console.print(f"{file}: {what}, then:  {command}", markup=False, soft_wrap=True)
     return 0
 
 

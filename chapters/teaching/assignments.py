@@ -19,6 +19,7 @@ import textwrap
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def write_assignments(folder: Path, chapters: list[Chapter], platform: str | Non
     """What to hand out and what to upload. Raises ValueError if the folder is not new, or a package is missing."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} has something in it; name a new folder")
+    if platform in ("otter", "gradescope") and find_spec("otter") is None:
+        raise ValueError('this takes otter-grader:  pip install -e ".[teach]"')
     writers = {"colab": _colab, "otter": _otter, "nbgrader": _nbgrader, "gradescope": _gradescope, None: _alone}
     write = writers[platform]
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,10 +102,8 @@ def _gradescope(folder: Path, name: str, chapter: Chapter) -> Path:
 
 def _autograder(folder: Path, chapter: Chapter, sha256: str) -> Path:
     """otter's, beside the course.zip that it grades with."""
-    try:
-        from otter.generate import main as generate
-    except ModuleNotFoundError:
-        raise ValueError('this takes otter-grader:  pip install -e ".[teach]"') from None
+    from otter.generate import main as generate
+
     target = (folder / "autograder.zip").resolve()
     with tempfile.TemporaryDirectory() as temporary:
         (Path(temporary) / "tests").mkdir()

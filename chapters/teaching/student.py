@@ -25,7 +25,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         raise ValueError(f"--for {args.platform} needs --assignment with the numbers of chapters")
     written = [args.out]
     if args.assignment:
-        written = write_assignments(args.out, [find_chapter(number) for number in args.assignment], args.platform)
+        chapters = [find_chapter(number) for number in dict.fromkeys(args.assignment)]
+        written = write_assignments(args.out, chapters, args.platform)
     else:
         write_edition(args.out)
     for path in written:

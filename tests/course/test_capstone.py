@@ -49,6 +49,13 @@ REFUSED = {  # method, body -> what is said
     ),
     "others": ("num_draft_tokens", "return {77: 1}", "num_draft_tokens() names request 77, which does not run"),
 }
+SENDS_NO_SCORE = """
+import sys
+frame = sys._getframe()
+while "send" not in frame.f_locals:
+    frame = frame.f_back
+frame.f_locals["send"](result=[["x"] * 8, ""])
+"""
 WRONG_REPAIRS = [
     (1, "lora_id is not None", "cache_salt is not None"),
     (2, "            block.ref_count -= 1\n", "            block.ref_count = max(block.ref_count - 1, 0)\n"),
@@ -101,12 +108,14 @@ def test_the_upper_bound_is_by_hand():
 def test_the_scale_goes_on_beyond_our_policy():
     """No percentage if our policy is no better than the engine by itself, as it may be on a trace of one's own."""
     found = judge.scored(served(SHORT, policy.Policy), SETUP)
-    verdicts = [judge.Verdict(judge.BASELINE, found._replace(goodput=1.0))]
-    verdicts += [judge.Verdict("ada", found._replace(goodput=6.0)), judge.Verdict("bob", None, "it imports gc")]
+    baseline = judge.Verdict(judge.BASELINE, found._replace(goodput=1.0))
+    others = [judge.Verdict("ada", found._replace(goodput=6.0)), judge.Verdict("bob", None, "it imports gc")]
+    others += [judge.Verdict(name, found._replace(goodput=3.0)) for name in (judge.BASELINE, "our policy")]  # files
     ours = judge.Verdict("our policy", found._replace(goodput=5.0))
-    assert [*judge.table_of([*verdicts, ours]).columns[-1].cells] == ["0 %", "125 %", "-25 %", "100 %"]
+    table = judge.table_of([*others, baseline, ours], baseline, ours)
+    assert [*table.columns[-1].cells] == ["125 %", "-25 %", "50 %", "50 %", "0 %", "100 %"]
     worse = judge.Verdict("our policy", found._replace(goodput=0.5))
-    assert judge.table_of([*verdicts, worse]).columns[-1].header == "hits"
+    assert judge.table_of([*others, baseline, worse], baseline, worse).columns[-1].header == "hits"
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -179,6 +188,35 @@ def test_a_class_and_its_board(tmp_path, capsys):
     assert "bob: look at it: imports gc" in told and "ada: look" not in told
     names = [entry["name"] for entry in judge.read_board(board, "trace.csv, 2G")]
     assert names == ["ada", "bob"] and main(["capstone", "board", *options]) == 0
+
+
+@pytest.mark.parametrize("spoiled", [{"goodput": "x"}, {"goodput": float("nan")}, {"num_good": 99}, {"num_late": 0.0}])
+def test_what_can_be_no_score(spoiled):
+    sound = judge.scored(served(SHORT, policy.Policy), SETUP)
+    assert judge.score_of([*sound], len(SHORT)) == sound
+    with pytest.raises((TypeError, ValueError)):
+        judge.score_of([*sound._replace(**spoiled)], len(SHORT))
+
+
+def test_a_class_is_shown_even_if_there_is_no_board(tmp_path, capsys):
+    """A policy that sends what is no score is refused like any other."""
+    write_trace(SHORT, tmp_path / "trace.csv")
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "ada.py").write_text(POLICY, "utf-8")
+    (tmp_path / "class" / "bob.py").write_text(SENDS_NO_SCORE, "utf-8")
+    (tmp_path / "file").touch()
+    options = ["--trace", str(tmp_path / "trace.csv"), "--board", str(tmp_path / "file" / "board.jsonl")]
+    assert main(["capstone", "score", str(tmp_path / "class"), *options]) == 2
+    told = capsys.readouterr()
+    assert "bob is refused: something was written into the grader's own pipe" in told.out
+    assert "ada" in told.out and "file" in told.err
+
+
+@pytest.mark.parametrize("limit", ["-1", "nan", "inf"])
+def test_a_limit_that_is_none(limit, capsys):
+    with pytest.raises(SystemExit):
+        main(["capstone", "run", "--limit", limit])
+    assert "is not a number of seconds" in capsys.readouterr().err
 
 
 def test_timings_are_the_load_generators():

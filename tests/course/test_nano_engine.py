@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import shlex
 from types import ModuleType
 
 import pytest
@@ -107,6 +108,14 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert main(["nano", "start", "2", "--out", str(mine)]) == 0
     assert "Write step 2: the block manager, then:  python -m chapters nano check 2 --file" in capsys.readouterr().out
     assert main(["nano", "start", "2", "--out", str(mine)]) == 2 and "is there already" in capsys.readouterr().err
+    apart = tmp_path / ("a long name " * 8) / "engine.py"
+    apart.parent.mkdir()
+    assert main(["nano", "start", "2", "--out", str(apart)]) == 0
+    assert f"python -m chapters nano check 2 --file {shlex.quote(str(apart))}\n" in capsys.readouterr().out
+    for limit in ("-1", "nan", "inf"):
+        with pytest.raises(SystemExit):
+            main(["nano", "check", "--limit", limit])
+        assert "is not a number of seconds" in capsys.readouterr().err
     monkeypatch.setattr("chapters.nano_engine.command.ENGINE", mine)
     assert main(["nano", "check"]) == 1
     out = capsys.readouterr().out

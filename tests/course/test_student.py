@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from chapters import exercise_cells, notebook, quiz
+from chapters.__main__ import main
 from chapters.course import EXERCISES, find_chapter
 from chapters.nano_engine import steps
 from chapters.sealed import seal, unseal
@@ -340,6 +341,17 @@ def test_a_verdict_that_was_written_by_somebody_else(tmp_path, assignment, demo_
     source = f"{SOLUTION}\n\ndef free(manager, seq):\n    {WRITING[way]}\n"
     folder = handed_to_otter(tmp_path, archive, "ada.py", notebook_of(source))
     assert "NotPassed: this could not be graded" in run_hidden_test(folder, sha256)
+
+
+def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "otter", None)
+    assert main(["student", str(tmp_path / "out"), "--assignment", "4", "--for", "otter"]) == 2
+    assert "this takes otter-grader" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_chapter_that_is_named_twice_is_written_once(tmp_path, capsys):
+    assert main(["student", str(tmp_path / "out"), "--assignment", "4", "4"]) == 0
+    assert capsys.readouterr().out.count("written") == 1
 
 
 # -- the pages of a class ----------------------------------------------------------------------------------------------
