@@ -12,7 +12,6 @@ The arguments are nested, some are optional, and one is a text that looks like a
 and answered.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -24,6 +23,7 @@ from typing import Any, Literal
 
 import openai
 import torch
+from measuring import arguments
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
@@ -233,8 +233,7 @@ AGENTS: dict[str, Callable[[str], str]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+    parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="only agents whose names begin with this")
     parser.add_argument("--form", choices=FORMS, default="hermes", help="the form of the model's calls")
     args = parser.parse_args()

@@ -7,7 +7,6 @@ without having seen anything. A model that sees images answers about the picture
 HuggingFaceTB/SmolVLM-256M-Instruct or Qwen/Qwen3.5-0.8B.
 """
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import arguments
 from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +24,7 @@ from transformers.models.smolvlm import SmolVLMConfig, SmolVLMForConditionalGene
 from transformers.utils.logging import disable_progress_bar
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import demo_model_path, model_or_demo
 
 QUESTIONS = ("What is in this picture?", "What colour is the boat?", "How many gulls are there?", "Is it day or night?")
 GRID = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
@@ -85,19 +85,17 @@ def make_checkpoint(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a checkpoint that sees images, as a directory or hub id")
+    parser = arguments(__doc__, model="a checkpoint that sees images, as a directory or hub id")
     parser.add_argument("--picture", type=Path, help="a file; without one the script draws a boat")
     args = parser.parse_args()
     console = Console()
     with ExitStack() as stack:
-        model = args.model
-        if model is None:
+        if args.model is None:
             console.print(
                 "The tower of this model has random weights, so it has not learned to see: its answers are guesses."
             )
-            model = str(make_checkpoint(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-        llm = LLM(model, max_model_len=4096, max_num_seqs=4)
+            args.model = str(make_checkpoint(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+        llm = LLM(model_or_demo(args.model), max_model_len=4096, max_num_seqs=4)
         picture = Image.open(args.picture) if args.picture else draw()
         image = {"type": "image_pil", "image_pil": picture}
         table = Table("question", "prompt tokens", "cached", "first token after", "answer")

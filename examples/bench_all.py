@@ -31,6 +31,7 @@ FOUND = re.compile(
     r"```bash\n(?P<command>python examples/[^\n]+)\n```\n\n<!-- printed -->\n(?P<printed>.*?)<!-- end -->", re.DOTALL
 )
 INSTRUCTIONS = "avx2 avx512_f avx_vnni avx512_vnni avx512_bf16 amx_int8 amx_bf16 neon dot i8mm bf16 sve".split()
+FAILED = "```text\nfailed: "
 PACKAGES = "torch", "transformers", "llama-cpp-python"
 
 
@@ -48,12 +49,16 @@ def main() -> None:
     chosen = [command for command in commands if any(word in command for word in args.only)]
     if not chosen:
         parser.error(f"{args.page} has no such command under which a result stands; it has: {', '.join(commands)}")
+    all_failed = True
     for command in chosen:
         with console().status(command):
             started = time.monotonic()
             printed = run(command, args.vllm_python)
         put(args.page, command, printed)
+        all_failed = all_failed and printed.startswith(FAILED)
         console().print(f"{command}: {time.monotonic() - started:.0f} s")
+    if all_failed:
+        sys.exit("every command has failed")
 
 
 def run(command: str, vllm_python: str | None) -> str:
@@ -64,7 +69,7 @@ def run(command: str, vllm_python: str | None) -> str:
         words[place:] = [*(["--vllm-python", vllm_python] if vllm_python else []), *words[place + 2 :]]
     ended = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True)
     if ended.returncode:
-        return f"```text\nfailed: {(ended.stderr.strip().splitlines() or ['without a word'])[-1]}\n```\n"
+        return f"{FAILED}{(ended.stderr.strip().splitlines() or ['without a word'])[-1]}\n```\n"
     lines = [line.rstrip() for line in ended.stdout.strip("\n").splitlines()]
     printed = "\n".join(lines)
     return f"{printed}\n" if printed.startswith("|") else f"```text\n{printed}\n```\n"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from measuring import add_some_of, arguments, console, greedy, in_turn, seconds, table
+from measuring import add_some_of, arguments, console, greedy, in_turn, positive, seconds, table
 
 LOADS = {"8 requests": 8, "one stream": 1, "32 requests": 32}
 NUM_PROMPT, NUM_OUTPUT = 32, 24  # tokens of a request
@@ -28,9 +28,9 @@ SETTLE_S = 1.0  # until the system has spread the processes over the cores
 def main() -> None:
     parser = arguments(__doc__)
     add_some_of(parser, "--neighbours", NEIGHBOURS)
-    parser.add_argument("--counts", nargs="*", type=int, default=[1, 4], help="how many neighbours run at a time")
+    parser.add_argument("--counts", nargs="*", type=positive, default=[1, 4], help="how many neighbours run at a time")
     add_some_of(parser, "--loads", LOADS)
-    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--runs", type=positive, default=10)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--be", choices=list(NEIGHBOURS), help=argparse.SUPPRESS)
     args = parser.parse_args()

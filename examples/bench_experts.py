@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from nanovllm import LLM
+from nanovllm.tools.demo_model import model_or_demo
 
 NUM_PROMPT, NUM_OUTPUT, NUM_RUNS = 32, 64, 3
 EXPERTS: dict[str, Any] = dict(num_experts=64, num_experts_per_tok=8, moe_intermediate_size=384, norm_topk_prob=True)
@@ -68,7 +69,7 @@ def main() -> None:
     sizes = (1, 8)
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(args.model or name)
+        folder = Path(model_or_demo(args.model or name))
         if not args.model:
             config = Qwen3MoeConfig(
                 vocab_size=49152, intermediate_size=3072, tie_word_embeddings=True, **SIZES, **EXPERTS

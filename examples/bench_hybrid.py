@@ -18,11 +18,23 @@ from typing import Any
 
 from bench_peers import run_worker
 from bench_prefix_cache import workloads as earlier_workloads
-from measuring import add_some_of, arguments, console, greedy, progress, random_checkpoint, seconds, table, timed
+from measuring import (
+    add_some_of,
+    arguments,
+    console,
+    greedy,
+    positive,
+    progress,
+    random_checkpoint,
+    seconds,
+    table,
+    timed,
+)
 
 from nanovllm import LLM
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.files.hub import cache_folder
+from nanovllm.tools.demo_model import model_or_demo
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
 from chapters.ch16_fixed_memory.placing import (
@@ -73,11 +85,13 @@ def main() -> None:
     add_some_of(parser, "--parts", parts)
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
     add_some_of(parser, "--only", ENGINES)
-    parser.add_argument("--prompt", type=int, default=NUM_PROMPT, help="tokens of part 2's prompt")
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens before the steps of part 3")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--prompt", type=positive, default=NUM_PROMPT, help="tokens of part 2's prompt")
+    parser.add_argument(
+        "--lengths", type=positive, nargs="+", default=LENGTHS, help="tokens before the steps of part 3"
+    )
+    parser.add_argument("--repeats", type=positive, default=3)
     args = parser.parse_args()
-    model = args.model or str(make_checkpoint())
+    model = model_or_demo(args.model or str(make_checkpoint()))
     for part in args.parts:
         parts[part](model, args)
 
@@ -141,6 +155,8 @@ def show_engines(model: str, args: argparse.Namespace) -> None:
         cached = "-" if found["ttft_cached"] is None else f"{found['ttft_cached']:.2f} s"
         row = f"{found['ttft_cold']:.2f} s", cached, f"{found['stream']:.1f} tokens/s"
         rows.add_row(label, *row, f"{found['start']:.0f} s", f"{found['memory']:,.0f} MB")
+    if not rows.rows:
+        sys.exit("no engine could be measured")
     console().print(rows, "")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measuring import ChildFailed, arguments, console, in_child, result, table, vllm_env
+from measuring import ChildFailed, arguments, console, in_child, positive, result, table, vllm_env
 from PIL import Image
 
 TEXT_135M: dict[str, Any] = dict(
@@ -152,13 +152,13 @@ class Measured(NamedTuple):
     images: Any
 
 
-def measure(shape: str, size: tuple[int, int], args: argparse.Namespace) -> list[list[str]]:
+def measure(shape: str, args: argparse.Namespace) -> list[list[str]]:
     """A row of the table for each engine."""
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(Path(name), shape)
         table = []
         for bits in ("int8", None) if args.int8 else (None,):
-            ours = measure_ours(folder, shape, size, args.repeats, bits)
+            ours = measure_ours(folder, shape, args.picture, args.repeats, bits)
             gc.collect()
             engine = "nanovllm" if bits is None else f"nanovllm, tower in {bits}"
             num_tokens, rest = str(len(ours.token_ids)), ours.first - ours.processing - ours.tower
@@ -216,7 +216,8 @@ def measure_ours(folder: Path, shape: str, size: tuple[int, int], repeats: int, 
 
 def run_vllm(folder: Path, shape: str, args: argparse.Namespace) -> tuple[float, float] | str:
     """Seconds of the first question and of the second one, or why there are none."""
-    command = [args.vllm_python, __file__, "--worker", str(folder), "--shape", shape, "--picture", args.picture]
+    size = "{}x{}".format(*args.picture)
+    command = [args.vllm_python, __file__, "--worker", str(folder), "--shape", shape, "--picture", size]
     command += ["--repeats", str(args.repeats)]
     try:
         first, second = in_child(command, vllm_env())
@@ -269,21 +270,24 @@ def transformers_seconds(folder: Path, ours: Measured) -> float:
     return min(times)
 
 
+def width_and_height(text: str) -> tuple[int, int]:
+    width, height = map(positive, text.split("x"))
+    return width, height
+
+
 def main() -> None:
     parser = arguments(__doc__, model=None)
     both = ["smolvlm-256m", "qwen3.5-0.8b"]
     parser.add_argument("--shape", choices=SHAPES, action="append", help=f"default: {' and '.join(both)}")
-    parser.add_argument("--picture", default="1024x768", metavar="WIDTHxHEIGHT")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--picture", type=width_and_height, default="1024x768", metavar="WIDTHxHEIGHT")
+    parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--transformers", action="store_true", help="measure transformers, too")
     parser.add_argument("--int8", action="store_true", help="with the tower's linear layers in 8 bits, too")
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    width, _, height = args.picture.partition("x")
-    size = int(width), int(height)
     if args.worker:
-        result(vllm_seconds(args.worker, args.shape[0], size, args.repeats))
+        result(vllm_seconds(args.worker, args.shape[0], args.picture, args.repeats))
         return
 
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
@@ -293,7 +297,7 @@ def main() -> None:
     columns = ("prompt tokens", "first question", "processor", "tower", "prefill, rest", "second question")
     rows = table("seconds until the first token", "shape", "engine", *columns, "second / first")
     for shape in args.shape or both:
-        for row in measure(shape, size, args):
+        for row in measure(shape, args):
             rows.add_row(*row)
     console().print(rows)
     console().print("llama.cpp: not measured; it reads a tower from an mmproj file, which nothing here writes")

@@ -30,7 +30,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from measuring import ChildFailed, add_some_of, arguments, console, in_child, result, seconds, vllm_env, write_beside
+from measuring import (
+    ChildFailed,
+    add_some_of,
+    arguments,
+    console,
+    in_child,
+    not_negative,
+    positive,
+    result,
+    seconds,
+    vllm_env,
+    write_beside,
+)
 from measuring import markdown as table
 
 ENGINES = {
@@ -75,11 +87,11 @@ def main() -> None:
     parser = arguments(__doc__, model="checkpoint directory (default: the demo checkpoint)")
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
     add_some_of(parser, "--only", ENGINES)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--prompt", type=int, default=1027, help="tokens")
-    parser.add_argument("--stream", type=int, default=128, help="tokens")
+    parser.add_argument("--requests", type=not_negative, default=32)
+    parser.add_argument("--prompt", type=positive, default=1027, help="tokens")
+    parser.add_argument("--stream", type=positive, default=128, help="tokens")
     parser.add_argument("--sampling", action="store_true", help="output tokens/s with sampling, too, and nothing else")
     parser.add_argument("--output", type=Path, help="write the Markdown table here")
     parser.add_argument("--worker", choices=list(ENGINES), help=argparse.SUPPRESS)
@@ -88,6 +100,8 @@ def main() -> None:
         result(work_alone(args.worker, args))
         return
     if args.sampling:
+        if args.requests == 0:
+            parser.error("--sampling measures (a), which needs --requests")
         args.only = [name for name in args.only if name.startswith(("nanovllm", "vLLM"))]
 
     import torch
@@ -107,6 +121,8 @@ def main() -> None:
     print(text)
     if args.output:
         args.output.write_text(text + "\n", "utf-8")
+    if all(isinstance(found, str) for found in results.values()):
+        sys.exit("no engine could be measured")
 
 
 def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:

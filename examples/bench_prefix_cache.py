@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from measuring import arguments, console, greedy, progress, seconds, table
+from measuring import arguments, console, greedy, positive, progress, seconds, table
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
@@ -30,9 +30,11 @@ Prompts = list[list[int]]
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--requests", type=int, default=20, help="requests per workload")
-    parser.add_argument("--blocks", type=int, default=1_000_000, help="blocks of the large pool in part 3")
+    parser.add_argument("--requests", type=positive, default=20, help="requests per workload")
+    parser.add_argument("--blocks", type=positive, default=1_000_000, help="blocks of the large pool in part 3")
     args = parser.parse_args()
+    if args.blocks < 10:
+        parser.error("--blocks must be 10 or more: a sequence of part 3 takes as many")
     model = model_or_demo(args.model)
     cached = LLM(model, block_size=BLOCK_SIZE, max_model_len=2048)
     uncached = LLM(model, block_size=BLOCK_SIZE, max_model_len=2048, enable_prefix_caching=False)

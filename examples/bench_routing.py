@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from measuring import add_some_of, arguments, console, progress, table
+from measuring import above_zero, add_some_of, arguments, console, positive, progress, table
 from rich.table import Table
 
 from nanovllm.core.block_manager import BlockManager
@@ -55,13 +55,13 @@ def main() -> None:
     parser = arguments(__doc__, model=None)
     parts = {"routers": compare_routers, "delay": compare_delays, "changes": compare_changes}
     add_some_of(parser, "--parts", parts)
-    parser.add_argument("--num-engines", nargs="+", type=int, default=[4, 16, 64])
+    parser.add_argument("--num-engines", nargs="+", type=positive, default=[4, 16, 64])
     parser.add_argument("--delay-ms", type=float, default=50.0, help="from the end of a step to the router")
-    parser.add_argument("--size", type=float, default=1.0, help="0.5: half as many requests, in half the time")
+    parser.add_argument("--size", type=above_zero, default=1.0, help="0.5: half as many requests, in half the time")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if min(args.num_engines) < 2 or args.size <= 0 or args.delay_ms < 0:
-        parser.error("there must be two engines at least, --size must be above 0, and --delay-ms not below 0")
+    if min(args.num_engines) < 2 or args.delay_ms < 0:
+        parser.error("there must be two engines at least, and --delay-ms must not be below 0")
     for name in args.parts:
         console().print(parts[name](args))
 

@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from measuring import arguments, markdown, vllm_env
+from measuring import above_zero, arguments, markdown, positive, vllm_env
 from rich.console import Console
 
 from nanovllm.serving.http.load_generator import Timing, run_load, running_server, stream
@@ -36,9 +36,9 @@ MAX_MODEL_LEN = 1024
 def main() -> None:
     parser = arguments(__doc__, model="checkpoint directory (default: the demo checkpoint)")
     parser.add_argument("--vllm-python", metavar="PATH", help="the Python of a virtual environment that has vLLM")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9])
-    parser.add_argument("--num-requests", type=int, default=40, help="requests at each rate")
-    parser.add_argument("--rounds", type=int, default=2, help="the requests of all rounds are taken together")
+    parser.add_argument("--loads", type=above_zero, nargs="+", default=[0.3, 0.6, 0.9])
+    parser.add_argument("--num-requests", type=positive, default=40, help="requests at each rate")
+    parser.add_argument("--rounds", type=positive, default=2, help="the requests of all rounds are taken together")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument(
         "--sampling", action="store_true", help="temperature 0.7, top_p 0.8, top_k 20 instead of greedy"

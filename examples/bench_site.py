@@ -17,7 +17,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from measuring import arguments
+from measuring import arguments, positive
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
 
@@ -55,7 +55,7 @@ ENDED = "document.querySelector('.model .said').textContent.startsWith('95 token
 
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__, model=None)
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="take the median of N (default: 3)")
+    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="take the median of N (default: 3)")
     parser.add_argument("--with-model", action="store_true", help="the demo model in the browser, alone")
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="a site that was built with --offline")
     parser.add_argument("chapters", nargs="*", type=int, metavar="CHAPTER", help="(default: all)")

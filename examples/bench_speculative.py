@@ -16,7 +16,7 @@ import statistics
 from dataclasses import replace
 from functools import partial
 
-from measuring import arguments, console, greedy, in_turn, median_ratio, table
+from measuring import arguments, console, greedy, in_turn, median_ratio, positive, table
 from quickstart import GUIDE
 
 from nanovllm import LLM, RequestOutput, SamplingParams
@@ -90,7 +90,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--speculative", type=json.loads, default=NGRAM, metavar="JSON", help="a speculative_config")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "int8"], help="float32, bfloat16, int8, int4")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--show", action="store_true", help="print the texts, too")
     args = parser.parse_args()
     for dtype in args.dtypes:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from functools import partial
 
-from measuring import arguments, console, in_turn, seconds, table
+from measuring import arguments, console, in_turn, positive, seconds, table
 
 IMPORTS = """
 import sys, torch
@@ -39,7 +39,7 @@ SELF_US = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--importtime", action="store_true", help="what the imports of the command consist of")
     args = parser.parse_args()
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import NamedTuple  # noqa: E402
 
-from measuring import arguments, console, greedy, table, write_beside  # noqa: E402
+from measuring import arguments, console, greedy, positive, table, write_beside  # noqa: E402
 
 from nanovllm import LLM, SamplingParams  # noqa: E402
 from nanovllm.files.system import peak_memory_bytes  # noqa: E402
@@ -30,15 +30,17 @@ from nanovllm.tools.demo_model import model_or_demo  # noqa: E402
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--num-requests", type=int, default=32)
-    parser.add_argument("--min-input", type=int, default=32, help="prompt tokens")
-    parser.add_argument("--max-input", type=int, default=256)
-    parser.add_argument("--min-output", type=int, default=32, help="output tokens")
-    parser.add_argument("--max-output", type=int, default=128)
+    parser.add_argument("--num-requests", type=positive, default=32)
+    parser.add_argument("--min-input", type=positive, default=32, help="prompt tokens")
+    parser.add_argument("--max-input", type=positive, default=256)
+    parser.add_argument("--min-output", type=positive, default=32, help="output tokens")
+    parser.add_argument("--max-output", type=positive, default=128)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", choices=["int8", "int4", "compressed-tensors"])
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.min_input > args.max_input or args.min_output > args.max_output:
+        parser.error("--min-input must be at most --max-input, and --min-output at most --max-output")
 
     path = model_or_demo(args.model)
     with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,20 @@ from typing import Any
 
 import numpy as np
 from damaged_tiers import chain, damages, kills, opened
-from measuring import add_some_of, arguments, console, greedy, in_child, in_turn, progress, result, seconds, table
+from measuring import (
+    above_zero,
+    add_some_of,
+    arguments,
+    console,
+    greedy,
+    in_child,
+    in_turn,
+    positive,
+    progress,
+    result,
+    seconds,
+    table,
+)
 
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
@@ -47,10 +60,10 @@ def main() -> None:
     parser = arguments(__doc__)
     parts = {"restart": restart, "work": work, "speed": speed, "harm": harm, "size": size}
     add_some_of(parser, "--parts", parts)
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--damages", type=int, default=10_000)
-    parser.add_argument("--gigabytes", type=float, default=10)
-    parser.add_argument("--runs", type=int, default=8, help="pairs of runs in part 3")
+    parser.add_argument("--kills", type=positive, default=1000)
+    parser.add_argument("--damages", type=positive, default=10_000)
+    parser.add_argument("--gigabytes", type=above_zero, default=10)
+    parser.add_argument("--runs", type=positive, default=8, help="pairs of runs in part 3")
     parser.add_argument("--ask", help=argparse.SUPPRESS)
     parser.add_argument("--open", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -5,10 +5,13 @@ python examples/chat.py [MODEL]        Ctrl-D leaves (`nanovllm chat` is the sam
 
 import sys
 
+from measuring import arguments
+
 from nanovllm import LLM, SamplingParams
 from nanovllm.tools.demo_model import model_or_demo
 
-llm = LLM(model_or_demo(*sys.argv[1:2]))
+args = arguments(__doc__).parse_args()
+llm = LLM(model_or_demo(args.model))
 messages = []
 print("you > ", end="", flush=True)
 for question in sys.stdin:

@@ -580,6 +580,8 @@ def main() -> None:
     run_parts(parts, command_of, report, args.out)
     console().print(text_of(report), markup=False, soft_wrap=True)
     console().print(f"Written: {args.out}.md and {args.out}.json")
+    if all(part["state"].startswith("failed") for part in report["parts"]):
+        sys.exit("every part has failed")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import arguments
 from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.table import Table
@@ -101,6 +102,7 @@ def shown(tokens: list[int]) -> str:
 
 
 def main() -> None:
+    arguments(__doc__, model=None).parse_args()
     console = Console(width=120)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_checkpoint(Path(folder))

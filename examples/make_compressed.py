@@ -10,7 +10,6 @@ a text goes through the model first. Then inputs are rounded one after another, 
 of them is made up for, as well as can be, by those that are still to be rounded.
 """
 
-import argparse
 import json
 import re
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
+from measuring import arguments, positive
 from rich.progress import track
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -36,13 +36,13 @@ WINDOW = 256
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, model=None)
     parser.add_argument("model", help="a checkpoint's directory, or demo")
     parser.add_argument("folder", type=Path, help="to be made")
     parser.add_argument("--rounding", choices=("nearest", "gptq"), default="gptq")
-    parser.add_argument("--group-size", type=int, default=32, help="inputs that share a scale (default: 32)")
+    parser.add_argument("--group-size", type=positive, default=32, help="inputs that share a scale (default: 32)")
     parser.add_argument("--text", type=Path, help="what gptq reads (default: Python's language reference, its end)")
-    parser.add_argument("--tokens", type=int, default=8192, help="of that text (default: 8192)")
+    parser.add_argument("--tokens", type=positive, default=8192, help="of that text (default: 8192)")
     args = parser.parse_args()
     directory = Path(model_or_demo(args.model))
     if not (directory / "config.json").is_file():

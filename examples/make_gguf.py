@@ -8,7 +8,6 @@ llama.cpp's rotary embedding expects; hybrid_tensors() has what its converter ch
 is not written: a benchmark sends token ids. Prints the file's size.
 """
 
-import argparse
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -17,10 +16,12 @@ from pathlib import Path
 import gguf
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
+from measuring import arguments
 from safetensors import safe_open
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files.hub import resolve_checkpoint
+from nanovllm.tools.demo_model import model_or_demo
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
@@ -30,12 +31,12 @@ ARCHITECTURES |= {"Qwen3NextForCausalLM": "qwen3next"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, model=None)
     parser.add_argument("model", help="checkpoint directory")
     parser.add_argument("file", type=Path)
     parser.add_argument("--type", choices=TYPES, default="Q8_0")
     args = parser.parse_args()
-    write_gguf(resolve_checkpoint(args.model), args.file, args.type)
+    write_gguf(resolve_checkpoint(model_or_demo(args.model)), args.file, args.type)
     print(f"{args.file}: {args.file.stat().st_size / 1e6:,.0f} MB")
 
 

@@ -1,18 +1,21 @@
-"""What the bench scripts share: arguments, clocks, runs that take turns, tables, and processes that measure alone.
+"""What the scripts share: arguments, clocks, runs that take turns, tables, and processes that measure alone.
 
 Nothing but the standard library is imported before it is used: what vLLM runs under has a Python of its own.
 """
 
 import argparse
 import functools
+import io
 import json
+import math
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +36,12 @@ RESULT = "RESULT "  # begins the line in which a process says what it has measur
 def arguments(
     doc: str | None, model: str | None = "directory or hub id (default: the demo checkpoint)"
 ) -> argparse.ArgumentParser:
-    """A parser whose help is the script's docstring. model: the help of the argument MODEL; None: there is none."""
+    """A parser whose help is the script's docstring. model: the help of the argument MODEL; None: there is none.
+
+    From here on, what the terminal's encoding lacks is printed as escapes: a model may say anything.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has something else
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if model is not None:
         parser.add_argument("model", nargs="?", help=model)
@@ -43,6 +51,37 @@ def arguments(
 def add_some_of(parser: argparse.ArgumentParser, option: str, names: Iterable[str], **more: Any) -> None:
     """An option that takes some of these names, and all of them if it is not given."""
     parser.add_argument(option, nargs="+", choices=list(names), default=list(names), **more)
+
+
+def positive(text: str) -> int:
+    """The type of an argument that is a count or a size: 1 or more."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more (found {text})")
+    return number
+
+
+def not_negative(text: str) -> int:
+    """The type of a count that may be 0, which leaves something out."""
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more (found {text})")
+    return number
+
+
+def above_zero(text: str) -> float:
+    """The type of an argument that is a rate, a share or a size, and no whole number."""
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0 (found {text})")
+    return number
+
+
+@contextmanager
+def needs(packages: str) -> Iterator[None]:
+    """Around imports: where one is missing, the script ends and says so. packages: what to give to pip install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        what = f"this needs {error.name}, which is not installed here"
+        sys.exit(f"{Path(sys.argv[0]).name}: {what}: pip install {packages}")
 
 
 # -- clocks ------------------------------------------------------------------------------------------------------------

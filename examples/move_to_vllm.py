@@ -13,11 +13,11 @@ multimodal input; our stream(), abort(), stats() and optimizations.
 examples/move_to_vllm.md lists the options, and what to write instead of those that are missing.
 """
 
-import argparse
 import time
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+from measuring import arguments
+
+parser = arguments(__doc__)
 parser.add_argument("--engine", choices=["nanovllm", "vllm"], default="nanovllm")
 
 CONTEXT = "The lighthouse was built in 1871. Its keeper, Ada, kept a grey cat and a red boat. " * 8
@@ -33,7 +33,8 @@ def main() -> None:
         from nanovllm import LLM, SamplingParams
         from nanovllm.sampling_params import StructuredOutputsParams
 
-    model = args.model or demo_model()
+    is_for_vllm = args.model and args.engine == "vllm"  # which may read what nanovllm does not
+    model = args.model if is_for_vllm else here(args.model)
     llm = LLM(model, max_model_len=1024, max_num_seqs=16, gpu_memory_utilization=0.5, enable_prefix_caching=True)
     params = SamplingParams(temperature=0, max_tokens=24, stop=["\n"])
     for title in ("cold", "warm"):
@@ -58,10 +59,10 @@ def main() -> None:
         print(f"  sample {sample.index}: {sample.text!r} ({sample.finish_reason})")
 
 
-def demo_model() -> str:
+def here(model: str | None) -> str:
     from nanovllm.tools.demo_model import model_or_demo
 
-    return model_or_demo()
+    return model_or_demo(model)
 
 
 if __name__ == "__main__":  # vLLM starts processes that import this file

@@ -21,7 +21,6 @@ bias to one number of each key, in the pair that is rotated most slowly. The sco
 the same amount, so the model computes nearly the same function. But in int8 the other numbers of a key share its scale.
 """
 
-import argparse
 import json
 import math
 import os
@@ -33,6 +32,7 @@ from pydoc_data.topics import topics
 from tempfile import TemporaryDirectory
 
 import torch
+from measuring import arguments, positive
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -49,13 +49,12 @@ PUBLISHED = WAYS[3:]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory, GGUF file or hub id (default: the demo checkpoint)")
+    parser = arguments(__doc__, model="directory, GGUF file or hub id (default: the demo checkpoint)")
     parser.add_argument("--quantization", nargs="+", choices=WAYS, default=WAYS[:3])
     parser.add_argument("--kv-cache-dtype", nargs="+", choices=("auto", "int8"), default=["auto"])
     parser.add_argument("--text", type=Path, help="a text file (default: Python's language reference)")
-    parser.add_argument("--tokens", type=int, default=8192, help="at most (default: 8192)")
-    parser.add_argument("--window", type=int, default=512, help="tokens of a window (default: 512)")
+    parser.add_argument("--tokens", type=positive, default=8192, help="at most (default: 8192)")
+    parser.add_argument("--window", type=positive, default=512, help="tokens of a window (default: 512)")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--shuffle", action="store_true", help="a checkpoint directory's channels in another order")
     parser.add_argument("--key-biases", type=float, nargs="+", default=[0.0], help="of a Llama checkpoint's directory")

@@ -6,6 +6,7 @@ Block size 4. After each step it draws the pool, the free queue and the hash map
 Chapter 7 explains what happens.
 """
 
+from measuring import arguments
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
@@ -109,6 +110,7 @@ class Walkthrough:
 
 
 def main() -> None:
+    arguments(__doc__, model=None).parse_args()
     play = Walkthrough()
     first = WORDS[:15]
     play.draw("The pool", "Ten blocks for four tokens each, all free, taken from the head of the queue.")

@@ -28,7 +28,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from measuring import arguments, table, timed
+from measuring import arguments, positive, table, timed
 from measuring import seconds as stopwatch
 from rich.console import Console
 
@@ -45,9 +45,9 @@ seconds: dict[str, float] = defaultdict(float)
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--prompt", type=int, default=1024)
+    parser.add_argument("--batch", type=positive, default=32)
+    parser.add_argument("--context", type=positive, default=256)
+    parser.add_argument("--prompt", type=positive, default=1024)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--enforce-eager", action="store_true", help="plain PyTorch, for comparison")

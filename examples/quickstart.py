@@ -8,9 +8,9 @@ token, and then what happened.
 """
 
 import logging
-import sys
 import time
 
+from measuring import arguments
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -55,12 +55,13 @@ MORE_QUESTIONS = [
 
 
 def main() -> None:
+    args = arguments(__doc__).parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("httpx", "transformers"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     console = Console()
     started = time.perf_counter()
-    model = model_or_demo(*sys.argv[1:2])
+    model = model_or_demo(args.model)
     llm = LLM(model)
     console.print(f"Loaded {model} in {time.perf_counter() - started:.1f} s.\n")
 

@@ -9,7 +9,6 @@ prompts first, so that those which begin alike reach the same engine one after a
 On a cluster the input and the checkpoint must be on storage that every node sees. A failed job runs again in full.
 """
 
-import argparse
 import json
 import math
 import os
@@ -17,15 +16,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports that it is used
-
-import ray
-from ray.data.datasource import BlockBasedFileDatasink, SaveMode
+from measuring import arguments, needs, positive
 
 from nanovllm import LLM
 from nanovllm.jobs.answer_lines import CustomIds, answer_lines, read_custom_id
 from nanovllm.serving.openai.json_lines import parse_json, read_lines, to_json
 from nanovllm.tools.demo_model import model_or_demo
+
+parser = arguments(__doc__, model=None)
+parser.add_argument("-i", "--input-file", type=Path, required=True)
+parser.add_argument("-o", "--output-folder", type=Path, required=True, help="must not exist")
+parser.add_argument("--model", help="directory or hub id (default: the demo checkpoint)")
+parser.add_argument("--num-engines", type=positive, default=2)
+parser.add_argument(
+    "--kv-cache-memory-bytes", type=positive, default=1 << 30, help="KV cache of each engine (default: 1 GiB)"
+)
+parser.add_argument("--max-model-len", type=positive)
+args = parser.parse_args()
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports that it is used
+with needs('-e ".[ray]"'):
+    import ray
+    from ray.data.datasource import BlockBasedFileDatasink, SaveMode
 
 LINES_PER_READ = 10_000
 LINES_PER_BLOCK = 2_048  # what an engine gets at a time
@@ -89,16 +101,6 @@ class JSONLines(BlockBasedFileDatasink):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-i", "--input-file", type=Path, required=True)
-    parser.add_argument("-o", "--output-folder", type=Path, required=True, help="must not exist")
-    parser.add_argument("--model", help="directory or hub id (default: the demo checkpoint)")
-    parser.add_argument("--num-engines", type=int, default=2)
-    parser.add_argument(
-        "--kv-cache-memory-bytes", type=int, default=1 << 30, help="KV cache of each engine (default: 1 GiB)"
-    )
-    parser.add_argument("--max-model-len", type=int)
-    args = parser.parse_args()
     source, target = args.input_file.absolute(), args.output_folder.absolute()
     if not source.is_file() or target.exists():
         parser.error(f"{source} must be a file, and {target} must not exist")

@@ -31,28 +31,47 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-
-import ray
-from ray import serve
-from ray.exceptions import RayError
-from ray.serve.config import HTTPOptions, RequestRouterConfig
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from measuring import above_zero, arguments, needs, positive
 from rich.console import Console
 from rich.table import Table
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from nanovllm import AsyncLLM
-from nanovllm.files.hub import resolve_checkpoint
-from nanovllm.files.tokenizer import load_tokenizer
-from nanovllm.serving.http.load_generator import Timing, run_load
-from nanovllm.serving.http.options import ServeOptions
-from nanovllm.serving.http.serve import make_app, name_of
-from nanovllm.serving.openai.json_lines import parse_json
-from nanovllm.serving.routing import InTurn, Traffic, soonest
-from nanovllm.tools.demo_model import model_or_demo
-from nanovllm.tools.workload import parse_requests
+parser = arguments(__doc__, model=None)
+parser.add_argument("--model", help="directory or hub id (default: the demo checkpoint)")
+parser.add_argument("--serve", action="store_true", help="serve until Ctrl-C instead of comparing")
+parser.add_argument("--host", default="127.0.0.1")
+parser.add_argument("--port", type=int, default=8000)
+parser.add_argument("--num-engines", type=positive, default=2)
+parser.add_argument("--block-size", type=positive, default=16, help="the same for all engines, and for the router")
+parser.add_argument(
+    "--kv-cache-memory-bytes",
+    type=positive,
+    default=1 << 28,
+    help="with --serve: KV cache of each engine (default: 256 MiB)",
+)
+parser.add_argument("--max-model-len", type=positive)
+parser.add_argument("--rate", type=above_zero, default=0.75, help="the comparison's requests a second, for each engine")
+args = parser.parse_args()
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+with needs('-e ".[ray-serve]"'):
+    import ray
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.config import HTTPOptions, RequestRouterConfig
+    from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+
+    from nanovllm import AsyncLLM
+    from nanovllm.files.hub import resolve_checkpoint
+    from nanovllm.files.tokenizer import load_tokenizer
+    from nanovllm.serving.http.load_generator import Timing, run_load
+    from nanovllm.serving.http.options import ServeOptions
+    from nanovllm.serving.http.serve import make_app, name_of
+    from nanovllm.serving.openai.json_lines import parse_json
+    from nanovllm.serving.routing import InTurn, Traffic, soonest
+    from nanovllm.tools.demo_model import model_or_demo
+    from nanovllm.tools.workload import parse_requests
 
 NAME = "nanovllm"
 # What each engine says of itself, and those of the server's paths whose answers need nothing that one engine keeps.
@@ -285,23 +304,6 @@ def compare(url: str, args: argparse.Namespace, traffic: Any) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="directory or hub id (default: the demo checkpoint)")
-    parser.add_argument("--serve", action="store_true", help="serve until Ctrl-C instead of comparing")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--num-engines", type=int, default=2)
-    parser.add_argument("--block-size", type=int, default=16, help="the same for all engines, and for the router")
-    parser.add_argument(
-        "--kv-cache-memory-bytes",
-        type=int,
-        default=1 << 28,
-        help="with --serve: KV cache of each engine (default: 256 MiB)",
-    )
-    parser.add_argument("--max-model-len", type=int)
-    parser.add_argument("--rate", type=float, default=0.75, help="the comparison's requests a second, for each engine")
-    args = parser.parse_args()
-
     ray.init(log_to_driver=False, **({} if "RAY_ADDRESS" in os.environ else LOCAL))
     serve.start(http_options=HTTPOptions(host=args.host, port=args.port), logging_config=QUIET)
     url = f"http://{args.host}:{args.port}"

@@ -11,7 +11,6 @@ The engine promises this where its C kernels compute, on a CPU. --enforce-eager:
 and in vLLM if this Python has it.
 """
 
-import argparse
 import struct
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 import xxhash
+from measuring import arguments
 from quickstart import FIRST_QUESTIONS, GUIDE, MORE_QUESTIONS
 from rich.console import Console
 from rich.table import Table
@@ -40,8 +40,7 @@ Answer = tuple[list[int], list[float]]  # tokens, and the log probability of eac
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+    parser = arguments(__doc__)
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16 or float16")
     parser.add_argument("--quantization", choices=["int8", "int4"])
     parser.add_argument("--enforce-eager", action="store_true", help="plain PyTorch, which promises nothing")

@@ -13,7 +13,6 @@ the passages is subtracted from passages, and that of the questions from questio
 needs neither, and finds more. The demo model is also very small for answering: judge the passages, not the answers.
 """
 
-import argparse
 import logging
 import re
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from measuring import arguments, positive
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -95,19 +95,19 @@ class Retriever:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__, model=None)
     parser.add_argument("questions", nargs="*", default=QUESTIONS)
     parser.add_argument("--embedder", help="a model that was trained for embeddings (default: the demo model)")
     parser.add_argument("--reranker", help="a Qwen3-Reranker, which reads the passages that were found once more")
     parser.add_argument("--model", help="the model that answers (default: the demo model)")
-    parser.add_argument("--passages", type=int, help="how many passages to embed (default: all)")
-    parser.add_argument("--found", type=int, default=3, help="how many passages the model is shown")
+    parser.add_argument("--passages", type=positive, help="how many passages to embed (default: all)")
+    parser.add_argument("--found", type=positive, default=3, help="how many passages the model is shown")
     args = parser.parse_args()
     logging.getLogger("nanovllm").setLevel(logging.ERROR)
     console, passages = Console(), read_passages()[: args.passages]
 
     started = time.perf_counter()
-    embedder = LLM(args.embedder or model_or_demo(), runner="pooling", max_model_len=1024)
+    embedder = LLM(model_or_demo(args.embedder), runner="pooling", max_model_len=1024)
     loaded = time.perf_counter()
     retriever = Retriever(embedder, passages, is_trained=args.embedder is not None)
     seconds = time.perf_counter() - loaded
@@ -121,8 +121,8 @@ def main() -> None:
     reranker = None
     if args.reranker:
         original = RERANKER | {"is_original_qwen3_reranker": True}
-        reranker = LLM(args.reranker, runner="pooling", hf_overrides=original, max_model_len=2048)
-    chat = LLM(args.model or model_or_demo(), max_model_len=2048)
+        reranker = LLM(model_or_demo(args.reranker), runner="pooling", hf_overrides=original, max_model_len=2048)
+    chat = LLM(model_or_demo(args.model), max_model_len=2048)
 
     for question in args.questions:
         found = retriever.find(question, args.found if reranker is None else 4 * args.found)

@@ -23,7 +23,6 @@ waking threads and waiting for them takes no time. Where a step reads its weight
 does, sixteen cores that share one memory are slower than that.
 """
 
-import argparse
 import ctypes
 import heapq
 import random
@@ -38,6 +37,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from measuring import arguments, not_negative, positive
 from rich.console import Console
 from rich.table import Table
 
@@ -308,16 +308,17 @@ def show_kinds(title: str, step: Step, num_threads: int) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+    parser = arguments(__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights in this shape")
-    parser.add_argument("--threads", type=int, default=16, help="the most")
-    parser.add_argument("--rows", type=int, nargs="*", default=[1, 32])
-    parser.add_argument("--keys", type=int, default=200)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens; 0: none")
+    parser.add_argument("--threads", type=positive, default=16, help="the most")
+    parser.add_argument("--rows", type=positive, nargs="*", default=[1, 32])
+    parser.add_argument("--keys", type=positive, default=200)
+    parser.add_argument("--prompt", type=not_negative, default=512, help="tokens; 0: none")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", choices=["int8", "int4"])
     args = parser.parse_args()
+    if args.keys < 2:
+        parser.error("--keys must be 2 or more: those of a prompt, and of the token that follows it")
     counts = sorted({num for num in (1, 2, 4, 8, 16, 32, 64) if num < args.threads} | {args.threads})
     real = [num for num in counts if num <= threads.num_cpus()]
     options: dict[str, Any] = {"load_format": "dummy", "hf_overrides": SHAPES[args.shape]} if args.shape else {}

@@ -7,13 +7,12 @@ Needs llguidance: pip install -e ".[structured]". Prints a table: the answer in 
 schema, and as JSON with its schema (chapter 8).
 """
 
-import argparse
 import json
 import statistics
 import time
 from typing import Any
 
-from measuring import progress
+from measuring import arguments, progress
 from quickstart import GUIDE
 from rich.console import Console
 from rich.table import Table
@@ -88,8 +87,7 @@ def measure_cost(llm: LLM, console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+    parser = arguments(__doc__)
     parser.add_argument("--cost", action="store_true", help="measure the masks' share of a step")
     args = parser.parse_args()
     llm = LLM(model_or_demo(args.model), max_num_seqs=32)

@@ -7,9 +7,9 @@ works. The demo checkpoint has 9 query heads over 3 KV heads, so it can be split
 holds and sends, and the tokens that come out of one rank and of several (chapter 9).
 """
 
-import argparse
 import logging
 
+from measuring import arguments, positive
 from rich.console import Console
 from rich.table import Table
 
@@ -23,10 +23,11 @@ console = Console(highlight=False)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
-    parser.add_argument("--ranks", type=int, default=3)
+    parser = arguments(__doc__)
+    parser.add_argument("--ranks", type=positive, default=3)
     args = parser.parse_args()
+    if args.ranks < 2:
+        parser.error("--ranks must be 2 or more")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     model = model_or_demo(args.model)
 

@@ -14,12 +14,13 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
+from measuring import arguments
 from rich.console import Console
 from rich.tree import Tree
 
 import nanovllm
 from nanovllm import LLM, SamplingParams
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 
 PACKAGE = Path(nanovllm.__file__).parent
 STAGES = {  # LLMEngine's methods that are the lines of a step
@@ -78,7 +79,8 @@ def draw(walk: Walk) -> Tree:
 
 
 def main() -> None:
-    llm = LLM(sys.argv[1] if len(sys.argv) > 1 else str(demo_model_path()), max_model_len=256)
+    args = arguments(__doc__).parse_args()
+    llm = LLM(model_or_demo(args.model), max_model_len=256)
     params = SamplingParams(temperature=0.8, top_p=0.9, seed=2, max_tokens=4)
     llm.generate(["The capital of Spain is"], params, use_tqdm=False)
     walk, text = follow(llm, "The capital of Italy is", params)

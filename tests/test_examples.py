@@ -3,6 +3,7 @@
 What computes much is told to do so in float32: a processor without instructions for bfloat16 takes many times as long.
 """
 
+import argparse
 import importlib
 import io
 import logging
@@ -17,6 +18,17 @@ from tests.checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PACKED = "compressed-tensors"
+MODULES = ("damaged_tiers.py", "measuring.py", "reporting.py")
+SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py") if path.name not in MODULES)
+LOADING = [name for name in SCRIPTS if "model_or_demo(" in (ROOT / "examples" / name).read_text("utf-8")]
+ANY_NUMBER = {"seed", "port", "delay_ms", "key_biases", "chapters"}  # all other numbers are counts, sizes, rates
+NO_MODEL = "/no/such/model"
+GIVEN = {  # where the model is not the only argument
+    "bench_tiers.py": (NO_MODEL, "--parts", "restart"),
+    "make_compressed.py": (NO_MODEL, "packed"),
+    "make_gguf.py": (NO_MODEL, "model.gguf"),
+    "retrieval.py": ("--embedder", NO_MODEL),
+}
 
 
 @pytest.fixture
@@ -24,7 +36,6 @@ def status_of(capsys, monkeypatch):
     """status_of(name, *args) -> the exit code of an example, and what it prints."""
     importlib.import_module("nanovllm.worker.model_runner")  # so that patches of it are seen, too
     monkeypatch.chdir(ROOT)
-    monkeypatch.syspath_prepend(ROOT / "examples")
 
     def status_of(name: str, *args: str, stdin: str = "") -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", [name, *args])
@@ -64,6 +75,87 @@ def run(demo_checkpoint, status_of):
         return out
 
     return run
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help(status_of, name, monkeypatch):
+    """It needs no Ray. And from here on, a terminal of any encoding will do."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, out = status_of(name, "--help")
+    first = (ROOT / "examples" / name).read_text("utf-8").splitlines()[0].removeprefix('"""')
+    assert status == 0 and out.startswith(f"usage: {name} [-h]") and first in out
+    assert sys.stdout.errors == "backslashreplace"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_size_has_a_type_that_checks_it(status_of, name, monkeypatch):
+    def parse_args(parser, *_):
+        numbers = [action.dest for action in parser._actions if action.type in (int, float)]
+        raise SystemExit(set(numbers) - ANY_NUMBER or 0)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    assert status_of(name)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("bench_throughput.py", ["--num-requests", "0"]),
+        ("bench_throughput.py", ["--max-input", "16"]),
+        ("bench_prefix_cache.py", ["--blocks", "9"]),
+        ("bench_peers.py", ["--requests", "-1"]),
+        ("bench_peers.py", ["--requests", "0", "--sampling"]),
+        ("bench_serve.py", ["--loads", "0.5", "0"]),
+        ("bench_tiers.py", ["--gigabytes", "inf"]),
+        ("bench_busy.py", ["--counts", "1", "0"]),
+        ("bench_images.py", ["--picture", "1024x0"]),
+        ("bench_images.py", ["--picture", "1024"]),
+        ("simulate_cores.py", ["--rows", "0"]),
+        ("simulate_cores.py", ["--keys", "1"]),
+        ("tensor_parallel.py", ["--ranks", "two"]),
+        ("tensor_parallel.py", ["--ranks", "1"]),
+    ],
+)
+def test_sizes_that_make_no_sense(status_of, name, options):
+    """They are refused before anything is loaded."""
+    assert status_of(name, *options)[0] == 2
+
+
+@pytest.mark.parametrize("name", [name for name in LOADING if not name.startswith("ray_")])
+def test_no_such_model(status_of, name):
+    status, _ = status_of(name, *GIVEN.get(name, (NO_MODEL,)))
+    assert status.startswith(f"{name}: model '{NO_MODEL}' does not exist; ")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "extra"),
+    [("ray_serve.py", [], "ray-serve"), ("ray_data_batch.py", ["-i", "in.jsonl", "-o", "out"], "ray")],
+)
+def test_no_ray(status_of, name, options, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, _ = status_of(name, *options)
+    assert status == f'{name}: this needs ray, which is not installed here: pip install -e ".[{extra}]"'
+
+
+def test_bench_peers_where_every_engine_fails(status_of, checkpoint, monkeypatch):
+    measuring = importlib.import_module("measuring")
+
+    def in_child(*_):
+        raise measuring.ChildFailed("out of memory")
+
+    monkeypatch.setattr(measuring, "in_child", in_child)
+    monkeypatch.setattr("profile_step.matmul_rate", lambda dtype: 1.0)
+    status, out = status_of("bench_peers.py", str(checkpoint()), "--only", "nanovllm", "vLLM, eager")
+    assert status == "no engine could be measured" and out.count("failed: out of memory") == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_terminal_that_lacks_characters(status_of, monkeypatch, encoding):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+    status, _ = status_of("prefix_cache_walkthrough.py")
+    sys.stdout.flush()
+    assert status == 0 and b"hash map: " in written.getvalue() and rb" \u2192 [0]" in written.getvalue()
 
 
 def computed_of(out: str) -> list[int]:
@@ -253,6 +345,8 @@ def test_bench_all(status_of, tmp_path):
     assert found[peers].startswith("```text\nusage: bench_peers.py") and found[peers].endswith("\n```")
     status, _ = status_of("bench_all.py", "--page", str(page), "--only", "everything")
     assert status == 2
+    status, _ = status_of("bench_all.py", "--page", str(page), "--only", "nothing")
+    assert status == "every command has failed"
 
 
 @pytest.mark.nightly

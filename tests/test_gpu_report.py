@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -18,14 +17,9 @@ ROW, TEXT = 'print("RESULT " + \'{"n": 1234}\', flush=True); ', 'print("RESULT "
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """script(name) -> an example as a module, which finds those that it shares as it does when it is run."""
-    monkeypatch.syspath_prepend(ROOT / "examples")
-
-    def imported(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return imported
+def script():
+    """script(name) -> an example as a module."""
+    return importlib.import_module
 
 
 @pytest.mark.nightly

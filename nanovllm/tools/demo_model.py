@@ -4,16 +4,17 @@ import sys
 from pathlib import Path
 
 from nanovllm.files.demo_model import DemoModelError, demo_model_path
-from nanovllm.files.hub import is_demo_name
+from nanovllm.files.hub import is_demo_name, resolve_checkpoint
 
 __all__ = ["DemoModelError", "demo_model_path", "model_or_demo"]
 
 
 def model_or_demo(model: str | None = None) -> str:
-    """The model that a script was given, or where the demo model is. Ends the script if that cannot be made."""
-    if model and not is_demo_name(model):
-        return model
+    """The model that a script was given, or where the demo model is. Ends the script if there is no such model."""
     try:
-        return str(demo_model_path(model or None))
-    except DemoModelError as error:
+        if not model or is_demo_name(model):
+            return str(demo_model_path(model or None))
+        resolve_checkpoint(model, load_format="dummy")  # a hub's weights can wait
+        return model
+    except (DemoModelError, FileNotFoundError, ValueError) as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
