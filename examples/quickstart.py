@@ -108,18 +108,25 @@ def mean_ttft_s(outputs: list[RequestOutput]) -> float:
 def show(console: Console, title: str, questions: list[str], outputs: list[RequestOutput]) -> None:
     table = Table(title=title, title_justify="left", title_style="bold", expand=True)
     table.add_column("question and answer", ratio=1)
-    for name in ("prompt\ntokens", "found in\ncache", "first token\nafter", "tokens/s\nafter that"):
+    names = "prompt\ntokens", "found in\ncache", "first token\nafter", "tokens/s\nafter that"
+    has_room = console.width >= 70  # otherwise, figures stand below the answers
+    for name in names if has_room else ():
         table.add_column(name, justify="right")
     for question, output in zip(questions, outputs, strict=True):
         metrics = output.metrics
         color = "green" if output.num_cached_tokens else "yellow"
-        table.add_row(
-            f"{question}\n[cyan]{output.outputs[0].text.strip()}[/]",
+        said = f"{question}\n[cyan]{output.outputs[0].text.strip()}[/]"
+        figures = (
             f"{len(output.prompt_token_ids):,}",
             f"[{color}]{output.num_cached_tokens:,}[/]",
             f"{(metrics.ttft_s or 0.0) * 1e3:,.0f} ms",
             f"{1 / metrics.tpot_s:.0f}" if metrics.tpot_s else "-",
         )
+        if has_room:
+            table.add_row(said, *figures)
+        else:
+            lines = (f"{' '.join(name.split())}: {figure}" for name, figure in zip(names, figures, strict=True))
+            table.add_row("\n".join([said, *lines]), end_section=True)
     console.print(table)
     console.print()
 

@@ -11,8 +11,10 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from tests.checkpoints import make_checkpoint
 
@@ -156,6 +158,17 @@ def test_a_terminal_that_lacks_characters(status_of, monkeypatch, encoding):
     status, _ = status_of("prefix_cache_walkthrough.py")
     sys.stdout.flush()
     assert status == 0 and b"hash map: " in written.getvalue() and rb" \u2192 [0]" in written.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 76])
+def test_quickstart_on_a_narrow_terminal(width):
+    metrics, answer = SimpleNamespace(ttft_s=0.1, tpot_s=0.01), SimpleNamespace(text=" It is Rope Walk.")
+    output = SimpleNamespace(prompt_token_ids=[1] * 618, num_cached_tokens=592, metrics=metrics, outputs=[answer])
+    console = Console(width=width, file=io.StringIO())
+    importlib.import_module("quickstart").show(console, "Cold", ["What is the name?"], [output])
+    shown = console.file.getvalue()
+    assert "What is the name?" in shown and "It is Rope Walk." in shown and "…" not in shown
+    assert [figure in shown for figure in ("618", "592", "100 ms")] == [True] * 3
 
 
 def computed_of(out: str) -> list[int]:
