@@ -76,14 +76,17 @@ def find_submissions(folder: Path, chapters: list[int]) -> list[Submission]:
 
 
 def _told_apart(found: list[Submission]) -> list[Submission]:
-    """Where the platform gives different numbers to students of one name, the number is a part of it."""
-    numbers: dict[str, set[str]] = {}
+    """Where the platform gives different numbers to students of one name, the number is a part of it.
+
+    In one chapter: Moodle numbers the students of each assignment anew.
+    """
+    numbers: dict[tuple[str, int], set[str]] = {}
     for each in found:
-        numbers.setdefault(each.student, set()).add(_number_of(each))
+        numbers.setdefault((each.student, each.chapter), set()).add(_number_of(each))
     told_apart = []
     for each in found:
         number = _number_of(each)
-        is_one_of_several = number and len(numbers[each.student]) > 1
+        is_one_of_several = number and len(numbers[each.student, each.chapter]) > 1
         told_apart.append(replace(each, student=f"{each.student} ({number})") if is_one_of_several else each)
     return told_apart
 

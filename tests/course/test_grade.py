@@ -476,7 +476,7 @@ def test_whose_file_is_which(tmp_path):
 
 
 def test_two_students_of_one_name(tmp_path):
-    """Each has the platform's number; several files of one student are of one name."""
+    """Each has the platform's number; several files of one student are of one name, and so are several assignments."""
     names = ["Eva Lund_11_assignsubmission_file_/exercise.py", "Eva Lund_12_assignsubmission_file_/exercise.py"]
     names += ["bob_1_2_exercise.py", "bob_1_3_exercise-1.py", "eklisa_4_5_exercise.py", "eklisa_LATE_6_7_exercise.py"]
     for name in names:
@@ -484,6 +484,13 @@ def test_two_students_of_one_name(tmp_path):
         (tmp_path / name).write_text("x = 1")
     found = [each.student for each in find_submissions(tmp_path, [4])]
     assert found == ["Eva Lund (11)", "Eva Lund (12)", "bob", "bob", "eklisa (4)", "eklisa (6)"]
+    names = ["Ole Berg_24_assignsubmission_file_/ch04/exercise.py", "Ole Berg_35_assignsubmission_file_/ch05.py"]
+    for name in names:
+        path = tmp_path / "two assignments" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("x = 1")
+    found = find_submissions(tmp_path / "two assignments", [])
+    assert [(each.student, each.chapter) for each in found] == [("Ole Berg", 4), ("Ole Berg", 5)]
 
 
 def test_notebooks(tmp_path):

@@ -139,10 +139,12 @@ class Adapter(SequencePart):
             text = "tensors of layers that adapter_config.json does not target are left out, as peft does"
             logger.warning("%s: %s: %s", where, text, shorten(sorted(left_out)))
         shapes = stored_linear_shapes(model)
+        # An embedder is trained without what follows its layers, and then its names have no prefix.
+        is_bare = model.pooling is not None and not any(module.startswith("model.") for module in targets)
         matrices: dict[str, tuple[Any, Any]] = {}
         scales: dict[str, float] = {}
         for module, target in targets.items():
-            path = WRAPPED.sub("model.", module)
+            path = WRAPPED.sub("model.", f"model.{module}" if is_bare else module)
             given = {which: list(tensor.shape) for which, tensor in modules[module].items()}
             out_size, in_size = shapes.get(path, (0, 0))
             if path not in shapes:

@@ -256,6 +256,24 @@ def test_adapters(checkpoint, tmp_path):
     assert plain.outputs != adapted.outputs and adapted.num_cached_tokens == 0
 
 
+def test_an_adapter_trained_on_an_embedder(checkpoint, tmp_path):
+    """Where nothing follows the layers, names have no prefix: neither in the checkpoint nor in the adapter."""
+    from peft import PeftModel
+
+    from tests.features.lora.adapters import make_adapter
+
+    base = AutoModel.from_pretrained(checkpoint("qwen3"), dtype=torch.float32)
+    base.save_pretrained(tmp_path / "embedder")
+    make_tokenizer().save_pretrained(tmp_path / "embedder")
+    options = {"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "FEATURE_EXTRACTION"}
+    adapter = make_adapter(tmp_path / "adapter", tmp_path / "embedder", made_for=AutoModel, **options)
+    llm = make(tmp_path / "embedder", enable_lora=True)
+    [output] = llm.embed([[5, 6, 7, 8]], lora_request=LoRARequest("one", 1, str(adapter)))
+    with torch.inference_mode():
+        state = PeftModel.from_pretrained(base, adapter)(torch.tensor([[5, 6, 7, 8]])).last_hidden_state[0, -1]
+    assert torch.allclose(vector(output), state / state.norm(), atol=1e-5)
+
+
 @pytest.mark.nightly
 def test_two_ranks(checkpoint, llm, processes):
     two = make(checkpoint("qwen3"), tensor_parallel_size=2)
