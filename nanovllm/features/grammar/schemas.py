@@ -6,6 +6,7 @@ schema asks them to. Blanks between tokens have a bound.
 
 import json
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +18,9 @@ MAX_NESTING = 64  # of a schema, as in vLLM: what it is compiled to grows with i
 MAX_DEPTH = 1000  # llguidance follows references by recursion, and a full stack would end the process: half of it
 # At one place between two tokens. A model that has lost its way writes blanks as long as it may.
 BLANKS = r"[ \t\r\n]{1,40}"
+
+# In Lark: where a schema begins, or what may hold the same signs: a comment, a string, a regular expression.
+SCHEMA_OR_OTHER = re.compile(r'(?P<schema>%json\s*(?={))|(?://|#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/')
 
 
 def checked_schema(given: Any) -> Any:
@@ -64,15 +68,16 @@ def nested(lark: str) -> str:
 
 def with_compiled_schemas(lark: str) -> str:
     """A grammar in Lark's notation, its schemas (%json {...}) compiled as others are. Raises ValueError."""
-    pieces = re.split(r"%json\s*(?={)", lark)
-    for number in range(1, len(pieces)):
-        try:
-            schema, end = json.JSONDecoder().raw_decode(pieces[number])
-        except (json.JSONDecodeError, RecursionError):  # what is wrong with it is said by llguidance
-            pieces[number] = f"%json {pieces[number]}"
-        else:
-            pieces[number] = nested(lark_of_json(schema)) + pieces[number][end:]
-    return "".join(pieces)
+    made, position = "", 0
+    while found := SCHEMA_OR_OTHER.search(lark, position):
+        before, position = position, found.end()
+        if found["schema"]:
+            with suppress(json.JSONDecodeError, RecursionError):  # what is wrong with it is said by llguidance
+                schema, position = json.JSONDecoder().raw_decode(lark, position)
+                made += lark[before : found.start()] + nested(lark_of_json(schema))
+                continue
+        made += lark[before:position]
+    return made + lark[position:]
 
 
 def _depths(parts: list[Any]) -> dict[int, int]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.grammar.grammar import GrammarCompiler
+from nanovllm.features.grammar.schemas import with_compiled_schemas
 from nanovllm.features.tool_calls.forced import may_call, must_call, not_held
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.http.options import ServeOptions
@@ -417,6 +418,13 @@ def test_blanks_have_a_bound(llm, kinds):
     assert completion.finish_reason == "stop" and any(c in completion.text for c in " \t\r\n")
     text = completion.text.removeprefix("<f>").removesuffix("</f>")
     assert json.loads(text).keys() >= ({"a"} if "json_object" not in kinds else set())
+
+
+def test_a_schema_is_code():
+    lark = 'start: "%json {" /a%json {1}\\/%json {/ // %json {"type": 1}\n# %json {}\n'
+    assert with_compiled_schemas(lark) == lark
+    made = with_compiled_schemas(f'{lark} x: %json {{"const": 1}} "y" %json {{"const": 2}} // %json {{}}')
+    assert made.startswith(lark) and made.count("%lark {") == 2 and made.endswith("// %json {}")
 
 
 def test_over_http(tmp_path):
