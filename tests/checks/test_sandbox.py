@@ -10,6 +10,7 @@ import pytest
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.checks import sandbox
 from nanovllm.checks.sandbox import Sandbox
+from nanovllm.features.grammar.grammar import _as_lark
 from nanovllm.features.grammar.trial import LIMITS, SCRIPT, TRIAL
 from nanovllm.features.lora.adapter import MATCHER
 from nanovllm.sampling_params import StructuredOutputsParams
@@ -57,6 +58,7 @@ def test_a_script_starts_no_process(checkpoint, adapter, monkeypatch):
 
 def test_a_server_tries_all_that_it_is_sent(checkpoint, adapter, monkeypatch):
     asked = []
+    _as_lark.cache_clear()
     whole = Sandbox.ask
     monkeypatch.setattr(Sandbox, "ask", lambda self, *given: asked.append((self, given[0])) or whole(self, *given))
     options = ServeOptions(allow_runtime_lora_updating=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +199,7 @@ def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = 
     if params.regex is not None:
         return json.loads(LLMatcher.grammar_from_regex(params.regex))["grammars"][0]["lark_grammar"]
     if params.grammar is not None:
-        source = tried("convert", params.grammar).removeprefix("%llguidance {}")
+        source = _as_lark(params.grammar)
         if (num_signs := sum(map(source.count, ":([{"))) > MAX_SIGNS:
             raise ValueError(f"it has {num_signs} signs of rules and brackets (: ( [ {{), and {MAX_SIGNS} are taken")
         return with_compiled_schemas(source)
@@ -211,3 +211,8 @@ def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = 
         return lark_of(params.structural_tag, params.disable_additional_properties, options, token_ids)
     given = params.json if params.json is not None else {"type": "object"}
     return lark_of_json(given, params.disable_additional_properties, options)
+
+
+@lru_cache(maxsize=64)
+def _as_lark(grammar: str) -> str:
+    return tried("convert", grammar).removeprefix("%llguidance {}")

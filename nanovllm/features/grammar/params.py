@@ -15,7 +15,9 @@ class StructuredOutputsParams:
     json:          a JSON schema, as a dict or as text
     regex:         a regular expression for the whole text (Rust's syntax: no look-around, no back references)
     choice:        texts, one of which is generated
-    grammar:       a context-free grammar in Lark's or in GBNF notation; the start symbol is called start or root
+    grammar:       a context-free grammar in Lark's notation or in GBNF (llama.cpp's); the start symbol is called start
+        in the one and root in the other. Lark's terminals take all that they can; GBNF's language is of characters.
+        GBNF's tokens (<think>) are not supported
     json_object:   any JSON object
     structural_tag: forms for parts of the text, as an object or as JSON (tags.py)
     disable_any_whitespace:        JSON without line breaks and indentation

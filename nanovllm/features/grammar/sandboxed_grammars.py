@@ -1,12 +1,14 @@
 """What is asked about grammars. See checks/sandbox.py."""
 
 import json
+import re
 from typing import Any
 
-from llguidance import grammar_from
-
+from nanovllm.features.grammar.gbnf import lark_of_gbnf
 from nanovllm.features.grammar.oracle import Oracle
 from nanovllm.features.grammar.schema_rules import lark_of_schema
+
+IS_LARK = re.compile(r"^[ \t]*(%llguidance\b|[?!]*start[ \t]*:(?!:=))", re.MULTILINE)
 
 
 def answer(kind: str, text: str, limits: dict[str, Any]) -> str:
@@ -16,9 +18,9 @@ def answer(kind: str, text: str, limits: dict[str, Any]) -> str:
     "schema"   the arguments of lark_of_schema(), as a JSON list -> its grammar
     "compile"  a grammar -> nothing, if it can be compiled
     """
-    if kind == "convert":
-        return grammar_from("grammar", text)
     oracle = Oracle(limits)
+    if kind == "convert":
+        return text if IS_LARK.search(text) else lark_of_gbnf(text, oracle)
     if kind == "schema":
         schema, form, is_closed, guidance = json.loads(text)
         return lark_of_schema(schema, form, is_closed, guidance, oracle)
