@@ -11,6 +11,7 @@ from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.checks import sandbox
 from nanovllm.checks.sandbox import Sandbox
 from nanovllm.features.grammar.grammar import _as_lark
+from nanovllm.features.grammar.schemas import _compiled
 from nanovllm.features.grammar.trial import LIMITS, SCRIPT, TRIAL
 from nanovllm.features.lora.adapter import MATCHER
 from nanovllm.sampling_params import StructuredOutputsParams
@@ -58,7 +59,8 @@ def test_a_script_starts_no_process(checkpoint, adapter, monkeypatch):
 
 def test_a_server_tries_all_that_it_is_sent(checkpoint, adapter, monkeypatch):
     asked = []
-    _as_lark.cache_clear()
+    for remembered in (_as_lark, _compiled):
+        remembered.cache_clear()
     whole = Sandbox.ask
     monkeypatch.setattr(Sandbox, "ask", lambda self, *given: asked.append((self, given[0])) or whole(self, *given))
     options = ServeOptions(allow_runtime_lora_updating=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.features.grammar.after_reasoning import AfterReasoning
 from nanovllm.features.grammar.base import GrammarPart
+from nanovllm.features.grammar.gbnf import quoted
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.grammar.schemas import lark_of_json, with_compiled_schemas
 from nanovllm.features.grammar.tags import lark_of
@@ -204,8 +205,8 @@ def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = 
             raise ValueError(f"it has {num_signs} signs of rules and brackets (: ( [ {{), and {MAX_SIGNS} are taken")
         return with_compiled_schemas(source)
     if params.choice is not None:
-        texts = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in params.choice)
-        return f"start: CHOICE\nCHOICE: {' | '.join(texts)}"  # one lexeme: as rules, 2,000 are too many
+        lexeme = " | ".join(map(quoted, params.choice))  # one: as rules, 2,000 are too many
+        return f"start: CHOICE\nCHOICE: {lexeme}"
     options: dict[str, Any] = {"whitespace_flexible": not params.disable_any_whitespace}
     if params.structural_tag is not None:
         return lark_of(params.structural_tag, params.disable_additional_properties, options, token_ids)
@@ -215,4 +216,4 @@ def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = 
 
 @lru_cache(maxsize=64)
 def _as_lark(grammar: str) -> str:
-    return tried("convert", grammar).removeprefix("%llguidance {}")
+    return tried("convert", grammar)

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from nanovllm.features.grammar.gbnf import lark_of_gbnf
+from nanovllm.features.grammar.gbnf_terminals import lark_of_gbnf
 from nanovllm.features.grammar.oracle import Oracle
 from nanovllm.features.grammar.schema_rules import lark_of_schema
 

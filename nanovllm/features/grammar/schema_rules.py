@@ -24,6 +24,7 @@ from itertools import accumulate
 
 from llguidance import regex_to_lark
 
+from nanovllm.features.grammar.gbnf import quoted
 from nanovllm.features.grammar.oracle import Oracle
 from nanovllm.features.grammar.parts import Schema, changed
 from nanovllm.features.grammar.schema_values import Array, AsJson, Leaf, Object, Shape, Value, Values, Word
@@ -264,11 +265,6 @@ class Rules:
             if self._can_be(value) and self.oracle.has_text(f"start: KEY\nKEY: {key}"):
                 found.append(f"{self._rule('KEY', key)} {form.colon} v{value}")
         return found
-
-
-def quoted(text: str) -> str:
-    """A string in Lark's notation."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _regex(pattern: str) -> str:

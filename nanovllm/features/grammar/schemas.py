@@ -20,7 +20,10 @@ MAX_DEPTH = 1000  # llguidance follows references by recursion, and a full stack
 BLANKS = r"[ \t\r\n]{1,40}"
 
 # In Lark: where a schema begins, or what may hold the same signs: a comment, a string, a regular expression.
-SCHEMA_OR_OTHER = re.compile(r'(?P<schema>%json\s*(?={))|(?://|#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/')
+SCHEMA_OR_OTHER = re.compile(
+    r"""(?P<schema>%json\s*(?={)) | (?://|\#)[^\n]* | "[^"\\\n]*(?:\\.[^"\\\n]*)*" | /[^/\\]*(?:\\.[^/\\]*)*/""",
+    re.VERBOSE,
+)
 
 
 def checked_schema(given: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nanovllm.checks.values import shorten
+from nanovllm.features.grammar.gbnf import quoted
 from nanovllm.features.grammar.schemas import lark_of_json, nested
 
 TEXT = "TAGS_TEXT: /(.|\\n)*/"
@@ -87,7 +88,7 @@ class Rules:
 
     def _literal(self, text: str) -> str:
         parts = ((self.token_ids.get(part), part) for part in self._tokens.split(text) if part)
-        return " ".join(_quoted(part) if token_id is None else f"<[{token_id}]>" for token_id, part in parts)
+        return " ".join(quoted(part) if token_id is None else f"<[{token_id}]>" for token_id, part in parts)
 
     def _json(self, form: dict[str, Any], written: str) -> str:
         given = form.get("json_schema")
@@ -114,7 +115,7 @@ class Rules:
             text = f"TAGS_TEXT_{len(self.lines)}"
             others = [f"~/(?s:.*){in_regex(re.escape(head))}(?s:.*)/"] if head else []
             self._add(f"{text}: {' & '.join([*(f'/{in_regex(pattern)}/' for pattern in fits), *others])}")
-        begins = self._rule(f"{text} {_quoted(head)}", "[lazy]") if head else text
+        begins = self._rule(f"{text} {quoted(head)}", "[lazy]") if head else text
         return self._rule(f"{begins} {self._literal(end[len(head) :])}")
 
     def _tags(self, form: dict[str, Any], trigger: str | None = None) -> str:
@@ -142,10 +143,6 @@ class Rules:
         if form.get("stop_after_first"):
             return call if form.get("at_least_one") else f"{call} | TAGS_TEXT"
         return f"{call}{'+' if form.get('at_least_one') else '*'} TAGS_TEXT"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def in_regex(pattern: str) -> str:
