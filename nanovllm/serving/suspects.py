@@ -1,8 +1,9 @@
 """Suspects: a step has failed, and one of its requests may be why. It is found, and the others are answered.
 
 After a failed step every sequence waits, with the tokens from before it (LLMEngine.restart). The step's requests are
-divided into two groups, and each group runs alone until all its sequences have got a token. If a step of a group fails,
-the group is divided again; a request that fails alone is the culprit. With one culprit among n requests about log2(n)
+divided into two groups, and each group runs alone until all its sequences have got two tokens: one with their prompts,
+which are computed anew, and one as any later token. If a step of a group fails, the group is divided again; a request
+that fails alone is the culprit. With one culprit among n requests about log2(n)
 more steps fail, and each request computes its prompt as often.
 """
 
@@ -46,6 +47,6 @@ class Suspects:
         return group
 
     def has_passed(self) -> bool:
-        """Has each sequence of the group on trial got a token, or ended?"""
+        """Has each sequence of the group on trial got two tokens, or ended?"""
         going_on = [sample.seq for request in self.groups[0] for sample in request.samples if not sample.finished]
-        return all(len(seq.tokens) > self._num_tokens[seq.seq_id] for seq in going_on)
+        return all(len(seq.tokens) >= self._num_tokens[seq.seq_id] + 2 for seq in going_on)
