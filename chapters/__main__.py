@@ -16,7 +16,7 @@ from rich.table import Table
 from chapters import lab_notebook, quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
 from chapters.nano_engine.steps import STEPS, passed_steps
-from chapters.plain_text import described, unfolded
+from chapters.plain_text import described, spelled, unfolded
 from chapters.reading import minutes_of, only_short, shown
 from chapters.report import record, report
 from chapters.story import Story, busy
@@ -160,7 +160,7 @@ def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progr
     text = path.read_text("utf-8")
     if args.short:
         text = only_short(text)
-    page = Markdown(described(unfolded(text), path))
+    page = Markdown(described(spelled(unfolded(text)), path))
     if console.is_terminal:
         os.environ.setdefault("LESS", "-R")  # or less, the usual pager, shows the codes of colors
         with console.pager(styles=True):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from chapters.course import TITLES
-from chapters.plain_text import FOLD, unfolded
+from chapters.plain_text import FOLD, spelled, unfolded
 from chapters.site.sources import first_line, node_of
 from nanovllm import LLM
 from tests.course.course_text import CHAPTERS, FENCE, ROOT, assert_quoted, blocks, for_each_chapter, source_of, text_of
@@ -168,3 +168,15 @@ def test_one_request_leads_to_every_chapter():
     for chapter in CHAPTERS:
         assert f"\n[{chapter.number}]: {chapter.folder.name}/README.md\n" in text
         assert text.count(f"[{chapter.number}]") > 1, f"no stop belongs to chapter {chapter.number}"
+
+
+@for_each_chapter
+def test_a_terminal_shows_no_latex(chapter):
+    without_code = re.sub(r"```.*?```", "", spelled(text_of(chapter)), flags=re.DOTALL)
+    assert "$" not in re.sub(r"`[^`]*`", "", without_code)
+    assert not re.search(r"\\(frac|text|cdot|sqrt|left|,)|[_^]{", without_code)
+
+
+def test_formulas_as_one_types_them():
+    said = spelled(r"For $a^{k+1}$ ($5 or $6), `$a$`: $$\frac{1 - \text{cost} \, x^{2}}{\rho} \cdot \sqrt{12}$$")
+    assert said == "For `a^(k+1)` ($5 or $6), `$a$`: `(1 - cost x^2) / ρ · √12`"
