@@ -284,10 +284,12 @@ def use_embed(function: Embed) -> AbstractContextManager[None]:
     return replaced(ParallelDecoder, "embed", function)
 
 
-def compare_embed(function: Embed, size: int, num_words: int, input_ids: list[int]) -> None:
+def compare_embed(
+    function: Embed, size: int, num_words: int, input_ids: list[int], dtype: torch.dtype = torch.float32
+) -> None:
     """The table's row w is [w + 1, 100 (w + 1)]; each rank holds num_words of them."""
     config = shard_config(small_checkpoint()[1], 2)
-    table = torch.arange(1.0, size * num_words + 1)[:, None] * torch.tensor([1.0, 100.0])
+    table = (torch.arange(1.0, size * num_words + 1)[:, None] * torch.tensor([1.0, 100.0])).to(dtype)
     expected = table[input_ids]
 
     def work(group: ThreadGroup) -> Tensor:
@@ -304,7 +306,7 @@ def compare_embed(function: Embed, size: int, num_words: int, input_ids: list[in
         except IndexError as error:
             hint = f"rank {group.rank} holds {num_words} rows and was asked for one that it does not have ({error})"
             raise Wrong(f"{hint}; words of other ranks need a row that exists, and zeros afterwards") from error
-        expect_form(expected, got, "the shape of what you return")
+        expect_form(expected, got, "the shape and the dtype of what you return")
         return got
 
     groups = make_groups(size)
@@ -513,6 +515,7 @@ EMBED_CHECKS = cases(
         "Two ranks, words from the middle of their shares": [(2, 5, [6, 3, 3, 8])],
         "The first and the last word of each rank": [(3, 4, [0, 3, 4, 7, 8, 11])],
         "A step whose words are all on one rank": [(3, 4, [5])],
+        "A table in bf16": [(2, 3, [5, 0], torch.bfloat16)],
     },
 )
 ROWS = "embed_tokens.weight lm_head.weight gate_proj.weight up_proj.weight q_proj.weight"

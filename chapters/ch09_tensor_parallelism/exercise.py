@@ -45,8 +45,8 @@ def embed(decoder: ParallelDecoder, input_ids: Tensor) -> Tensor:
     the embedding table, n = decoder.config.vocab_size of them: rank 0 has the words 0 to n - 1, rank 1 the words n to
     2n - 1, and so on.
 
-    Return [T, hidden_size], the same on every rank: row t is the embedding of input_ids[t], whichever rank
-    holds it. You need these from the group:
+    Return [T, hidden_size] in the table's dtype, the same on every rank: row t is the embedding of input_ids[t],
+    whichever rank holds it. You need these from the group:
 
         decoder.group.rank, decoder.group.size
         decoder.group.all_reduce(x) -> x     adds up x over all ranks, in place

@@ -60,7 +60,9 @@ def running(num_prompt: int = 6, num_generated: int = 5, **params: Any) -> Seque
     seq = Sequence(list(range(40, 40 + num_prompt)), SamplingParams(**params), **salt_and_adapter)
     for token_id in range(num_generated):
         seq.append(70 + token_id)
-    seq.seed, seq.sample_index, seq.status = 987654321, 2, SequenceStatus.DECODE
+    if seq.sampling_params.seed is None:
+        seq.seed = 987654321  # as the engine chooses one
+    seq.sample_index, seq.status = 2, SequenceStatus.DECODE
     seq.num_computed_tokens, seq.num_cached_tokens = len(seq.tokens) - 1, 4
     seq.block_table, seq.num_registered_blocks = [5, 1, 8], 2
     return seq

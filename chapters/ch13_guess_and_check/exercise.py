@@ -55,9 +55,10 @@ def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[i
 
     Then put the counts right. So far seq.num_computed_tokens counts the known tokens only. K and V have been written
     for the known tokens and for all draft tokens; they are right for the known and for the accepted ones. So
-    num_computed_tokens must become the number of leading tokens in seq.tokens whose K and V are right, and blocks that
-    are full of these must be registered: scheduler.block_manager.register_prefix(seq). (Without draft tokens nothing
-    changes here.)
+    num_computed_tokens must become the number of tokens in seq.tokens, without the last one, whose K and V are right,
+    and blocks that are full of these must be registered: scheduler.block_manager.register_prefix(seq). (Where the
+    sequence ends with an accepted draft token, K and V of the last token are right, too; nobody counts it, since
+    nothing follows. Without draft tokens nothing changes here.)
 
     seq.status is DECODE from here on. If the sequence ends, call scheduler.finish(seq, reason, stop_reason) after
     everything else: it gives the blocks back.
@@ -101,7 +102,8 @@ def resume(seq: Sequence) -> Sequence:
         cache_salt, lora_id, mm_spans           what goes into the hashes of its blocks, besides tokens
         seed, sample_index                      from these and the position in the output the sampler makes a number. If
                                                 sampling_params.seed is None, the engine has chosen `seed`
-        status, block_table                     it is WAITING from now on; its blocks are no longer its own
+        status                                  it is WAITING from now on
+        block_table, num_registered_blocks      its blocks are no longer its own
         num_computed_tokens, num_cached_tokens  they count K and V that are no longer there
 
     Sequence(prompt_token_ids, sampling_params, cache_salt=..., lora_id=..., mm_spans=...) makes a new one, which waits.

@@ -16,6 +16,7 @@ from nanovllm.features.experts.layer import Experts
 from nanovllm.features.experts.rows import kernels_for
 from nanovllm.worker.layers import ForwardContext
 
+NOBODY = -1  # in a place of a row that meets fewer experts than others
 MeetExperts = Callable[[Tensor, Tensor, Tensor, list[Callable[[Tensor], Tensor]]], Tensor]
 
 
@@ -45,6 +46,8 @@ def slowly(hidden: Tensor, weights: Tensor, chosen: Tensor, function: Callable[[
     out = torch.zeros(hidden.shape)
     for t in range(len(hidden)):
         for weight, e in zip(weights[t].tolist(), chosen[t].tolist(), strict=True):
+            if e == NOBODY:
+                continue
             out[t] += weight * function(e, hidden[t : t + 1])[0].float()
     return out
 
@@ -101,6 +104,15 @@ def check_grouped(function: MeetExperts, bench: Bench) -> None:
             expect(wanted, len(found[0]), f"expert {e} was chosen by {wanted} rows; how many does it get?")
 
 
+def check_few(function: MeetExperts, bench: Bench) -> None:
+    """A row may meet fewer experts than others, or none"""
+    weights, chosen = torch.tensor([[0.7, 0.3], [0.6, 0.0], [0.0, 0.0]]), torch.tensor([[2, 0], [1, -1], [-1, -1]])
+    hint = "-1 is no expert, not even the last one of the list"
+    calls = ask(function, ROWS[:3], weights, chosen, 3, hint)
+    for e, found in enumerate(calls.rows):
+        expect(1, sum(map(len, found)), f"rows that expert {e} of 3 gets, where chosen is {chosen.tolist()}: {hint}")
+
+
 def check_bfloat16(function: MeetExperts, bench: Bench) -> None:
     """In bf16 the sum is made in float32, and the result is bf16"""
     generator = torch.Generator().manual_seed(6)
@@ -109,6 +121,9 @@ def check_bfloat16(function: MeetExperts, bench: Bench) -> None:
     hint = "four experts make 1024, 2, -1024 and 2, a quarter each: bf16 has no 256.5, so sum up in float32"
     one, quarters, all_four = torch.ones(1, 4).bfloat16(), torch.full((1, 4), 0.25), torch.arange(4).view(1, 4)
     ask(function, one, quarters, all_four, 4, hint, lambda e, rows: rows * (1024, 2, -1024, 2)[e])
+    hint = "three experts make 256, 256, -1024 and count 0.7, 0.1, 0.2: bf16 has no such weights; multiply in float32"
+    tenths, all_three = torch.tensor([[0.7, 0.1, 0.2]]), torch.arange(3).view(1, 3)
+    ask(function, one, tenths, all_three, 3, hint, lambda e, rows: rows * (256, 256, -1024)[e])
 
 
 def check_random(function: MeetExperts, bench: Bench) -> None:
@@ -159,6 +174,7 @@ CHECKS = (
         },
     ),
     check_grouped,
+    check_few,
     check_bfloat16,
     check_random,
     check_generates,

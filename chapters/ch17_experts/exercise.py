@@ -44,7 +44,7 @@ def meet_experts(hidden: Tensor, weights: Tensor, chosen: Tensor, experts: list[
 
         hidden   [T, hidden_size]
         weights  [T, num_chosen]  float32: how much each expert of a row counts
-        chosen   [T, num_chosen]  the numbers of these experts
+        chosen   [T, num_chosen]  the numbers of these experts; -1, with weight 0, where a row meets fewer
         experts  experts[e](rows) is the output of expert e for rows [n, hidden_size]; n at least 1
 
     For each row, the result is the sum of its experts' outputs, each multiplied by its weight.

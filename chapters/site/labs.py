@@ -115,7 +115,8 @@ def exercises_section(chapter: Chapter) -> str:
 <section class="exercises" data-chapter="{chapter.number}" data-limit="{TIME_LIMIT_S}" aria-label="Exercises">
 {NEEDS_SERVER}
 <p>Write the functions, one after another. Check puts each of them into the engine in place of ours and tries it, from
-easy to hard, until something is wrong; then it says what it is.</p>
+easy to hard, until something is wrong; then it says what it is. Python has its standard library here, not numpy or
+torch.</p>
 {introduction}
 <div class="work">
 <ol class="tasks">{tasks}</ol>

@@ -156,6 +156,7 @@ function run(section) {
 
   async function check() {
     const source = editor.value, items = [...section.querySelectorAll(".tasks > li")];
+    const pressed = document.activeElement === $(".check"); // a disabled button loses the focus
     $(".check").disabled = true;
     $(".status").textContent = "Starting Python";
     outputs = [];
@@ -195,6 +196,7 @@ function run(section) {
     showPrinted();
     $(".stop").hidden = true;
     $(".check").disabled = false;
+    if (pressed && document.activeElement === document.body) $(".check").focus({ preventScroll: true });
   }
 
   // One task. Whatever happens to its Python, that is its result, and that of no other.

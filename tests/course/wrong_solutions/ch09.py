@@ -25,6 +25,8 @@ embed
         = elsewhere = (rows < 0) | (rows >= num_words)
         + if bool(elsewhere.all()):
         +     return decoder.embed_tokens.new_zeros(len(input_ids), decoder.embed_tokens.shape[1])
+    always_float32: the dtype of what you return
+        ~ decoder.embed_tokens)  # any row will do for other ranks' words => decoder.embed_tokens.float())
 read_share
     rows_of_everything: o_proj is row-parallel: a rank has the columns
         - num_columns = part.get_shape()[1] // size

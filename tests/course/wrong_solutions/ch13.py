@@ -15,6 +15,8 @@ guess
         ~ range(memory.get("num_tokens", 0), len(tokens)): => range(len(tokens)):
     ignores_failed_steps: forget what was noted
         ~ if len(tokens) < memory.get("num_tokens", 0): => if False:
+    keeps_what_is_gone: forget what was noted
+        ~ memory.clear() => memory["num_tokens"] = 0
 accept_tokens
     takes_all: the tokens appended
         - if row == len(chunk.draft_token_ids) or token_id != chunk.draft_token_ids[row]:
@@ -28,6 +30,12 @@ accept_tokens
     registers_nothing: blocks that are cached
         @ What a cache must not keep
         ~ scheduler.block_manager.register_prefix(seq) =>
+    registers_before_it_counts: goes by num_computed_tokens
+        @ What a cache must not keep
+        - seq.num_computed_tokens = len(seq.tokens) - 1  # all but the token sampled last
+        - scheduler.block_manager.register_prefix(seq)
+        + scheduler.block_manager.register_prefix(seq)
+        + seq.num_computed_tokens = len(seq.tokens) - 1
     never_finishes: the finish reason
         ~ scheduler.finish(seq, reason, stop_reason) => pass
     blocks_back_first: registered before the sequence gives them back

@@ -71,6 +71,17 @@ meet_experts
         +     out[row] += weights[row, place] * expert(hidden[row : row + 1])[0].float()
     changes_hidden: have been changed
         ~ torch.zeros(hidden.shape) => hidden.zero_()
+    weights_in_bf16: multiply in float32
+        ~ weights[rows, places, None] * => weights.to(hidden.dtype)[rows, places, None] *
+    products_in_bf16: multiply in float32
+        - out[rows] += weights[rows, places, None] * expert(hidden[rows]).float()
+        + out[rows] += (weights[rows, places, None].to(hidden.dtype) * expert(hidden[rows])).float()
+    minus_one_is_the_last: -1 is no expert
+        - for e, expert in enumerate(experts):
+        -     rows, places = (chosen == e).nonzero(as_tuple=True)
+        + for e in chosen.unique().tolist():
+        +     expert = experts[e]
+        +     rows, places = (chosen == e).nonzero(as_tuple=True)
     sums_in_bf16: so sum up in float32
         ~ torch.zeros(hidden.shape) => torch.zeros_like(hidden)
 """)
