@@ -136,7 +136,7 @@ class TwoMemories:
         return f"{name}, {len(request.prompt)} tokens: {' '.join(said)}"
 
     def grow(self) -> str:
-        """Every sequence gets one token more; those that reach their limit end."""
+        """Every sequence gets one more token; those that reach their limit end."""
         stalled = []
         for name in [*self.lengths]:
             self.lengths[name] += 1

@@ -99,10 +99,26 @@ class Comparison:
 
     def step(self) -> str:
         """One step of both schedulers."""
-        for stage in (self.ours, self.static):
-            if stage.has_unfinished():
-                stage.step()
-        return "" if self.ours.has_unfinished() else "All requests have ended. Press a to add some."
+        said = []
+        if self.ours.has_unfinished():
+            seated = list(self.ours.scheduler.running)
+            said += self._told(self.ours.step(), seated)
+        elif self.static.has_unfinished():
+            said.append("Only the static batches had work left.")
+        if self.static.has_unfinished():
+            self.static.step()
+        if not self.ours.has_unfinished() and not self.static.has_unfinished():
+            said.append("All requests have ended. Press a to add some.")
+        return " ".join(said)
+
+    def _told(self, step: Step, seated: list[Sequence]) -> list[str]:
+        """What a step of our scheduler did. seated: the sequences that were running before it."""
+        said = [f"Step {len(self.ours.steps)}: {step.num_tokens} tokens."]
+        admitted = [chunk.seq for chunk in step.chunks if chunk.seq not in seated]
+        for what, seqs in (("Admitted", admitted), ("Preempted", step.preempted), ("Ended", step.finished)):
+            if seqs:
+                said.append(f"{what}: {' '.join(self.ours.names[seq.seq_id] for seq in seqs)}.")
+        return said
 
     def add(self) -> str:
         """One more request to both."""

@@ -19,13 +19,13 @@ SCENES = [
     ),
     Scene(
         "Newcomers take the seats of those that have ended",
-        "/s2a5s17",
+        "/s2a5s24",
         "Five more requests arrive while others run. The scheduler seats them as soon as a seat is free. The static "
         "batches wait until the whole batch has ended, with seats idle meanwhile.",
     ),
     Scene(
         "The pool runs dry",
-        "/a2s3m4s3Ms8",
+        "/a2s3m4s3Ms15",
         "Blocks are taken away until a running request needs one and there is none. Then the youngest is preempted: "
         "its blocks are freed, it waits at the head of the queue, and starts again from what is still cached.",
     ),

@@ -497,7 +497,7 @@ def keeps_the_other_copy(take: Any, bench: Bench) -> None:
 
 
 def forgets_from_the_end(take: Any, bench: Bench) -> None:
-    """texts are forgotten block by block from the end, beginning with the one released longest ago"""
+    """texts are evicted block by block from the end, beginning with the one released longest ago"""
     manager = pool(6)
     texts = [list(range(12)), list(range(50, 62))]
     for tokens in texts:
@@ -550,6 +550,6 @@ TASKS = [
         *(*ALLOCATES, allocates_all_or_nothing, worked_example, *MORE, allocates_and_counts, *HYBRID),
     ),
     task("register_prefix", CALLS_SECTION, *REGISTERS, registers_on_collision, worked_example),
-    task("take_fresh", "What is forgotten first", *TAKES, worked_example),
+    task("take_fresh", "What is evicted first", *TAKES, worked_example),
     TIERS,
 ]

@@ -234,10 +234,10 @@ def tell_forgetting(story):
         _numbers = f"{_rate:.1%}", f"{_our_rate:.1%}", f"{_num:,}", f"{_our_num:,} ({_our_num / _num - 1:+.0%})"
         _table.add_row(str(_block_size), *_numbers)
     story.show(_table)
-    story.part("What is forgotten first")
+    story.part("What is evicted first")
     story.say(
         "The pool has 8 blocks. Requests A, C and F begin with the system prompt; B, D and E share nothing. Each ends "
-        "before the next one comes. What is forgotten is a block that is taken for a new request, with its words."
+        "before the next one comes. A block that is evicted is named with its words."
     )
     _world = Simulator(8)
     _said = []
@@ -251,7 +251,7 @@ def tell_forgetting(story):
         "D and E, two strangers in a row, push out the end of a prompt that others use as well: the queue knows when a "
         "block was released, and not how often it was wanted. Would a different order save more? A system prompt of 4 "
         "blocks with a question of 2 comes twenty times, to a pool of 24 blocks. Between two of these come strangers, "
-        "each with 6 blocks of its own. A column says which block is forgotten first (the first one is the engine's), "
+        "each with 6 blocks of its own. A column says which block is evicted first (the first one is the engine's), "
         "and how many blocks are then found, of 76:"
     )
     _table = Table("strangers between two", *POLICIES)
@@ -275,7 +275,7 @@ def tell_copies(story):
     story.show(draw_map(_world, 4))
     story.say(
         "The first block was found; the others were filled by both at the same time, so they exist twice, under one "
-        "hash. Either serves the next request, and either can be forgotten alone."
+        "hash. Either serves the next request, and either can be evicted alone."
     )
     return
 
@@ -334,7 +334,7 @@ def tell_traps(llm, story):
     _japan, _wuhan, _reader = _prompts.japan, _prompts.wuhan, _prompts.reader
     story.say(
         "The engine runs the same requests with one fault at a time, and without it. There are three prompts, each of "
-        "one block of its own, four blocks that are the same in all, and one token more:"
+        "one block of its own, four blocks that are the same in all, and one more token:"
     )
     _beginnings = "I come from Japan.", "I come from Wuhan.", "I like to read."
     story.show(Text("".join(f"  {beginning} ...\n" for beginning in _beginnings) + f"  ...{FAMILY} called"))

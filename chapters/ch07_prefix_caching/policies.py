@@ -44,7 +44,7 @@ def bursts(num_rounds: int, num_strangers: int) -> list[Sequence]:
 
 
 def num_hits(policy: str, seqs: list[Sequence], num_blocks: int) -> int:
-    """Blocks found when the requests come one after another and blocks are forgotten in this order."""
+    """Blocks found when the requests come one after another and blocks are evicted in this order."""
     with replaced(block_manager, "FreeBlockQueue", FreeBlockQueue if policy == POLICIES[0] else ByRank):
         manager = BlockManager(num_blocks, BLOCK_SIZE)
     uses: dict[bytes, list[int]] = {}  # hash -> numbers of the requests that ask for it

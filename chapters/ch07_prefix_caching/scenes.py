@@ -4,6 +4,8 @@ from chapters.player import Scene
 
 JAPAN, READER, BOTH = "I come from Japan", "I like to read", "my family lives in that country too"
 SEA = "look at this picture of the sea"
+TRAIN, BREAD = "0 a train left the valley at dawn with no one aboard", "1 bake the bread until its crust sounds hollow"
+LAMPS = "2 seven lamps hung over the bridge and none was lit"
 KEEPER = "you keep a small lighthouse answer in short clear words"
 SCENES = [
     Scene(
@@ -20,7 +22,9 @@ SCENES = [
     ),
     Scene(
         "What is evicted first",
-        "m2/new3newnew3nenewne",
+        f"m2/t({KEEPER} and stay polite who lights the lamp at night)et({TRAIN})e"
+        f"t({KEEPER} and stay polite how far does the light reach)et({BREAD})et({LAMPS})e"
+        f"t({KEEPER} and stay polite who lights the lamp in winter when it snows)e",
         "A pool of 8 blocks. Requests with the system prompt and strangers take turns, and each ends before the next "
         "one comes. Cached blocks are evicted when they reach the head of the queue.",
     ),
@@ -67,7 +71,7 @@ SCENES = [
     ),
     Scene(
         "Trap 5: hashes stay",
-        f"m2f5/t({JAPAN} {BOTH})ew3nenenet({JAPAN} {BOTH})",
+        f"m2f5w3/t({JAPAN} {BOTH})enenenet({JAPAN} {BOTH})",
         "A block that is taken for new content keeps its entry in the hash map. The first text comes again, and finds "
         "the K/V of another one.",
     ),

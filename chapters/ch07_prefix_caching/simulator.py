@@ -201,8 +201,7 @@ class Simulator:
         yield "B ends: 6, 5, 1, 0. All ten are in the queue, and five of them can still be found."
         self.typed(c)
         yield (
-            "C: 29 tokens, 12 as in A. 0, 1, 2 are found and leave the queue first; 7 8 9 4 3 are taken. "
-            "3 is forgotten."
+            "C: 29 tokens, 12 as in A. 0, 1, 2 are found and leave the queue first; 7 8 9 4 3 are taken. 3 is evicted."
         )
         self._start(10)
         self.typed(a)
@@ -213,7 +212,7 @@ class Simulator:
         self.end_oldest()
         yield "The same in the engine's order, until B has ended: 4 and 6 are uncached and went to the queue's head."
         self.typed(c)
-        yield "C again: 6 4 7 8 9 are taken. None of them is cached, so nothing is forgotten."
+        yield "C again: 6 4 7 8 9 are taken. None of them is cached, so nothing is evicted."
 
     # -- what the actions and the faces ask -----------------------------------------------------------------------
 
@@ -257,8 +256,10 @@ class Simulator:
         if not self.manager.allocate_with_prefix(seq):
             self.num_refused += 1
             wanted = self.manager.num_blocks_for(len(seq.tokens))
-            free = f"those that nobody holds must be free, and {len(self.manager.free_blocks)} are"
-            return f"Refused: it needs {wanted} blocks; {free}. End a request (e)."
+            return (
+                f"Refused: it needs {wanted} blocks. Those that it does not share with a running request must be free, "
+                f"and only {len(self.manager.free_blocks)} are. End a request (e)."
+            )
         self.names[seq.seq_id] = name
         num_hits, num_computed = seq.num_registered_blocks, len(seq.tokens) - seq.num_cached_tokens
         self.requests.append(Request(name, seq, num_hits, num_computed))
@@ -311,8 +312,8 @@ class Simulator:
             self.evicted.append(f"block {event.block_id} ({self.text(self.written[event.block_id][-BLOCK_SIZE:])})")
 
     def _aftermath(self) -> str:
-        """What was forgotten, and who reads K/V of another text now."""
-        said = f"; forgotten: {', '.join(self.evicted)}" if self.evicted else ""
+        """What was evicted, and who reads K/V of another text now."""
+        said = f"; evicted: {', '.join(self.evicted)}" if self.evicted else ""
         wrong = []
         for request in self.running:
             for index, block_id in enumerate(request.seq.block_table):

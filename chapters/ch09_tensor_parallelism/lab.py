@@ -191,6 +191,7 @@ def tell_messages(story, world):
         _answers.append(_ask(*message, late=late))
         return _answers[-1]
 
+    world.several.reset_prefix_cache()  # this cell may have run before
     add(world.several, PROMPT, 1)
     with replaced(world.ranks, "_ask", _overhear):
         world.several.engine.step()
@@ -313,19 +314,22 @@ def tell_time(story, world):
 @app.cell(expand_output=True)
 def tell_loss(story, world):
     story.part("A rank is lost")
-    add(world.several, PROMPT, NUM_TOKENS)
-    world.several.engine.step()
+    _llm = world.load_several()  # its own, so that the other cells can run again
+    _engine = _llm.engine
+    _processes = _engine.model_runner._processes
+    add(_llm, PROMPT, NUM_TOKENS)
+    _engine.step()
     story.say("A request has made its first step. Then rank 1 is killed, and the engine makes the next one:")
-    world.ranks._processes[1].kill()
+    _processes[1].kill()
     _lines = []
     for _ in range(2):
         try:
-            world.several.engine.step()
+            _engine.step()
         except RuntimeError as _error:
             _lines.append(f"step() raises RuntimeError: {_error}")
-    _num_alive = sum(process.poll() is None for process in world.ranks._processes)
-    world.several.engine.scheduler.check_integrity()  # would raise
-    [_seq] = world.several.engine.scheduler.waiting
+    _num_alive = sum(process.poll() is None for process in _processes)
+    _engine.scheduler.check_integrity()  # would raise
+    [_seq] = _engine.scheduler.waiting
     story.log(
         *_lines,
         f"ranks that still run: {_num_alive}",

@@ -59,8 +59,12 @@ class World:
             raise ValueError(f"{story.model} cannot be split: its sizes have no common divisor")
         self.size = 3 if 3 in sizes else sizes[0]
         self.local = shard_config(self.config, self.size)
-        self.several = story.load(tensor_parallel_size=self.size, **OPTIONS)
+        self._story = story
+        self.several = self.load_several()
         self.alone = story.load(**OPTIONS)
+
+    def load_several(self) -> LLM:
+        return self._story.load(tensor_parallel_size=self.size, **OPTIONS)
 
     @property
     def ranks(self) -> Any:
@@ -76,6 +80,7 @@ def add(llm: LLM, prompt: str, num_tokens: int) -> str:
 def run(llm: LLM, prompts: list[str]) -> tuple[list[Step], dict[str, list[int]]]:
     """Generate, step by step: what each step was, and the tokens of each prompt."""
     engine, steps, tokens = llm.engine, list[Step](), dict[str, list[int]]()
+    llm.reset_prefix_cache()  # of what ran before
     for prompt in prompts:
         add(llm, prompt, NUM_TOKENS)
     while engine.has_unfinished_requests():

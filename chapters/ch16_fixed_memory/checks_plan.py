@@ -95,7 +95,7 @@ def taken_by_the_first(prompts: list[list[int]], plan: Plan) -> Plan:
 
 def ask_form(function: PlanSnapshots, texts: str, room: int) -> Plan:
     told = (
-        f"prompts {texts} (a letter is a block of {SMALL_BLOCK} tokens, and one token more follows; none after a dot)"
+        f"prompts {texts} (a letter is a block of {SMALL_BLOCK} tokens, and one more token follows; none after a dot)"
     )
     return checked(function, job(texts), SMALL_BLOCK, room, f"{told}, room for {room}")
 

@@ -27,14 +27,15 @@ SCENES = [
     ),
     Scene(
         "People move",
-        "w4/c12",
-        "Four people make twelve moves, written by adding up. The room that somebody has left is never taken off. If "
+        "w3/c9",
+        "Three people make nine moves, written by adding up. The room that somebody has left is never taken off. If "
         "you ask for anybody, you get a mixture of all their rooms so far.",
     ),
     Scene(
         "People move, and lines are corrected",
         "w4d/c12",
-        "The same moves by the delta rule: what a name already gives is taken off before its new room is added.",
+        "Four people make twelve moves, written by the delta rule: what a name already gives is taken off before its "
+        "new room is added.",
     ),
     Scene(
         "600 tokens are shared",
@@ -57,7 +58,8 @@ SCENES = [
         "Shared lengths vary",
         "o3/t(4896)nnnnn",
         "Prompts share 4,900 to 5,200 tokens of 6,000. One snapshot just before token 4,900 serves all of them. You "
-        "can place it only because you know the lengths; the policy does not, but does better after a few requests.",
+        "can place it only because you know the lengths; the policy does not, but does better after a few requests. "
+        "The panel counts more snapshots than yours: each request leaves one at its end, where a chat would go on.",
     ),
 ]
 new_world = World

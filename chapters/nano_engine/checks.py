@@ -234,7 +234,7 @@ def counts_hits_once(engine: Any, bench: Bench) -> None:
 
 
 def forgets_what_it_takes(engine: Any, bench: Bench) -> None:
-    """a block that is taken can be found no more, and its copy can"""
+    """a block that is taken can no longer be found, and its copy can"""
     manager = engine.BlockManager(3, 4)
     manager.free(admit(engine, manager, range(8)))
     admit(engine, manager, range(50, 59))

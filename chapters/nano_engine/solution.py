@@ -72,7 +72,7 @@ class Sequence:
         return block_id * self.block_size + position % self.block_size
 
     def has_ended(self, eos_token_ids: Iterable[int]) -> bool:
-        """Has it all its tokens? max_tokens of them were generated; or the last one that was is an EOS token.
+        """True if max_tokens tokens were generated, or if the last generated one is an EOS token.
 
         With params.ignore_eos, an EOS token is a token like any other.
         """
@@ -138,8 +138,8 @@ class BlockManager:
         """Give a sequence without blocks what all its tokens need. False, and nothing has changed, if that is too much.
 
         First come the cached blocks that it can begin with, then fresh ones from the head of free_blocks. A block that
-        somebody uses is not in free_blocks. What a fresh block held before can be found no more. Sets seq.block_table,
-        the blocks' ref_count, and seq.num_computed, the number of tokens that were found.
+        somebody uses is not in free_blocks. What a fresh block held before can no longer be found. Sets
+        seq.block_table, the blocks' ref_count, and seq.num_computed, the number of tokens that were found.
         """
         hits = self.find_prefix(seq)
         num_fresh = seq.num_blocks - len(hits)
@@ -155,7 +155,7 @@ class BlockManager:
         return True
 
     def take_fresh(self, seq: Sequence, num_blocks: int) -> None:
-        """Move blocks from the head of the queue to the sequence's table. What they held can be found no more."""
+        """Move blocks from the head of the queue to the sequence's table. What they held can no longer be found."""
         for _ in range(num_blocks):
             block_id, block = self.free_blocks.popitem(last=False)
             if block.block_hash is not None:
@@ -178,8 +178,8 @@ class BlockManager:
     def register(self, seq: Sequence) -> None:
         """Make the full blocks of its first num_computed tokens findable.
 
-        Where another block has the same content already, that one stays the one to be found. If it has been taken for
-        something else since, a block that was not found before is made findable now.
+        Where another block with the same content can be found already, it stays the one that is found. If that block
+        has since been taken for other content, this call makes the sequence's own block findable.
         """
         for index, block_hash in enumerate(self.hashes(seq, seq.num_computed // self.block_size)):
             block = self.blocks[seq.block_table[index]]
@@ -190,7 +190,7 @@ class BlockManager:
     def free(self, seq: Sequence) -> None:
         """Take its blocks back; they stay cached. The sequence has no blocks then, and nothing computed.
 
-        What nobody else uses goes to the tail of free_blocks, last block first: a text is forgotten from its end. (The
+        What nobody else uses goes to the tail of free_blocks, last block first: a text is evicted from its end. (The
         course's engine puts blocks without a hash at the head. Here all of them go to the tail.)
         """
         for block_id in reversed(seq.block_table):
@@ -299,7 +299,7 @@ class Scheduler:
     def update(self, chunks: list[Chunk], token_ids: list[int]) -> list[Sequence]:
         """Append the sampled tokens, one for each chunk that reaches its end. Returns the sequences that have ended.
 
-        Those give back their blocks and run no more.
+        Those give back their blocks and are no longer running.
         """
         finished: list[Sequence] = []
         sampled = [chunk.seq for chunk in chunks if chunk.reaches_end]
@@ -322,7 +322,7 @@ class Batch:
     input_ids, positions    [T]
     slot_mapping            [T]        where K and V of each token go
     cu_seqlens_q            [B + 1]    sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]
-    seqlens_k               [B]        where the chunk ends: so many keys the last of these rows sees, its own included
+    seqlens_k               [B]        where the chunk ends: the number of keys that its last row sees, its own included
     block_tables            [B, most blocks]    padded with 0
     logits_rows             [R]        the last row of each chunk that reaches its end
     """
@@ -455,7 +455,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [T, hidden_size], as all that a layer gets and gives."""
+        """x: [T, hidden_size]. So is the result, as with every layer."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         return self.down_proj(F.silu(gate) * up)
 

@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -95,8 +97,16 @@ def test_all_that_is_told_is_seen(browser, address, scheme):
         assert tab.get_by_text("Traceback").count() == 0
 
 
-def test_a_cell_can_be_changed(browser, tmp_path):
-    copy = shutil.copyfile(find_chapter(4).folder / "lab.py", tmp_path / "lab.py")
+@pytest.fixture
+def folder_that_lasts():
+    """marimo saves nothing by itself below /tmp, where pytest's folders are."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_cell_can_be_changed(browser, folder_that_lasts):
+    """And lab.py keeps the change (playing.HOW_TO_CHANGE)."""
+    copy = shutil.copyfile(find_chapter(4).folder / "lab.py", folder_that_lasts / "lab.py")
     with opened("-c", OPEN_A_COPY.format(str(copy))) as address, tab_at(browser, address) as tab:
         tab.get_by_role("heading", name="Nobody writes into a shared block").wait_for()
         cell = tab.locator(".marimo-cell", has_text='story.part("The same requests, the same memory")')
@@ -105,6 +115,7 @@ def test_a_cell_can_be_changed(browser, tmp_path):
         tab.keyboard.type('\nstory.say("My own words")')
         tab.keyboard.press("Control+Enter")
         cell.locator(".output-area", has_text="My own words").wait_for()
+        wait_for(lambda: "My own words" in copy.read_text("utf-8"))
 
 
 def test_parts_that_wait_say_so(browser):

@@ -33,6 +33,23 @@ def test_lab(chapter, request, capsys, monkeypatch):
     assert_told(chapter, request, capsys, monkeypatch)
 
 
+RUN_AGAIN = [4, 5, *(by_night(number) for number in (1, 2, 3, 9))]
+
+
+@pytest.mark.parametrize("number", RUN_AGAIN)
+def test_cells_run_again(number, any_model, monkeypatch, capsys):
+    """Changing a number runs its cell again, and what needs it: no cell ends or removes what the others share."""
+    once = lab_notebook.cells
+
+    def twice(path):
+        return [*once(path), *(cell for cell in once(path) if re.match("tell_|show_", cell[0]))]
+
+    monkeypatch.setattr(lab_notebook, "cells", twice)
+    lab_notebook.run(find_chapter(number).folder / "lab.py", Story(str(any_model)), {"PATIENCE_S": 0, "MAX_ROUNDS": 1})
+    parts = [line for line in capsys.readouterr().out.splitlines() if re.match(r"\d+\. ", line)]
+    assert len(parts) >= 2
+
+
 @for_each_chapter
 def test_a_text_quotes_what_was_recorded(chapter):
     assert_recorded(chapter)
@@ -128,6 +145,21 @@ def test_the_notebook_has_the_scenes_that_a_text_names(number, monkeypatch):
     assert played.controls["scenes"].selected_key == seen[1]
     named = re.findall(r"\*In the lab: ([^*]+)\.\*", text_of(chapter))
     assert named and set(named) <= set(seen)
+
+
+def test_a_step_of_two_schedulers_says_what_it_did():
+    """And that all requests have ended only where those of the static batches have, too."""
+    page = find_chapter(5).module("page")
+    said = []
+    for scene in page.SCENES:
+        player = Player(page, scene.link)
+        while player.ahead:
+            player.forward()
+            ended = not player.world.ours.has_unfinished() and not player.world.static.has_unfinished()
+            assert ("All requests have ended" in player.said) == (ended and player.done[-1].key == "s")
+            said.append(player.said)
+    assert said[0] == "Step 1: 16 tokens. Admitted: A B C."
+    assert all(any(what in each for each in said) for what in ("Preempted: ", "Ended: ", "Only the static batches"))
 
 
 WRONG_KV = "tokens hashed without their parent", "hits left in the free queue", "hashes stay"

@@ -8,6 +8,7 @@ import pytest
 
 from chapters import pictures
 from chapters.course import ROOT, find_chapter
+from chapters.recording import quoted_sheet
 from nanovllm import SamplingParams
 from tests.course.course_text import CHAPTERS
 
@@ -30,6 +31,16 @@ def test_a_file_is_what_the_script_draws(path):
     assert words[0] == words[1], changed
     numbers = [[float(number) for number in NUMBER.findall(text)] for text in without_ids]
     assert numbers[0] == pytest.approx(numbers[1], abs=0.11), changed
+
+
+def test_table_and_picture_have_the_same_tokens_a_second():
+    chapter = find_chapter(13)
+    sheet = quoted_sheet(chapter.folder, "a", "takes")
+    said = {frame.setting: frame.text for frame in chapter.module("pictures").draft_tokens().frames}
+    for number, (a, takes) in enumerate(zip(sheet.column("a"), sheet.column("takes"), strict=True)):
+        if (column := f"k = {takes:.0f}") in sheet.columns:
+            rate = sheet.column(column)[number]
+            assert f"takes {takes:.0f}, for {rate:.0f} tokens" in said[f"{100 * a:.0f}%"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=place)

@@ -221,6 +221,8 @@ def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
     player.back()
     phone.click(".back")
     assert_shows(phone, player)
+    phone.evaluate("location.hash = ''")  # as the browser's Back does where the lab was opened without a link
+    assert_shows(phone, Player(page))
     assert_accessible(phone)
     phone.emulate_media(color_scheme="dark")
     assert_accessible(phone, runOnly=["color-contrast"])
@@ -372,6 +374,7 @@ def check(tab, source: str) -> list[str]:
     tab.fill("textarea", source)
     tab.click(".check")
     tab.wait_for_selector(".check:enabled")
+    assert tab.evaluate("document.activeElement.textContent") == "Check", "Enter, and the next key is for it again"
     return tab.eval_on_selector_all(".tasks > li", "items => items.map(item => item.dataset.status)")
 
 

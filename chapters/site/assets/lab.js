@@ -40,7 +40,7 @@ function run(section) {
   });
   window.addEventListener("hashchange", () => {
     if (!running) noticeLink();
-    else if (linked() && linked() !== shown) openLink();
+    else if ((linked() || !location.hash) && linked() !== shown) openLink(); // without a hash: back to the beginning
   });
   document.addEventListener("keydown", press);
 
