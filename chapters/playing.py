@@ -34,8 +34,8 @@ HOW_TO_WAIT = (
 )
 HOW_TO_CHANGE = (
     "Each part is a cell: what it tells, and below that its code. Change a number and run the cell again (Ctrl+Enter). "
-    "lab.py keeps your changes (in a folder below /tmp, marimo saves nothing by itself: press Ctrl+S there); "
-    "`git checkout` brings back what was there."
+    "lab.py keeps your changes, but not in a folder below /tmp, where marimo saves nothing by itself; `git checkout` "
+    "brings back what was there."
 )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nanovllm.checks.values import shorten
+from nanovllm.features.grammar.lark import quoted
 
 NAME = "[A-Za-z0-9_-]+"
 SIGN = re.compile(
@@ -165,11 +166,6 @@ def _character(written: str, line: int) -> str:
     if len(written) == 2 or code > 0x10FFFF or 0xD800 <= code < 0xE000:
         raise ValueError(f"line {line}: {written} is no character")
     return chr(code)
-
-
-def quoted(text: str) -> str:
-    """As a string in Lark's notation."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def is_character(what: str) -> bool:

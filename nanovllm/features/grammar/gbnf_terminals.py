@@ -14,7 +14,8 @@ from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 
-from nanovllm.features.grammar.gbnf import EMPTY, START, Item, Rules, is_character, quoted, read_gbnf
+from nanovllm.features.grammar.gbnf import EMPTY, START, Item, Rules, is_character, read_gbnf
+from nanovllm.features.grammar.lark import NO_FORCING, quoted
 from nanovllm.features.grammar.oracle import Oracle
 
 MAX_ASKED = 1_000_000  # characters of questions to llguidance: half a second. What is not asked becomes a terminal
@@ -25,7 +26,7 @@ def lark_of_gbnf(text: str, oracle: Oracle) -> str:
     grammar = _Grammar(read_gbnf(text))
     while greedy := grammar.greedy_parts(oracle):
         grammar.opened |= greedy
-    return grammar.lark()
+    return grammar.lark() + NO_FORCING * (grammar.asked > MAX_ASKED)
 
 
 class _Grammar:

@@ -18,20 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.features.grammar.after_reasoning import AfterReasoning
 from nanovllm.features.grammar.base import GrammarPart
-from nanovllm.features.grammar.gbnf import quoted
+from nanovllm.features.grammar.lark import NO_FORCING, quoted
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.grammar.schemas import lark_of_json, with_compiled_schemas
 from nanovllm.features.grammar.tags import lark_of
 from nanovllm.features.grammar.trial import LIMITS, tried, try_to_compile
 from nanovllm.features.grammar.vocabulary import Vocabulary
+from nanovllm.files.token_bytes import WORD_BEGIN
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
     from nanovllm.request import Request
 
-# Bytes that have to come are not looked for: after a lexeme that takes all it can (/a+/ before "a") there is no end of
-# them. The last such line of a grammar decides.
-NO_FORCING = '\n%llguidance {"no_forcing": true}'
 MAX_SIGNS = 2000  # llguidance follows rules by recursion, and a full stack would end the process: half of what it holds
 # What a sequence may take of llguidance's time: this, and so much more for each mask, which takes 0.1 to 0.4 ms.
 FREE_S, MASK_S = 0.25, 0.002
@@ -83,9 +81,13 @@ class GrammarCompiler:
         except ImportError as missing:
             raise ValueError('structured outputs need llguidance:  pip install "nanovllm[structured]"') from missing
         try:
-            source = trial = _source(params) + NO_FORCING
+            source = trial = _source(params)
+            plain = source.replace("\\", "")
             if params.structural_tag is not None:
-                source = _source(params, self._special_texts) + NO_FORCING
+                source = _source(params, self._special_texts)
+            elif any(text in plain for text in (*self._special_texts, WORD_BEGIN)):
+                # llguidance would write a text that has to come in the fewest tokens: as the special one, as a space.
+                source = trial = source + NO_FORCING
             known, matcher = self._compiled
             if source != known or _first_error(matcher):  # copies share a lexer, and one that is exhausted stays so
                 try_to_compile(trial)  # by a tokenizer that has no special tokens

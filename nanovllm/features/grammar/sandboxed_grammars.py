@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from nanovllm.features.grammar.gbnf_terminals import lark_of_gbnf
+from nanovllm.features.grammar.lark import NO_FORCING
 from nanovllm.features.grammar.oracle import Oracle
 from nanovllm.features.grammar.schema_rules import lark_of_schema
 
@@ -20,7 +21,7 @@ def answer(kind: str, text: str, limits: dict[str, Any]) -> str:
     """
     oracle = Oracle(limits)
     if kind == "convert":
-        return text if IS_LARK.search(text) else lark_of_gbnf(text, oracle)
+        return text + NO_FORCING if IS_LARK.search(text) else lark_of_gbnf(text, oracle)
     if kind == "schema":
         schema, form, is_closed, guidance = json.loads(text)
         return lark_of_schema(schema, form, is_closed, guidance, oracle)

@@ -24,7 +24,7 @@ from itertools import accumulate
 
 from llguidance import regex_to_lark
 
-from nanovllm.features.grammar.gbnf import quoted
+from nanovllm.features.grammar.lark import quoted
 from nanovllm.features.grammar.oracle import Oracle
 from nanovllm.features.grammar.parts import Schema, changed
 from nanovllm.features.grammar.schema_values import Array, AsJson, Leaf, Object, Shape, Value, Values, Word

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from nanovllm.checks.values import shorten
+from nanovllm.features.grammar.lark import NO_FORCING, nested
 from nanovllm.features.grammar.parts import children, containers, pointed
 from nanovllm.features.grammar.trial import tried
 
@@ -56,17 +57,13 @@ def lark_of_json(given: Any, is_closed: bool = False, options: dict[str, Any] | 
     guidance = {"whitespace_flexible": True} | (options or {}) | own
     if guidance["whitespace_flexible"] and guidance.get("whitespace_pattern") is None:
         guidance["whitespace_pattern"] = BLANKS
-    return _compiled(json.dumps([schema, form, is_closed, guidance]))
+    # Blanks and separators of its own are terminals of its own.
+    return _compiled(json.dumps([schema, form, is_closed, guidance])) + NO_FORCING * bool(own)
 
 
 @lru_cache(maxsize=64)
 def _compiled(question: str) -> str:
     return tried("schema", question)
-
-
-def nested(lark: str) -> str:
-    """A grammar as a part of another."""
-    return f"%lark {{\n{lark}\n}}"
 
 
 def with_compiled_schemas(lark: str) -> str:

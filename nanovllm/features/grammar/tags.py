@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from nanovllm.checks.values import shorten
-from nanovllm.features.grammar.gbnf import quoted
-from nanovllm.features.grammar.schemas import lark_of_json, nested
+from nanovllm.features.grammar.lark import nested, quoted
+from nanovllm.features.grammar.schemas import lark_of_json
 
 TEXT = "TAGS_TEXT: /(.|\\n)*/"
 MAX_PARTS = 2000  # of a structural tag: each is a rule
