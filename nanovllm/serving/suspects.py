@@ -3,8 +3,8 @@
 After a failed step every sequence waits, with the tokens from before it (LLMEngine.restart). The step's requests are
 divided into two groups, and each group runs alone until all its sequences have got two tokens: one with their prompts,
 which are computed anew, and one as any later token. If a step of a group fails, the group is divided again; a request
-that fails alone is the culprit. With one culprit among n requests about log2(n)
-more steps fail, and each request computes its prompt as often.
+that fails alone is the culprit. With one culprit among n requests about log2(n) more steps fail, and each request
+computes its prompt as often.
 """
 
 from collections import Counter, deque

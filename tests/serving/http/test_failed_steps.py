@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.suspects import MAX_FAILED_STEPS
@@ -112,6 +113,24 @@ def test_a_poisoned_request(name, where, server, expected, monkeypatch):
             assert status == 200 and texts_of(raw) == expected(prompt)
         server.assert_at_rest()
     assert len(failures) <= 3 * 5
+
+
+def test_a_request_that_fails_in_its_later_steps(server, expected, monkeypatch):
+    """The step that computes its prompt anew passes, each time."""
+
+    runner, failures = server.engine.model_runner, list[SchedulerOutput]()
+    whole = runner.run
+
+    def run(output: SchedulerOutput) -> Any:
+        if any(chunk.seq.tokens[0] == POISON[0] and chunk.end - chunk.start == 1 for chunk in output.chunks):
+            failures.append(output)
+            raise ArithmeticError("planted")
+        return whole(output)
+
+    monkeypatch.setattr(runner, "run", run)
+    (status, raw), *others = ask_all(server, [body(POISON, max_tokens=100), *map(body, GOOD)])
+    assert status == 500 and b"planted" in raw and len(failures) <= 5
+    assert [texts_of(raw) for _, raw in others] == [expected(prompt) for prompt in GOOD]
 
 
 def test_a_stream_that_has_begun(server, expected, monkeypatch):
