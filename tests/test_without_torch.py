@@ -20,7 +20,7 @@ world = TwoMemories()
 world.admit()
 world.grow()
 world = Comparison()
-while not world.step():
+while "All requests have ended" not in world.step():
     pass
 compare_with_ours(Stage(8, max_model_len=20), Stage(8, max_model_len=20), seed=1)
 print(len(world.ours.ended))

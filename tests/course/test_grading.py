@@ -243,7 +243,8 @@ def test_num_computed_tokens_off_by_one(off):
         chunk.seq.num_computed_tokens += off if chunk.draft_token_ids else 0
 
     result = grade(task, one_off, BenchWithoutModel())
-    assert result.problem.startswith("num_computed_tokens is off by one: K and V are there for every token but the one")
+    assert "num_computed_tokens: K and V are right for every token but the one sampled last" in result.problem
+    assert result.problem.endswith(f"expected: 9\ngot:      {9 + off}")
 
 
 # -- submissions ------------------------------------------------------------------------------------------------------
