@@ -32,7 +32,8 @@ parser.add_argument(
     "--kv-cache-memory-bytes", type=positive, default=1 << 30, help="KV cache of each engine (default: 1 GiB)"
 )
 parser.add_argument("--max-model-len", type=positive)
-args = parser.parse_args()
+if __name__ == "__main__":  # --help needs no Ray
+    args = parser.parse_args()
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports that it is used
 with needs('-e ".[ray]"'):

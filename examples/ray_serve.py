@@ -50,7 +50,8 @@ parser.add_argument(
 )
 parser.add_argument("--max-model-len", type=positive)
 parser.add_argument("--rate", type=above_zero, default=0.75, help="the comparison's requests a second, for each engine")
-args = parser.parse_args()
+if __name__ == "__main__":  # --help needs no Ray
+    args = parser.parse_args()
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 with needs('-e ".[ray-serve]"'):

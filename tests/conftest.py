@@ -1,8 +1,13 @@
 """The rules by which a test is slow or for CI, and where fixtures are."""
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
+
+# Examples find each other as they do when they are run; packages come first: one is called agents, as an example is.
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 # Fixtures that make a test slow: real weights, engines in processes of their own, C kernels compiled anew.
 SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "processes", "empty_cache"}

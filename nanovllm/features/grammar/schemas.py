@@ -20,6 +20,7 @@ MAX_DEPTH = 1000  # llguidance follows references by recursion, and a full stack
 # At one place between two tokens. A model that has lost its way writes blanks as long as it may.
 BLANKS = r"[ \t\r\n]{1,40}"
 
+REPEATS = re.compile(r"[*+?{]")  # in a pattern, of blanks or of a separator
 # In Lark: where a schema begins, or what may hold the same signs: a comment, a string, a regular expression.
 SCHEMA_OR_OTHER = re.compile(
     r"""(?P<schema>%json\s*(?={)) | (?://|\#)[^\n]* | "[^"\\\n]*(?:\\.[^"\\\n]*)*" | /[^/\\]*(?:\\.[^/\\]*)*/""",
@@ -57,8 +58,8 @@ def lark_of_json(given: Any, is_closed: bool = False, options: dict[str, Any] | 
     guidance = {"whitespace_flexible": True} | (options or {}) | own
     if guidance["whitespace_flexible"] and guidance.get("whitespace_pattern") is None:
         guidance["whitespace_pattern"] = BLANKS
-    # Blanks and separators of its own are terminals of its own.
-    return _compiled(json.dumps([schema, form, is_closed, guidance])) + NO_FORCING * bool(own)
+    may_swallow = any(map(REPEATS.search, map(str, own.values())))
+    return _compiled(json.dumps([schema, form, is_closed, guidance])) + NO_FORCING * may_swallow
 
 
 @lru_cache(maxsize=64)
