@@ -31,9 +31,11 @@ from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.wings import make_block_manager
 from nanovllm.worker.batch import cdiv
 from nanovllm.worker.model_runner import ModelRunner, ModelRunnerOutput
+from nanovllm.worker.sampler import SamplingBatch
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
+    from nanovllm.features.logprobs.scores import Scores
 
 KV_SHARE = 1 / 16  # of the memory that the KV pool may take, for the draft model's, and as much for its states
 LARGEST_BLOCK_SIZE = 256  # of those that a platform chooses by itself: flash-attn's
@@ -134,10 +136,12 @@ class DraftRunner(ModelRunner):
         super().__init__(config, model_config)
         self.num_logits = num_logits
 
-    def _sample(self, logits: Tensor, *args: Any) -> ModelRunnerOutput:
+    def _sample(
+        self, logits: Tensor, sampling: SamplingBatch, prompt_scores: "list[Scores] | None" = None
+    ) -> ModelRunnerOutput:
         if num_missing := self.num_logits - logits.shape[1]:  # less than 0: there are more, which are cut off
             logits = functional.pad(logits, (0, num_missing), value=-torch.inf)
-        return super()._sample(logits, *args)
+        return super()._sample(logits, sampling, prompt_scores)
 
 
 class DraftModel:

@@ -160,8 +160,9 @@ class Chunks:
         """Those of the tokens that this piece of content is made of."""
         if self.shown.num_logprobs is None or "content" not in said.delta:
             return None
-        made = TokenEnds(self.shown.tokenizer, self.shown.params, output.prompt_token_ids)
-        ends = self._token_ends.setdefault(index, made)
+        if index not in self._token_ends:
+            self._token_ends[index] = TokenEnds(self.shown.tokenizer, self.shown.params, output.prompt_token_ids)
+        ends = self._token_ends[index]
         ends.grow(sample.token_ids, len(sample.text) if sample.finished() else None)
         return self.shown.logprobs_at(sample, ends.take(said.start, said.end))
 
