@@ -20,11 +20,11 @@ DTYPES = {
 }
 BITS = ("int8", "int4")  # to which the weights of any checkpoint may be rounded
 # A checkpoint's own method may be named, too (files/model_fields.py compares). vLLM's scripts may name a kernel for it.
-OWN = {name: name for name in ("fp8", "gptq", "awq", "compressed-tensors", "bitsandbytes", "gguf")}
-OWN |= {f"{name}_marlin": name for name in ("gptq", "awq")}
+CHECKPOINT_METHODS = {name: name for name in ("fp8", "gptq", "awq", "compressed-tensors", "bitsandbytes", "gguf")}
+CHECKPOINT_METHODS |= {f"{name}_marlin": name for name in ("gptq", "awq")}
 CHOICES = {  # option -> value that may be given -> value that the option has then
     "dtype": DTYPES,
-    "quantization": {name: name for name in BITS} | OWN,
+    "quantization": {name: name for name in BITS} | CHECKPOINT_METHODS,
     "tower_quantization": {"int8": "int8"},
     "kv_cache_dtype": {"auto": "auto", "int8": "int8", "int8_per_token_head": "int8"},
     "scheduling_policy": {name: name for name in ("fcfs", "priority")},
@@ -46,9 +46,10 @@ CONFIGS = {  # option -> module and class, imported when a value is given; what 
 }
 # options about images, checked in features/images/options.py
 MEDIA = ("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path", "allowed_media_domains")
-PLACES = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")
-PLACES |= {"prefix_cache_dir": "a directory, of its own"}
-PLACES |= {"revision": "a branch, tag or commit of the hub's", "generation_config": "'auto', 'vllm' or a directory"}
+PATH_OPTIONS = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")
+PATH_OPTIONS |= {"prefix_cache_dir": "a directory, of its own"}
+PATH_OPTIONS |= {"revision": "a branch, tag or commit of the hub's"}
+PATH_OPTIONS |= {"generation_config": "'auto', 'vllm' or a directory"}
 CACHES = ("kv_cache_memory_bytes", "state_cache_bytes", "prefix_cache_bytes", "cpu_cache_bytes")
 SIZES = ("max_model_len", "max_num_batched_tokens", *CACHES)  # may be given as text, such as "8k"
 OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "flash_attn", "cuda_graphs")
@@ -210,8 +211,8 @@ def _checked(f: Field, value: Any) -> Any:
         from nanovllm.features.logits_processors.classes import classes_of
 
         return classes_of(value)
-    if name in PLACES and (value is not None or name == "model"):
+    if name in PATH_OPTIONS and (value is not None or name == "model"):
         if not isinstance(value, str | os.PathLike) or not str(value):
-            raise ValueError(f"{name} must be {PLACES[name]}, found {shorten(value)}")
+            raise ValueError(f"{name} must be {PATH_OPTIONS[name]}, found {shorten(value)}")
         return str(value)
     return check_option(f, value)

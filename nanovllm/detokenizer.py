@@ -13,7 +13,7 @@ from nanovllm.files.token_bytes import TokenBytes, token_bytes
 from nanovllm.sampling_params import SamplingParams
 
 REPLACEMENT = "\ufffd"  # shown for bytes that are not a character
-MAX_HELD_TOKENS = 32  # bytes that are not a character after so many tokens will not become one
+MAX_HELD_TOKENS = 32  # bytes that are not a character after this many tokens will not become one
 NUM_BEFORE = 6  # tokens of the prompt on which those of an answer may depend
 
 
@@ -26,13 +26,13 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Any, params: SamplingParams = SamplingParams(), prompt_token_ids: Sequence[int] = ()
+        self, tokenizer: Any, params: SamplingParams | None = None, prompt_token_ids: Sequence[int] = ()
     ) -> None:
         self.tokenizer = tokenizer
-        self.params = params
+        self.params = params or SamplingParams()
         self._is_first = not token_bytes(tokenizer).has_text(prompt_token_ids)
         self._before = list(prompt_token_ids[-NUM_BEFORE:])
-        self._stop: tuple[str, ...] = tuple(params.stop)
+        self._stop: tuple[str, ...] = tuple(self.params.stop)
         self.restart([])
 
     def whole_text(self, token_ids: list[int]) -> str:

@@ -115,7 +115,7 @@ class LLMEngine:
         self._next_index = 0
         self._needs_restart = False  # a change has begun and is not complete
         self._profile: Any = None
-        self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # the work of the step in progress
+        self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # the step's work, which restart() takes back
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
@@ -341,9 +341,9 @@ class LLMEngine:
         self.scheduler.update(scheduled, result.sampled_token_ids)
         now = time.perf_counter()
         progressed = {}
-        # _in_flight: the chunks with their requests, which restart() needs as well.
-        results = zip(self._in_flight, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
-        for (chunk, request), logprobs, pooled, prompt_logprobs in results:
+        results = zip(scheduled.chunks, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
+        for chunk, logprobs, pooled, prompt_logprobs in results:
+            request = self.requests[chunk.seq.request_id]
             for position, token_logprobs in prompt_logprobs:
                 request.add_prompt_logprobs(position, token_logprobs)
             if chunk.reaches_end:
@@ -408,7 +408,7 @@ class LLMEngine:
 
     @change
     def recover(self) -> None:
-        """Rebuild what a failed change could not rebuild itself, as every change begins by doing: it does nothing else.
+        """Rebuild what a failed change could not rebuild itself. Every change begins with that; this one does no more.
 
         Raises RuntimeError within a change.
         """

@@ -5,12 +5,12 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
     print(output.outputs[0].text)
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nanovllm import wings
+from nanovllm.calls import Calls
 from nanovllm.checks.names import known_names
 from nanovllm.checks.values import make_all
 from nanovllm.config import EngineConfig
@@ -35,141 +35,6 @@ if TYPE_CHECKING:
     from nanovllm.features.pooling.params import PoolingParams
 
 Message = dict[str, Any]
-Result = TypeVar("Result")
-
-
-class Turns:
-    """When calls of an LLM may use its engine. Here, at once: that is all that one thread needs.
-
-    If features/callers/ is there, an LLM has its SharedTurns: several threads may call at the same time, Ctrl-C comes
-    between two steps, and a progress bar is drawn.
-    """
-
-    def call(self, work: Callable[[], Result]) -> Result:
-        """work(), a whole call, which takes turns."""
-        return work()
-
-    def take(self, work: Callable[[], Result], *, within: bool = False) -> Result:
-        """work(), which changes the engine or reads from it, in one turn.
-
-        within: code that a step calls may ask for it in the middle of that step.
-        """
-        return work()
-
-    def progress(self, total: int, show: bool) -> AbstractContextManager[Callable[[int], None]]:
-        """Gives a function to call with the number of finished requests, of `total`."""
-        return nullcontext(lambda num_done: None)
-
-
-class Calls:
-    """What an LLM does with its engine, call after call.
-
-    The engine is used in turns. Whoever steps does it for all: between two turns of one call, another thread's step may
-    have brought what this one waits for.
-
-    enqueued    {request id: Request} of those that nobody waits for yet
-    """
-
-    def __init__(self, engine: LLMEngine, turns: Turns) -> None:
-        self.engine = engine
-        self.turns = turns
-        self.enqueued: dict[str, Request] = {}
-
-    def complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        """Queue requests, unless they are queued already, and make steps until all have ended."""
-
-        def until_finished() -> list[RequestOutput]:
-            unfinished = set(self.turns.take(partial(self._enqueue, requests)))
-            with self.turns.progress(len(requests), use_tqdm) as advance:
-                while unfinished:
-                    unfinished = self.turns.take(partial(self._step, unfinished))
-                    advance(len(requests) - len(unfinished))
-            return [request.output() for request in requests]
-
-        try:
-            return self.turns.call(until_finished)
-        except BaseException:
-            self._drop(requests)
-            raise
-
-    def stream(self, request: Request) -> Generator[RequestOutput, None, None]:
-        """Queue a request. Yields its output after each step that has given it a token, and once it has ended."""
-        num_tokens, finished = 0, False
-        try:
-            self._in_one_turn(partial(self._enqueue, [request]))
-            while not finished:
-                output = self._in_one_turn(partial(self._step_of_stream, request, num_tokens))
-                if output is not None:
-                    num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
-                    finished = output.finished
-                    yield output
-        except BaseException:  # also when the iterator is closed
-            self.engine.to_abort[request.request_id] = request  # before any call: Ctrl-C may interrupt it
-            self._drop([request])
-            raise
-
-    def enqueue(self, requests: list[Request]) -> list[str]:
-        """Queue requests for wait()."""
-        try:
-            return self._in_one_turn(partial(self._enqueue_for_later, requests))
-        except BaseException:
-            self._drop(requests)
-            raise
-
-    def wait(self, use_tqdm: bool) -> list[RequestOutput]:
-        """Compute what was enqueued."""
-        requests = list(self.enqueued.values())
-        outputs = self.complete(requests, use_tqdm)
-        self._in_one_turn(partial(self._end, requests))
-        return outputs
-
-    def _drop(self, requests: list[Request]) -> None:
-        """End requests that nobody waits for any more: now or, in the middle of a step, with its end."""
-        self.engine.to_abort.update({request.request_id: request for request in requests})
-        with suppress(RuntimeError):  # of a signal handler that has interrupted a wait: the next step ends them
-            self._in_one_turn(partial(self._end, requests), within=True)
-
-    def _in_one_turn(self, work: Callable[[], Result], *, within: bool = False) -> Result:
-        """work(), a call that needs no more than one turn."""
-        return self.turns.call(partial(self.turns.take, work, within=within))
-
-    # In a turn.
-
-    def _enqueue(self, requests: list[Request]) -> list[str]:
-        """Queue those that are not queued yet: an LLM's requests get their ids then. Returns all their ids."""
-        self.engine.enqueue([request for request in requests if not request.request_id])
-        return [request.request_id for request in requests]
-
-    def _enqueue_for_later(self, requests: list[Request]) -> list[str]:
-        request_ids = self._enqueue(requests)
-        self.enqueued.update(zip(request_ids, requests, strict=True))
-        return request_ids
-
-    def _end(self, requests: list[Request]) -> None:
-        """Nobody waits for these any more."""
-        self.engine.abort_requests(requests)
-        ended = {request.request_id for request in requests}
-        self.enqueued = {name: request for name, request in self.enqueued.items() if name not in ended}
-
-    def _step(self, request_ids: set[str]) -> set[str]:
-        """Make a step unless all of these requests have ended. Returns the ids of those that have not."""
-        engine = self.engine
-        if request_ids.isdisjoint(engine.requests):
-            engine.recover()  # if the step that ended them has failed, they come back here
-        elif not engine.step():
-            return request_ids  # none has ended in this step, and looking for those that others have ended takes time
-        return request_ids & engine.requests.keys()
-
-    def _step_of_stream(self, request: Request, num_tokens: int) -> RequestOutput | None:
-        """Make a step unless the request has ended, or has more tokens than these. None if it has no more yet."""
-
-        def has_news() -> bool:
-            return request.finished or (request.knows_prompt and request.num_generated_tokens > num_tokens)
-
-        self.engine.recover()
-        if not has_news():
-            self.engine.step()
-        return request.output() if has_news() else None
 
 
 class LLM:
@@ -235,7 +100,7 @@ class LLM:
         """
         items = items_of(messages)
         conversations: list[Any] = [items_of(item) for item in items or ()]  # None for a message, which is a dict
-        if not conversations or None in conversations:
+        if not conversations or None in conversations:  # one conversation, a list of messages
             conversations = [messages if items is None else items]
 
         def make_prompt(conversation: list[Message]) -> "ChatPrompt":
@@ -427,12 +292,12 @@ class LLM:
         adapters = one_per_prompt("lora_request", lora_request, len(prompt_list))
         priorities = one_per_prompt("priority", priority, len(prompt_list))
 
-        def make_request(arguments: tuple[Any, ...]) -> Request:
-            prompt, params, adapter, priority = arguments
-            return self.engine.make_request(prompt, params, adapter, priority)
+        def make_request(index: int) -> Request:
+            return self.engine.make_request(
+                prompt_list[index], params_list[index], lora_request=adapters[index], priority=priorities[index]
+            )
 
-        arguments_list = list(zip(prompt_list, params_list, adapters, priorities, strict=True))
-        return make_all("prompts", arguments_list, make_request)
+        return make_all("prompts", list(range(len(prompt_list))), make_request)
 
     def _params_list(self, params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
         if params is None:

@@ -63,7 +63,7 @@ class Sample:
         reason = "".join(part.error for part in self.seq.parts.values())
         return reason or (
             "there is no token to choose: the logits hold NaN or infinity, or no token is allowed. With dtype='float16'"
-            " it is mostly that hidden states pass 65,504, its largest number: 'bfloat16' and 'float32' hold them"
+            " the usual cause is overflow: hidden states exceed 65,504. Use 'bfloat16' or 'float32'"
         )
 
     def output(self, with_logprobs: bool) -> CompletionOutput:

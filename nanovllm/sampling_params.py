@@ -64,7 +64,7 @@ class SamplingParams:
     max_tokens: int | None = option(
         16, "most tokens to generate; None: as many as fit in max_model_len; 0, with prompt_logprobs: none", low=0
     )
-    min_tokens: int = option(0, "until there are so many tokens, neither EOS nor a stop ends the sequence", low=0)
+    min_tokens: int = option(0, "neither EOS nor a stop ends the sequence before it has this many tokens", low=0)
     stop: list[str] = option(None, "strings that end the text (they are not part of it)")
     stop_token_ids: list[int] = option(None, "token ids that end the sequence, beside the checkpoint's EOS")
     include_stop_str_in_output: bool = option(False, "a stop string, or a stop token's text, is part of the text")

@@ -68,7 +68,7 @@ class EngineStats(TokenCounts):
         self.step_time_s += seconds
         for chunk in output.chunks:
             if chunk.is_prefill:
-                self.num_prefill_tokens += chunk.end - chunk.start
+                self.num_prefill_tokens += chunk.known_end - chunk.start
             else:
                 self.num_decode_tokens += 1
             if chunk.reaches_end:

@@ -26,9 +26,9 @@ from nanovllm.core.block_manager import BlockManager, broadcast
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 
 if TYPE_CHECKING:
+    from nanovllm.calls import Turns
     from nanovllm.engine import LLMEngine
     from nanovllm.features.images.prompt_images import PromptImages
-    from nanovllm.llm import Turns
     from nanovllm.prompts import Asked
 
 
@@ -131,7 +131,7 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
 def make_turns(engine: "LLMEngine") -> "Turns":
     """When calls of an LLM may use its engine."""
     if not (PACKAGE / "features/callers").exists():
-        from nanovllm.llm import Turns
+        from nanovllm.calls import Turns
 
         return Turns()
     return load("features.callers.shared_turns").SharedTurns(engine)

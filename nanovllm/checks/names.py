@@ -14,12 +14,12 @@ HAS_COMPAT = (Path(__file__).parents[1] / "compat").is_dir()  # the folder may b
 Class = TypeVar("Class", bound=type)
 
 
-def option(default: Any, text: str, low: float | None = None, high: float | None = None, **more: Any) -> Any:
+def option(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
     """A dataclass's field with this default. text: what it means, and what --help says of its flag.
 
-    low, high: bounds of a number; None: what the tensors hold that it ends up in. more: of dataclasses.field().
+    low, high: bounds of a number; None: what the tensors hold that it ends up in.
     """
-    return field(default=default, metadata={"help": text, "low": low, "high": high}, **more)
+    return field(default=default, metadata={"help": text, "low": low, "high": high})
 
 
 def check_options(options: Any) -> None:

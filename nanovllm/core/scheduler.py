@@ -114,13 +114,13 @@ class SchedulerOutput:
     def per_chunk(self, rows: list[Row]) -> list[list[Row]]:
         """Split a flat list, which has an entry for each row with logits, into one list for each chunk: for update().
 
-        A model runner does that with what it was sent (SamplingBatch.per_chunk). This is for who plays its part.
+        It is for code that stands in for a model runner. ModelRunner uses SamplingBatch.per_chunk.
         """
         return split_rows(rows, [chunk.num_logits for chunk in self.chunks])
 
 
 def split_rows(rows: list[Row], counts: list[int]) -> list[list[Row]]:
-    """Split a flat list into lists of so many entries. An empty one, of a rank without logits, gives empty lists."""
+    """Split a flat list into consecutive lists of these lengths. A rank without logits has none: it gets empty ones."""
     ends = accumulate(counts)
     return [rows[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
@@ -342,7 +342,8 @@ class Scheduler:
         for i, chunk in enumerate(chunks):
             draft = drafts.get(chunk.seq.seq_id)
             if draft and chunk.reaches_end:
-                draft = draft[: min(budget, self.num_tokens_left(chunk.seq) - 1)]
+                num_wanted = min(budget, self.num_tokens_left(chunk.seq) - 1)
+                draft = draft[: max(num_wanted, 0)]  # a sequence that is only scored has no token left
                 draft = draft[: self.num_draft_slots(chunk.seq, len(draft))]
                 # make_chunk has moved num_computed_tokens to the end of the known tokens; these slots follow it.
                 has_slots = self.block_manager.append_slots(chunk.seq, len(draft))

@@ -89,7 +89,7 @@ class Sequence:
     def __init__(
         self,
         prompt_token_ids: list[int],
-        sampling_params: SamplingParams = SamplingParams(),
+        sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str | None = None,
         lora_id: int | None = None,
@@ -98,7 +98,7 @@ class Sequence:
         self.seq_id = next(_next_seq_id)
         self.tokens = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
-        self.sampling_params = sampling_params
+        self.sampling_params = sampling_params or SamplingParams()
         self.cache_salt = cache_salt
         self.lora_id = lora_id
         self.mm_spans = tuple(MMSpan(*span) for span in mm_spans)
@@ -127,7 +127,8 @@ class Sequence:
 
         # The random numbers of a sample depend on these two and on the token's position in the output (sampler.py).
         # Without a seed in the request, the engine replaces the first.
-        self.seed = self.seq_id if sampling_params.seed is None else int(sampling_params.seed)
+        seed = self.sampling_params.seed
+        self.seed = self.seq_id if seed is None else seed
         self.sample_index = 0
 
     @property

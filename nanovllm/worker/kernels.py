@@ -2,36 +2,6 @@
 
 The functions in this file are plain PyTorch, for any device, but for reorder_weight and linear: oneDNN, on a CPU.
 cpu/c_kernels.py has the same in C, tested against them.
-
-    add_rms_norm(hidden, residual, weight, eps, offset=0.0) -> normed, residual
-        residual += hidden, in place, or residual = hidden where it is None. normed is residual / rms(residual) *
-        (offset + weight) over the last dimension (arXiv:1910.07467). All [T, size], or [T, heads, head_dim].
-    silu_and_mul(gate_up) -> [T, size]
-        silu(gate) * up for gate_up [T, 2 * size], of experts. What other layers need is gated_linear().
-    rotary_and_write(q, k, v, cos_sin, kv_layer, batch)
-        Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place (arXiv:2104.09864), unless cos_sin
-        is None. Then stores k and v at batch.slot_mapping, except where the slot is -1.
-    paged_attention(q, k_cache, v_cache, batch, window=0) -> [T, num_heads, head_dim]
-        window: how many keys a row sees, its own and those just before it; 0: all. See worker/attention.py.
-    reorder_weight(weight, out_dtype=None, stays=False, parts=None) -> reordered or None
-        The weight in the memory layout that linear() reads, made once; None if linear() can't take this weight. stays:
-        it is read in every step, so it may lie where that is fastest. parts: (first row, rows) one after another, if
-        they are still in their files and weight has only the shape; then None, too, if a number is not finite.
-    linear(x, reordered, bias, out_dtype=None) -> y
-        y = x W^T + b. out_dtype: the dtype of y, float32, or None for the dtype of x. See cpu/reorder.py.
-    gated_linear(x, gate_up) -> [T, size]
-        silu_and_mul of the product of x with a GatedLinear's weight. In C, this is one pass if linear() multiplies, and
-        size is a multiple of 32.
-    lookup(input_ids, reordered) -> embeddings [T, k]
-        Rows of a reordered weight: of an output head that is the embedding table, too. None: there is no such function.
-    choose_tokens(logits, batch) -> token ids [R]
-        A token for each row of logits, float32 [R, vocab_size]: see worker/sampler.py.
-    library, dtype, recorder
-        The compiled C library, the dtype of its numbers, and the Recorder through which it is called (c_calls.py). None
-        if PyTorch does the work.
-    load_wing(source, signatures) -> library or None
-        A wing's C file, compiled for the same dtype. signatures: {function: its struct of arguments}. None, after a
-        warning, if that fails; then the wing computes in PyTorch.
 """
 
 from collections.abc import Callable
@@ -51,7 +21,17 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Kernels:
-    """The functions that the top of this file describes, in one implementation."""
+    """One implementation of each of these functions. Those below have docstrings: the reference, in PyTorch.
+
+    lookup(input_ids, reordered) -> embeddings [T, k]
+        Rows of a reordered weight: of an output head that is the embedding table, too. None: there is no such function.
+    library, dtype, recorder
+        The compiled C library, the dtype of its numbers, and the Recorder through which it is called (c_calls.py). None
+        if PyTorch does the work.
+    load_wing(source, signatures) -> library or None
+        A wing's C file, compiled for the same dtype. signatures: {function: its struct of arguments}. None, after a
+        warning, if that fails; then the wing computes in PyTorch.
+    """
 
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], Pair]
     silu_and_mul: Callable[[Tensor], Tensor]
@@ -69,6 +49,11 @@ class Kernels:
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> Pair:
+    """Add hidden to residual, in residual's memory, and normalize the sum. Returns (normed, residual).
+
+    normed is residual / rms(residual) * (offset + weight) over the last dimension (arXiv:1910.07467). residual: None:
+    hidden takes its place. All are [T, size], or [T, heads, head_dim].
+    """
     residual = hidden if residual is None else residual.add_(hidden)
     x = residual
     if offset:
@@ -79,15 +64,25 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, [T, size], for gate_up [T, 2 * size], of experts. What other layers need is gated_linear()."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def gated_linear(x: Tensor, gate_up: Any) -> Tensor:
+    """silu_and_mul(), [T, size], of the product of x with a GatedLinear's weight.
+
+    In C, this is one pass if linear() multiplies, and size is a multiple of 32.
+    """
     return silu_and_mul(gate_up.product(x, gate_up.weight, gate_up.bias))
 
 
 def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Pair | None, kv_layer: Pair, batch: Batch) -> None:
+    """Rotate q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place, and store k and v.
+
+    cos_sin: of rotary embedding (arXiv:2104.09864); None: nothing is rotated. k and v go to batch.slot_mapping, except
+    where the slot is -1.
+    """
     if cos_sin is not None:
         cos, sin = cos_sin
         rotate_heads(q, k, cos, sin)
@@ -119,6 +114,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def reorder_weight(
     weight: Tensor, out_dtype: torch.dtype | None = None, stays: bool = False, parts: Any = None
 ) -> Tensor | None:
+    """The weight in the memory layout that linear() reads, made once; None if linear() can't take this weight.
+
+    out_dtype: of linear(). stays: the weight is read in every step, so it may lie where that is fastest. parts: (first
+    row, rows) one after another, if they are still in their files and weight has only the shape; then None, too, if a
+    number is not finite.
+    """
     if out_dtype not in (None, weight.dtype) or parts is not None:  # the operator rounds, and wants a weight as a whole
         return None
     try:
@@ -128,6 +129,7 @@ def reorder_weight(
 
 
 def linear(x: Tensor, reordered: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x W^T + b, [T, rows of W]. out_dtype: of the result, float32, or None for the dtype of x. See cpu/reorder.py."""
     return torch.ops.mkldnn._linear_pointwise(x, reordered, bias, "none", [], "")
 
 

@@ -15,6 +15,7 @@ from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels, Pair
 
 FLOAT32_ROWS = 1024  # rows of a weight that are converted to float32 at a time
+POSITIONS_AT_ONCE = 4096  # whose cosines and sines are computed together, in float64
 
 
 # What parameters get unless they say otherwise. PyTorch's own defaults are the caller's, and other threads see them.
@@ -152,10 +153,14 @@ class RotaryEmbedding:
             from nanovllm.features.positions.rope_frequencies import scale_frequencies
 
             inv_freq, factor = scale_frequencies(inv_freq, config)
+        table = torch.empty(2, max_len, len(inv_freq), dtype=dtype, device="cpu")
         positions = torch.arange(max_len, dtype=torch.float32, device="cpu")
-        angles = positions[:, None] * inv_freq.float()  # [max_len, rotary_dim / 2]
-        cos_sin = torch.stack([angles.double().cos(), angles.double().sin()])
-        self.table = (cos_sin * factor).to(dtype).to(device)
+        # Slice by slice: the float64 numbers of all positions would take ten times the table's memory.
+        for some, cos, sin in zip(*(x.split(POSITIONS_AT_ONCE) for x in (positions, *table)), strict=True):
+            angles = (some[:, None] * inv_freq.float()).double()  # [positions of the slice, rotary_dim / 2]
+            cos.copy_(angles.cos() * factor)
+            sin.copy_(angles.sin() * factor)
+        self.table = table.to(device)
         self.axis_of_pair: Tensor | None = None
         if config.images is not None and config.images.mrope_section:
             self.axis_of_pair = torch.tensor(config.images.axes(len(inv_freq)), device=device, dtype=torch.int64)

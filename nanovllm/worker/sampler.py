@@ -6,7 +6,6 @@ in the batch and however often it was preempted.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -17,6 +16,7 @@ from torch import Tensor
 from nanovllm.core.scheduler import SchedulerOutput, split_rows
 from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.worker.batch import fetch_together, move_together
+from nanovllm.worker.exact import QUANTUM, argmax, log_of, weights_of
 
 if TYPE_CHECKING:
     from nanovllm.features.logits_processors.processors import LogitsProcessors
@@ -29,13 +29,7 @@ Row = TypeVar("Row")
 TENSORS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")
 # Made once, for steps that draw nothing: to make one in every step takes time.
 EMPTY = torch.empty(0, dtype=torch.float32, device="cpu")
-QUANTUM = 2.0**-34  # of which all that weights_of() returns are multiples
-TO_QUANTA = 1.5 * 2.0**18
-# The Chebyshev series of (exp(f) - 1 - f) / f^2 for |f| <= ln(2)/2, up to f^4, which comes first; cpu/sampling.c, too.
-EXP_COEFFICIENTS = (0.0013933647, 0.0083631802, 0.041666465, 0.16666577, 0.5)
 NUM_CANDIDATES = 1024  # tokens that are looked at before the whole vocabulary is sorted
-ARGMAX_BLOCK = 256  # tokens whose largest logit is found together, at most
-NUMBERS_IN_CACHE = 1 << 16  # of a CPU's core: what takes many operations is done for so many at once
 MIN_TEMPERATURE = 1e-5  # less counts as 0: divided by less, logits leave the range of float32
 
 
@@ -241,15 +235,6 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return token_ids.clamp(max=logits.shape[1] - 1).masked_fill(target.isnan(), NO_TOKEN)
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """logits.argmax(-1); on a CPU several times as fast: PyTorch uses vector instructions for amax, not for argmax."""
-    if logits.device.type != "cpu":
-        return logits.argmax(-1)
-    blocks = logits.unflatten(-1, (-1, math.gcd(logits.shape[1], ARGMAX_BLOCK)))  # [R, blocks, tokens of a block]
-    best = blocks.amax(-1).argmax(-1)
-    return best * blocks.shape[2] + blocks[torch.arange(len(logits), device="cpu"), best].argmax(-1)
-
-
 def logit_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """[R]: the least scaled logit that min_p, top_k and top_p, in this order, let pass. Ties at the border pass.
 
@@ -286,42 +271,3 @@ def logit_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor)
             threshold[rows[decided]] = found[decided]
             rows = rows[~decided]
     return threshold
-
-
-def log_of(min_p: Tensor) -> Tensor:
-    """How far a scaled logit may lie below the largest one. In float64, so that it is rounded alike everywhere."""
-    return min_p.double().log().float()
-
-
-def weights_of(x: Tensor) -> Tensor:
-    """exp(x) for x <= 0, float64, rounded to multiples of QUANTUM.
-
-    Sums of these are exact for any vocabulary of up to 2^19 tokens, so they do not depend on the order in which anybody
-    adds: a GPU, a kernel in C and cumsum() agree.
-    """
-    if not x.is_cpu:
-        return in_quanta(x.exp())
-    rows_at_once = 1 + NUMBERS_IN_CACHE // x.shape[1]
-    return torch.cat([in_quanta(exp_in_steps(rows)) for rows in x.split(rows_at_once)])
-
-
-def in_quanta(weights: Tensor) -> Tensor:
-    """The nearest multiples of QUANTUM, float64: near TO_QUANTA a float64 can be nothing else."""
-    return weights.double().add_(TO_QUANTA).sub_(TO_QUANTA)
-
-
-def exp_in_steps(x: Tensor) -> Tensor:
-    """exp(x) for x <= 0, to about 1e-7, in operations that are rounded one by one: C gets the same bits.
-
-    exp(x) = 2^n exp(f) with |f| <= ln(2)/2. n * ln(2) is taken off in two parts, those of Cephes' expf(): the first has
-    so few bits that n times it is exact.
-    """
-    x = x.clamp(min=-30)  # exp(-30) counts as 0: it is less than half of QUANTUM
-    n = (x * 1.44269504).sub_(0.5).to(torch.int32)
-    f = x.sub_(n * 0.693359375).add_(n * 2.12194440e-4)
-    highest, next_highest, *others = EXP_COEFFICIENTS
-    p = (f * highest).add_(next_highest)
-    for coefficient in others:
-        p.mul_(f).add_(coefficient)
-    p.mul_(f).mul_(f).add_(f).add_(1.0)
-    return p.mul_(n.add_(127).bitwise_left_shift_(23).view(torch.float32))

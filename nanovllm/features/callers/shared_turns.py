@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, TypeVar
 
+from nanovllm.calls import Turns
 from nanovllm.checks.callers import is_within
 from nanovllm.checks.exits import finish_at_exit
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.fair_lock import FairLock
-from nanovllm.llm import Turns
 
 Result = TypeVar("Result")
 

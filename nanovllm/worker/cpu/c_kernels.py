@@ -25,9 +25,10 @@ from nanovllm.worker.c_calls import FLOAT, INT, PTR, Recorder, address, address_
 from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
 from nanovllm.worker.cpu.memory import memory_for_weight
 from nanovllm.worker.cpu.threads import load_pool, num_pool_threads
+from nanovllm.worker.exact import log_of
 from nanovllm.worker.kernels import Kernels, Pair
 from nanovllm.worker.layers import Linear
-from nanovllm.worker.sampler import SamplingBatch, log_of
+from nanovllm.worker.sampler import SamplingBatch
 
 logger = logging.getLogger("nanovllm")
 

@@ -39,7 +39,7 @@ typedef struct {
     int of_tokens;    /* each token weighs 1 */
 } row;
 
-/* exp(x) for x <= 0, to about 1e-7. Each operation is rounded by itself, as in sampler.py, which says where the numbers
+/* exp(x) for x <= 0, to about 1e-7. Each operation is rounded by itself, as in exact.py, which says where the numbers
  * come from. */
 static inline vec exp_in_steps(vec x) {
     x = choose(x < -30.0f, in_all(-30), x); /* exp(-30) counts as 0: it is less than half of QUANTUM */

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from nanovllm.calls import Calls
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.core.sequence import SequenceStatus
 from nanovllm.features.callers.progress import progress_bar
-from nanovllm.llm import Calls
 from nanovllm.stats import EngineStats
 from tests.processes import LIMIT_S
 from tests.short_requests import TEXT, sampled

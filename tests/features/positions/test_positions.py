@@ -36,8 +36,8 @@ def test_the_rotary_table_is_rounded_once(broken, theta):
     edit(broken / "config.json", rope_parameters=dict(rope_type="default", rope_theta=theta), head_dim=64)
     config = ModelConfig.from_directory(broken)
     inv_freq = np.array([theta ** (-pair / 32) for pair in range(32)], dtype=np.float32)
-    angles = (np.arange(4096, dtype=np.float32)[:, None] * inv_freq).astype(np.float64)
-    table = RotaryEmbedding(config, 4096, torch.float32, torch.device("cpu")).table
+    angles = (np.arange(5000, dtype=np.float32)[:, None] * inv_freq).astype(np.float64)
+    table = RotaryEmbedding(config, 5000, torch.float32, torch.device("cpu")).table
     assert np.array_equal(table.numpy(), np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32))
 
 

@@ -286,6 +286,23 @@ def test_a_failed_step_is_not_counted(checkpoint, monkeypatch):
         assert getattr(metrics, name) == getattr(stats, name), name
 
 
+def test_each_token_of_a_prompt_is_counted_once(checkpoint):
+    """Also in a chunk that ends a prompt with one token, which is a row of a prompt and has draft tokens."""
+    llm = LLM(str(checkpoint()), **OPTIONS, max_num_batched_tokens=16, enable_prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompts = [[n, *[5, 6, 7] * 16] for n in range(8, 14)]  # 49 tokens
+    expected = generate(LLM(str(checkpoint()), **OPTIONS), [(prompt, params) for prompt in prompts])
+    hostile(llm, expected, seed=8)
+    drafts: list[int] = []
+    llm.engine.on_step = lambda output, requests: drafts.extend(
+        len(chunk.draft_token_ids) for chunk in output.chunks if chunk.is_prefill
+    )
+    generate(llm, [(prompt, params) for prompt in prompts])
+    stats = llm.stats()
+    assert sum(drafts) > 0, "no draft tokens beside the end of a prompt: this test has tested nothing"
+    assert stats["num_prefill_tokens"] == 6 * 49 and stats["num_decode_tokens"] == 6 * 5
+
+
 # -- what others got wrong: each planted here, and seen ----------------------------------------------------------------
 
 
@@ -512,6 +529,17 @@ def search(tokens: list[int], longest: int, shortest: int, num_draft_tokens: int
                     text.append(text[start + n + i])
                 return text[len(tokens) :]
     return []
+
+
+def test_a_prompt_that_is_scored_takes_no_draft_tokens():
+    """It generates nothing, so its last chunk, of one token, has no place after it."""
+    scheduler = make(max_num_batched_tokens=15, max_model_len=16)
+    seq = sequence(range(16), max_tokens=0, prompt_logprobs=0)
+    scheduler.add(seq)
+    scheduler.schedule()
+    output = scheduler.schedule({seq.seq_id: [7] * 4})
+    assert [(chunk.start, chunk.end, chunk.draft_token_ids) for chunk in output.chunks] == [(15, 16, [])]
+    scheduler.check_integrity()
 
 
 @settings(max_examples=300, deadline=None)
