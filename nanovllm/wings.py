@@ -76,6 +76,9 @@ ON_DEMAND = {
     "image_processor": "features.images.requests",
 }
 
+# Beside the weights, once they are needed: a module with make_part(model_runner), which makes the ModelPart.
+PARTS = {"adapters": "features.lora.slots", "tower": "features.images.tower"}
+
 # Reads its part of a request: a module with read(engine, asked), which raises ValueError. The most work comes last.
 READERS = {
     "features.lora.registry": lambda engine, asked: asked.lora_request is not None,

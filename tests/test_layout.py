@@ -16,14 +16,14 @@ ROW = re.compile(r"^\| .+ \| \[([\w/]+\.(?:py|c))\]\(([\w/]+\.(?:py|c))\) · `([
 # What greedy generation from a plain Llama loads, on a CPU with a C compiler: a module that is added here, or in a wing
 # below, is a decision.
 HEART = """
-checkpoint checks.callers checks.exits checks.names checks.values
+calls checkpoint checks.callers checks.exits checks.names checks.values
 config
 core.block_hash core.block_manager core.cache_stats core.integrity core.scheduler core.sequence detokenizer engine
 files.config_json files.end_tokens files.hub files.model_fields files.prompt_length files.system files.tensor_files
 files.token_bytes files.tokenizer llm outputs prompts request sampling_params stats wings
 worker.attention worker.batch worker.c_calls worker.cpu.c_kernels worker.cpu.compiler worker.cpu.memory
-worker.cpu.platform worker.cpu.recorded_step
-worker.cpu.reorder worker.cpu.threads worker.kernels worker.kv_cache worker.layers worker.loader worker.model
+worker.cpu.platform worker.cpu.recorded_step worker.cpu.reorder worker.cpu.threads
+worker.exact worker.kernels worker.kv_cache worker.layers worker.loader worker.model
 worker.model_runner worker.platform worker.sampler
 """
 WINGS = """

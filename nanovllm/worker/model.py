@@ -177,6 +177,11 @@ class ModelPart:
     num_bytes = 0
     max_kept_bytes = 0
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What it has done so far, for LLM.stats()."""
+        return {}
+
     def begin_step(self, batch: Batch) -> None:
         """A step begins. It may change what its wing has put into batch.parts. batch: in the CPU's memory."""
 

@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from nanovllm import wings
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
@@ -127,7 +128,7 @@ class ModelRunner:
     """All of the model, or one rank's share (features/parallel). load(), prepare(), then a run() for each step.
 
     from the beginning
-    parts             {name: ModelPart}: "adapters", and "tower" of a model that sees images, once one comes
+    parts             {name: ModelPart}, what wings keep beside the weights (wings.PARTS), once it has been asked for
     kv_config         the model's sizes as the KV cache sees them (Platform.kv_format), with kv_dtype
 
     from load() on
@@ -204,17 +205,21 @@ class ModelRunner:
         logger.info("Batch invariance: %s", self.batch_invariant)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         if config.enable_lora:
-            from nanovllm.features.lora.slots import AdapterSlots
+            self.load_part("adapters")
 
-            self.parts["adapters"] = AdapterSlots(
-                self.model,
-                config,
-                self.model_config,
-                kernels=self.kernels,
-                dtype=self.dtype,
-                device=self.device,
-                group=self.group,
-            )
+    @in_own_modes
+    def load_part(self, name: str) -> None:
+        """Make what a wing keeps beside the weights, if it is not there yet. Raises ValueError if its files do not fit.
+
+        name: one of wings.PARTS.
+        """
+        if name not in self.parts:
+            self.parts[name] = wings.load(wings.PARTS[name]).make_part(self)
+
+    @property
+    def part_counts(self) -> dict[str, dict[str, int]]:
+        """{name: ModelPart.counts of each part}."""
+        return {name: part.counts for name, part in self.parts.items()}
 
     @property
     def measures_memory(self) -> bool:
@@ -356,28 +361,6 @@ class ModelRunner:
             pooled=[found[0] if found else None for found in sampling.per_chunk(vectors)],
             prompt_logprobs=prompt_logprobs,
         )
-
-    @in_own_modes
-    def load_tower(self) -> None:
-        """Read what looks at images, if it is not there yet. Raises ValueError if the checkpoint's does not fit."""
-        if "tower" not in self.parts:
-            assert self.model_config.images is not None
-            self.parts["tower"] = self.model_config.images.make_tower(
-                self.directory,
-                model_config=self.model_config,
-                dtype=self.dtype,
-                device=self.device,
-                dummy=self.config.load_format == "dummy",
-                quantization=self.config.tower_quantization,
-                kernels_for=partial(self.platform.tower_kernels, self.config),
-                context_for=self.platform.tower_context,
-            )
-
-    @property
-    def image_counts(self) -> dict[str, int]:
-        """How often the tower has looked at an image, and the bytes of its weights; {} before they are read."""
-        tower: Any = self.parts.get("tower")
-        return {} if tower is None else {"tower_runs": tower.num_runs, "tower_bytes": tower.num_bytes}
 
     def usage(self) -> dict[str, int]:
         """Bytes of the weights, of the KV pool, and of what wings have read: the tower, adapters."""

@@ -10,7 +10,7 @@ from numpy.polynomial import chebyshev
 
 from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.worker import sampler
+from nanovllm.worker import exact
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 
 LOGITS = [2.0, -1.0, 0.5, 1.5, 0.0, -3.0, 1.0, 0.25]
@@ -197,7 +197,7 @@ def test_where_the_coefficients_of_exp_come_from():
         return sum((half * t) ** k / math.factorial(k + 2) for k in range(20))
 
     series = chebyshev.cheb2poly(chebyshev.chebinterpolate(rest, 30)[:5]) / half ** np.arange(5)
-    found = np.array(sampler.EXP_COEFFICIENTS[::-1])
+    found = np.array(exact.EXP_COEFFICIENTS[::-1])
     assert np.abs(found - series).max() < 1e-8
     x = torch.linspace(-29, 0, 10001)
-    assert (sampler.exp_in_steps(x).double() / x.double().exp() - 1).abs().max() < 2e-7
+    assert (exact.exp_in_steps(x).double() / x.double().exp() - 1).abs().max() < 2e-7

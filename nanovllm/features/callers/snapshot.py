@@ -28,7 +28,7 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
         "num_running": len(scheduler.running),
         "num_preemptions": scheduler.num_preemptions,
         **({} if engine.kv_pool.states is None else {"states": state_counts(engine)}),
-        **({"images": counts} if (counts := engine.model_runner.image_counts) else {}),
+        **({"images": counts["tower"]} if "tower" in (counts := engine.model_runner.part_counts) else {}),
         **({} if engine.tiers is None else {"tiers": tier_counts(engine.tiers)}),
         **({} if (times := engine.block_times) is None else {"block_times": times.as_dict()}),
         "prefix_cache": {**cache, "utilization": states["cached"] / num_blocks, "hit_tokens": hit_tokens(engine, now)},

@@ -2,12 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nanovllm.checks.values import shorten
-
-if TYPE_CHECKING:
-    from nanovllm.features.images.tower import Tower
 
 QWEN3_VL = "Qwen3VLForConditionalGeneration"
 IDEFICS3 = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
@@ -46,12 +43,6 @@ class ImageConfig:
             for pair in range(axis, min(3 * self.mrope_section[axis], num_pairs), 3):
                 found[pair] = axis
         return found
-
-    def make_tower(self, directory: Path, **options: Any) -> "Tower":
-        """The part of the checkpoint that looks at images. options: of Tower. Raises ValueError."""
-        from nanovllm.features.images.tower import Tower
-
-        return Tower(directory, self, **options)
 
 
 def read_images(whole: Any, fields: dict[str, Any], architecture: str, path: Path) -> ImageConfig:

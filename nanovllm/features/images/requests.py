@@ -133,5 +133,5 @@ def make(engine: "LLMEngine") -> ImageProcessor:
             options=config.mm_processor_kwargs or {},
             sources=Sources(folder=Path(folder) if folder else None, domains=config.allowed_media_domains),
         )
-        engine.model_runner.load_tower()
+        engine.model_runner.load_part("tower")
     return processor

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,27 @@ from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.loader import read_into
 from nanovllm.worker.model import ModelPart
 
+if TYPE_CHECKING:
+    from nanovllm.worker.model_runner import ModelRunner
+
 logger = logging.getLogger("nanovllm")
+
+
+def make_part(runner: "ModelRunner") -> "Tower":
+    """The tower of a runner's checkpoint. Raises ValueError."""
+    config, platform = runner.config, runner.platform
+    assert runner.model_config.images is not None
+    return Tower(
+        runner.directory,
+        runner.model_config.images,
+        model_config=runner.model_config,
+        dtype=runner.dtype,
+        device=runner.device,
+        dummy=config.load_format == "dummy",
+        quantization=config.tower_quantization,
+        kernels_for=partial(platform.tower_kernels, config),
+        context_for=platform.tower_context,
+    )
 
 
 class Tower(ModelPart):
@@ -72,6 +92,10 @@ class Tower(ModelPart):
         self.num_bytes += sum(getattr(module, "num_bytes", 0) for module in self._model.modules())
         self._features: Recent[Tensor] = Recent()  # the same image elsewhere, or in the next chunk, needs no tower
         self.max_kept_bytes = self._features.max_bytes
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"tower_runs": self.num_runs, "tower_bytes": self.num_bytes}
 
     def forget(self) -> None:
         self._features = Recent()

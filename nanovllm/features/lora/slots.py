@@ -5,7 +5,7 @@ grouped by adapter (adapter_rows.py).
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,22 @@ from nanovllm.worker.batch import Batch, BatchPart
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder, ModelPart
+
+if TYPE_CHECKING:
+    from nanovllm.worker.model_runner import ModelRunner
+
+
+def make_part(runner: "ModelRunner") -> "AdapterSlots":
+    """Slots for adapters of a runner's model."""
+    return AdapterSlots(
+        runner.model,
+        runner.config,
+        runner.model_config,
+        kernels=runner.kernels,
+        dtype=runner.dtype,
+        device=runner.device,
+        group=runner.group,
+    )
 
 
 @dataclass(frozen=True)

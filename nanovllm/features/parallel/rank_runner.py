@@ -43,10 +43,10 @@ class RankRunner(ModelRunner):
         """Read or write this rank's share of what is in blocks and states, for the driver."""
         return getattr(self.rank_data, method)(*arguments)
 
-    def load_tower(self) -> ValueError | None:  # type: ignore[override]
-        """What is wrong with the tower's tensors is an answer: whatever a rank raises ends the engine."""
+    def load_part(self, name: str) -> ValueError | None:  # type: ignore[override]
+        """What is wrong with a part's files is an answer: whatever a rank raises ends the engine."""
         try:
-            super().load_tower()
+            super().load_part(name)
         except ValueError as error:
             return error
         return None

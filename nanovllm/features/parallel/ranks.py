@@ -58,7 +58,7 @@ class ParallelRunner:
         self.config, self.model_config, self.size = config, model_config, config.tensor_parallel_size
         self._directory = Path()  # the checkpoint's, once the ranks have read it
         self._slots: dict[int, int] = {}  # as the ranks have them: what fails ends the engine
-        self.image_counts: dict[str, int] = {}  # see ModelRunner; of all ranks, each of which runs the whole tower
+        self.part_counts: dict[str, dict[str, int]] = {}  # see ModelRunner; of all ranks
         self._asking = Lock()  # a tower is loaded by whoever brings the first image, beside the steps
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen] = []
@@ -109,22 +109,22 @@ class ParallelRunner:
             states = states._replace(num_bytes=sum(pool.states.num_bytes for pool in pools))
         return replace(pools[0], num_bytes=sum(pool.num_bytes for pool in pools), states=states)
 
-    def load_tower(self) -> None:
-        """See ModelRunner.load_tower. Each rank has the whole tower."""
+    def load_part(self, name: str) -> None:
+        """See ModelRunner.load_part. Only a tower comes this way, and each rank has the whole of it."""
         from nanovllm.features.images.tower import build_tower, check_tower
 
         if self.config.load_format != "dummy":  # before the ranks: whatever one of them raises ends the engine
             assert self.model_config.images is not None
             places = build_tower(self.model_config.images).named_parameters(prefix="model")
             check_tower(self._directory, dict(places), self.model_config.published)
-        for problem in self._ask("load_tower"):
+        for problem in self._ask("load_part", name):
             if problem is not None:
                 raise problem
         self._count_images()
 
     def _count_images(self) -> None:
-        counts = self._ask("get", "image_counts")
-        self.image_counts = counts[0] | {"tower_bytes": sum(each["tower_bytes"] for each in counts)}
+        counts = [of_rank["tower"] for of_rank in self._ask("get", "part_counts")]
+        self.part_counts["tower"] = counts[0] | {"tower_bytes": sum(each["tower_bytes"] for each in counts)}
 
     def run(self, output: SchedulerOutput) -> "ModelRunnerOutput":
         """See ModelRunner.run. Rank 0 answers."""
