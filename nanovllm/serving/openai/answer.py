@@ -111,9 +111,11 @@ class Chunks:
             if sample.finished():
                 self._ended.add(index)
             num_tokens = self._num_sent.get(index)
+            has_tokens = len(sample.token_ids) > (num_tokens or 0)
+            if self.shown.each_token and not has_tokens and not sample.finished():
+                continue  # what there is of text goes with the next token
             news, reason = self._news(index, output, sample)
-            is_new = len(sample.token_ids) > (num_tokens or 0) if self.shown.each_token else bool(news)
-            if not is_new and sample.finish_reason is None:
+            if not self.shown.each_token and not news and not sample.finished():
                 continue
             if self.url == CHAT and num_tokens is None:
                 first = news[0] if news else Said({}, 0, 0)
@@ -137,7 +139,10 @@ class Chunks:
             yield head | {"choices": [choice]} | more
 
     def _news(self, index: int, output: RequestOutput, sample: CompletionOutput) -> tuple[list[Said], str | None]:
-        """What has come since the last time, each piece a delta's fields or a text; why the sample has ended."""
+        """What has come since the last time, each piece a delta's fields or a text; why the sample has ended.
+
+        Nothing is returned twice: the caller has to send it.
+        """
         is_first, reading = index not in self._num_read, self.shown.reading
         start = self._num_read.get(index, 0)
         text, before = sample.text[start:], self.shown.before_text(output) if is_first else ""

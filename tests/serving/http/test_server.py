@@ -47,6 +47,13 @@ def client(server):
 
 
 @pytest.fixture(scope="module")
+def one_at_a_time(checkpoint):
+    """A server where the samples of a request begin one after another."""
+    with serving(checkpoint(), max_num_seqs=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def llm(checkpoint):
     return LLM(str(checkpoint()), **SMALL)
 
@@ -151,6 +158,46 @@ def test_logprobs_whole_and_streamed(client):
     whole = ask(chat, **given).choices[0].logprobs.content
     parts = [chunk.choices[0].logprobs.content for chunk in ask(chat, **given, stream=True)]
     assert [x for part in parts for x in part] == whole and len(whole) == 9
+
+
+@pytest.mark.parametrize(
+    "shows", [{}, {"logprobs": 1}, {"return_token_ids": True}, {"logprobs": 1, "return_token_ids": True}], ids=str
+)
+@pytest.mark.parametrize("url", [CHAT, COMPLETIONS])
+def test_each_choices_stream_is_its_whole_answer(one_at_a_time, url, shows):
+    """Also of a choice that waits while others are answered: the beginning that it repeats is not lost."""
+    body = {"n": 3, "temperature": 0, "max_tokens": 3, "ignore_eos": True, "echo": True, **shows}
+    if url == CHAT:
+        messages = [*USER, {"role": "assistant", "content": "over the"}]
+        body |= {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+        body |= {"logprobs": "logprobs" in shows}
+    else:
+        body["prompt"] = [FOX, "two gulls"]
+
+    def ask(**more) -> str:
+        one_at_a_time.send("/reset_prefix_cache", b"")  # of a cached prompt the last bits may be others
+        status, raw = one_at_a_time.send(url, json.dumps(body | more).encode())
+        assert status == 200
+        return raw.decode()
+
+    def text_of(choice: dict) -> str:
+        return (choice.get("message") or choice.get("delta") or {"content": choice.get("text", "")})["content"]
+
+    def parts_of(choice: dict) -> dict[str, list]:
+        """Its lists: of tokens, of what goes with each, and of the prompt's tokens."""
+        lists = {name: value for name, value in choice.items() if isinstance(value, list)}
+        return lists | {name: value for name, value in (choice["logprobs"] or {}).items() if isinstance(value, list)}
+
+    whole = json.loads(ask())["choices"]
+    assert all(text_of(choice).startswith(("over the", FOX, "two gulls")) for choice in whole)
+    texts, parts = [""] * len(whole), [{} for _ in whole]
+    for line in ask(stream=True).split("\n\n"):
+        for choice in json.loads(line.removeprefix("data: "))["choices"] if line.startswith("data: {") else ():
+            texts[choice["index"]] += text_of(choice)
+            for name, values in parts_of(choice).items():
+                parts[choice["index"]].setdefault(name, []).extend(values)
+    assert texts == [text_of(choice) for choice in whole]
+    assert parts == [parts_of(choice) for choice in whole]
 
 
 def test_structured_answers(client):
