@@ -79,6 +79,7 @@ NAME = "nanovllm"
 ENGINES, *PATHS = "/engines", "/v1/models", "/v1/completions", "/v1/chat/completions"
 KEPT = ("type", "asgi", "http_version", "method", "scheme", "path", "query_string", "headers")
 MOST_AT_ONCE = 1000  # requests of one replica: an engine has a queue of its own, which is better than Serve's
+LONGEST_BODY = 2_000_000  # bytes; a longer one is refused by the engine, or has images (--max-body-bytes of the server)
 QUIET = {"enable_access_log": False, "log_level": "WARNING"}
 # Of a Ray that is started here: 100 MiB for objects, of which there are few; otherwise it takes a part of all memory.
 LOCAL: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 100 << 20}
@@ -152,9 +153,14 @@ class Front:
         return answer
 
     def read(self, body: bytes) -> tuple[list[int], str | None]:
-        """Token ids and salt. Something that is not a prompt has no ids; the engine will say what is wrong with it."""
+        """Token ids and salt. Something that is not a prompt has no ids; the engine will say what is wrong with it.
+
+        Nor has a longer body than engines take, unless it has images.
+        """
+        if len(body) > LONGEST_BODY:
+            return [], None
         try:
-            return parse_requests(parse_json(body), self.tokenizer)[0]
+            return parse_requests(parse_json(body), self.tokenizer, is_trusted=False)[0]
         except ValueError:
             return [], None
 

@@ -14,6 +14,7 @@ from nanovllm.core.block_hash import BlockHasher, extra_keys
 from nanovllm.features.cache_reports.events import MEDIUM_GPU, AllBlocksCleared, BlockStored, KVCacheEvent
 
 Engine = TypeVar("Engine", bound=Hashable)  # what a router calls an engine by
+MAX_ENDED_IDS = 10_000  # more requests than end between a client's leaving and the choice of an engine for it
 
 
 class Announced:
@@ -108,11 +109,15 @@ class UnderWay:
 
 
 class Traffic:
-    """What a router knows: what engines have announced, and which requests are under way where."""
+    """What a router knows: what engines have announced, and which requests are under way where.
+
+    No two requests have the same id.
+    """
 
     def __init__(self, block_size: int) -> None:
         self.announced, self.route = Announced(block_size), soonest
         self.under_way: dict[str, UnderWay] = {}  # by request id
+        self.ended_ids: dict[str, None] = {}  # of the last requests to end, the newest at the end
         self.num_chosen = 0
         self.last_chosen: dict[Hashable, int] = {}  # engine -> the number of the last request that it got
         self.gone: set[Hashable] = set()  # engines that may not be listened to any more
@@ -129,23 +134,32 @@ class Traffic:
     def choose(self, request_id: str, token_ids: Sequence[int], cache_salt: str | None, engines: list[Any]) -> Any:
         """One of these engines; until ended(), the request counts there. It may be asked again: then it was refused.
 
+        It may be asked after ended(), too, when a client leaves at once: such a request counts nowhere.
+
         Of engines that are equally good, the one that has gone without a request for longest gets it. Otherwise
         prompts that nobody has would all go to the first idle engine, and push each other out of its pool.
         """
-        self.ended(request_id)
+        self._take_back(request_id)
         self.gone.difference_update(engines)
         names = self.announced.names_of(token_ids, cache_salt)
         loads = self.loads(sorted(engines, key=lambda engine: self.last_chosen.get(engine, 0)))
         engine = self.route(names, loads, self.announced)
-        num_done = self.announced.num_tokens(engine, names) // self.announced.block_size
-        self.under_way[request_id] = UnderWay(engine, names, num_done)
-        self.announced.sent(engine, names)
+        if request_id not in self.ended_ids:
+            num_done = self.announced.num_tokens(engine, names) // self.announced.block_size
+            self.under_way[request_id] = UnderWay(engine, names, num_done)
+            self.announced.sent(engine, names)
         self.num_chosen += 1
         self.last_chosen[engine] = self.num_chosen
         return engine
 
     def ended(self, request_id: str) -> None:
         """It has its answer, or its client has left."""
+        self._take_back(request_id)
+        self.ended_ids[request_id] = None
+        if len(self.ended_ids) > MAX_ENDED_IDS:
+            del self.ended_ids[next(iter(self.ended_ids))]
+
+    def _take_back(self, request_id: str) -> None:
         request = self.under_way.pop(request_id, None)
         if request is not None:
             self.announced.ended(request.engine, request.names)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from nanovllm.checks.values import check_range
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.chat_template.render import render_chat
@@ -23,6 +24,7 @@ from nanovllm.serving.openai.reading import Parsers
 
 HEADROOM = 1.2
 NEVER = 1 << 60
+MAX_TOKEN_ID = (1 << 32) - 1  # that a block's hash has room for
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,11 @@ class Workload:
         return -(-len(seq.tokens) // self.block_size)
 
 
-def parse_requests(line: Any, tokenizer: Any) -> list[tuple[list[int], str | None]]:
+def parse_requests(line: Any, tokenizer: Any, is_trusted: bool = True) -> list[tuple[list[int], str | None]]:
     """(token ids, cache salt) of each prompt of one request. Raises ValueError.
 
     It has chat `messages`, a `prompt` or several, or `prompt_token_ids`, or it is a line in OpenAI's batch format with
-    one of them in its `body`.
+    one of them in its `body`. is_trusted: it may bring a chat template, which is a program.
     """
     body = line.get("body", line) if isinstance(line, dict) else line
     if not isinstance(body, dict):
@@ -169,6 +171,9 @@ def parse_requests(line: Any, tokenizer: Any) -> list[tuple[list[int], str | Non
     salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
     if "messages" in body:
         options = chat_options(body, Parsers())
+        options.pop("mm_processor_kwargs", None)  # they are about images alone
+        if "chat_template" in options and not is_trusted:
+            raise ValueError("chat_template is a program, and a request may not bring one")
         prompts = [render_chat(tokenizer, body["messages"], body.get("add_generation_prompt", True), **options) | salt]
     elif "prompt_token_ids" in body:
         prompts = [{"prompt_token_ids": body["prompt_token_ids"]} | salt]
@@ -176,7 +181,10 @@ def parse_requests(line: Any, tokenizer: Any) -> list[tuple[list[int], str | Non
         prompts = prompts_of(body, MAX_SAMPLES)
     else:
         raise ValueError(f"none of messages, prompt, prompt_token_ids among its keys: {', '.join(map(str, body))}")
-    return [parse_prompt(tokenizer, prompt)[1:] for prompt in prompts]
+    parsed = [parse_prompt(tokenizer, prompt)[1:] for prompt in prompts]
+    for token_ids, _ in parsed:
+        check_range("a token id of a prompt", token_ids, 0, MAX_TOKEN_ID)
+    return parsed
 
 
 def hit_rates(workload: Workload, sizes: Iterable[int]) -> list[tuple[int, float, float, float]]:

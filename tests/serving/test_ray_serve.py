@@ -10,7 +10,8 @@ import time
 from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -68,6 +69,18 @@ def test_two_engines(tmp_path, processes):
     for text in texts:
         text += [7] * 3 * SIZE
         assert ask([text]) == [12 * SIZE]
+
+    chat = {"messages": [{"role": "user", "content": "hi"}], "chat_template": "{{ 7 * 7 }}"}
+    for path, body in (
+        ("/v1/completions", {"prompt": [-1] * 2 * SIZE}),
+        ("/v1/completions", {"prompt": [1 << 70] * 2 * SIZE}),
+        ("/v1/completions", {"prompt": "x" * 2_000_001}),
+        ("/v1/chat/completions", chat),
+    ):
+        request = Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with pytest.raises(HTTPError) as refused:
+            urlopen(request, timeout=PATIENCE_S)
+        assert refused.value.code == (413 if len(request.data) > 2_000_000 else 400)
 
     async def leave() -> None:
         body = {"prompt": texts[0], "max_tokens": LONG, "ignore_eos": True, "stream": True}

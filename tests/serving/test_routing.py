@@ -9,7 +9,7 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.cache_reports.events import AllBlocksCleared, BlockRemoved, BlockStored
-from nanovllm.serving.routing import Announced, InTurn, Traffic, soonest
+from nanovllm.serving.routing import MAX_ENDED_IDS, Announced, InTurn, Traffic, soonest
 from tests.checkpoints import SMALL
 
 SIZE = SMALL["block_size"]
@@ -167,6 +167,22 @@ def test_who_has_died_has_nothing():
     assert traffic.choose("new", B, None, ["three", "one"]) in ("one", "three")
     traffic.take("one", [stored(names)])
     assert traffic.known()["one"]["num_blocks"] == 8, "it is there again"
+
+
+def test_who_leaves_before_an_engine_is_chosen_counts_nowhere():
+    """Whoever tells of an end need not wait for whoever asks for an engine."""
+    traffic = Traffic(SIZE)
+    traffic.ended("left")
+    assert traffic.choose("left", A, None, [0, 1]) == 0
+    assert traffic.choose("refused", A, None, [0, 1]) == 1
+    traffic.ended("refused")
+    assert traffic.choose("refused", A, None, [0, 1]) == 0
+    assert traffic.loads([0, 1]) == {0: 0, 1: 0} and not traffic.under_way
+    assert traffic.announced.num_tokens(1, traffic.announced.names_of(A)) == 0
+    assert traffic.choose("stays", A, None, [0]) == 0 and traffic.loads([0]) == {0: 8 * SIZE}
+    for number in range(2 * MAX_ENDED_IDS):
+        traffic.ended(str(number))
+    assert len(traffic.ended_ids) == MAX_ENDED_IDS
 
 
 def test_what_events_say():

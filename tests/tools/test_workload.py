@@ -115,6 +115,22 @@ def test_prompts_are_those_of_a_batch_job(checkpoint):
     assert first == (tokenizer("the quick").input_ids, "a") and second == ([5, 6], "a")
 
 
+def test_requests_of_strangers():
+    """What no engine takes is a ValueError, and a program that comes with a chat is not run."""
+    tokenizer = make_tokenizer()
+    for token_id in (-1, 1 << 32, 1 << 70):
+        with pytest.raises(ValueError, match="a token id of a prompt must be"):
+            parse_requests({"prompt": [[5], [5, token_id]]}, tokenizer)
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    assert parse_requests(chat | {"mm_processor_kwargs": {"size": 1}}, tokenizer) == parse_requests(chat, tokenizer)
+    own = chat | {"chat_template": "{{ messages[0].content }} hi"}
+    assert parse_requests(own, tokenizer) == [(tokenizer("hi hi").input_ids, None)]
+    for line in (own, {"body": own}):
+        with pytest.raises(ValueError, match="a request may not bring one"):
+            parse_requests(line, tokenizer, is_trusted=False)
+    assert parse_requests(chat, tokenizer, is_trusted=False) == parse_requests(chat, tokenizer)
+
+
 def test_numbers_of_numpy():
     requests = [list(np.array([1, 2, 3, 4])), list(np.array([1, 2, 3, 5]))]
     workload = make(requests, np.int64(2))
