@@ -148,7 +148,7 @@ None: prompt_embeds encoder_prompt decoder_prompt token_type_ids;
 any: usage_context client_addresses client_count client_index; False, True: start_engine_loop; []: stat_loggers
 """,
     "body of a response": """
-any: max_tool_calls truncation;
+any: max_tool_calls; "auto", "disabled": truncation;
 False: enable_response_messages echo return_token_ids return_tokens_as_token_ids continue_final_message;
 None: conversation prompt prompt_logprobs image previous_response access_programs; 1: n;
 []: logprob_token_ids context_management previous_input_messages; {}: background_options; True: add_generation_prompt

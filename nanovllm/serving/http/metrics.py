@@ -134,7 +134,7 @@ class Metrics:
             if request.finished:
                 self._observe_end(request)
         see["iteration_tokens_total"].observe(num_tokens)
-        if len(self._last) > 2 * len(requests) + 100:  # the ended ones
+        if max(len(self._last), len(self._preemptions)) > 2 * len(requests) + 100:  # the ended ones
             self._last = {request_id: t for request_id, t in self._last.items() if request_id in requests}
             self._preemptions = Counts({i: n for i, n in self._preemptions.items() if i in requests})
 

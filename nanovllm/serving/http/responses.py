@@ -81,6 +81,8 @@ def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
 async def answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 404:
         error = HTTPException(404, _no_path(request), error.headers)
+    elif isinstance(error, HTTPException) and error.status_code == 405:
+        error = _other_method(request) or error
     status, body = error_of(error)
     headers = dict(getattr(error, "headers", None) or {})
     if status == 429:
@@ -96,6 +98,17 @@ def _no_path(request: Request) -> str:
     near = difflib.get_close_matches(path[:80], paths, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
     return f"there is no {shorten(path)} here{hint} nanovllm/serving/README.md says which paths there are"
+
+
+def _other_method(request: Request) -> HTTPException | None:
+    """Names the methods of all routes that have this path: each knows only its own. None for the page's files."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    found = [route for route in routes if route.path_regex.match(request.scope["path"])]
+    if not found:
+        return None
+    methods = ", ".join(sorted(set().union(*(route.methods or () for route in found))))
+    what = f"{found[0].path} takes {methods}, not {shorten(request.method)}"
+    return HTTPException(405, what, {"Allow": methods})
 
 
 async def answer_nobody(request: Request, error: Exception) -> Response:

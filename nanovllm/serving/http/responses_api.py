@@ -156,7 +156,10 @@ class ResponsesApi:
         return await self.api.answer(request, lambda: form)
 
     async def _begin(self, request: Request, form: ResponseForm) -> Response:
-        """In the background. What is wrong with the request is known before its job is made: it has a status then."""
+        """In the background. What is wrong with the request is known before its job is made: it has a status then.
+
+        A grammar is compiled later, which may take seconds: with one that cannot be, the answer fails.
+        """
         call, recording = self.api.call(request, lambda: form), Recording()
         work, made = asyncio.create_task(self._work(call, form, recording)), asyncio.create_task(call.is_made.wait())
         await asyncio.wait({work, made}, return_when=asyncio.FIRST_COMPLETED)
@@ -203,7 +206,8 @@ class ResponsesApi:
             request.path_params["response_id"], (None, None, Recording(stored.events, True))
         )
         if not (call.job.stream if call else stored.events):
-            raise Refused(400, "events are kept of answers that were made with stream and background; leave out stream")
+            reason = "it was made without stream or background, or is too long to be kept whole; leave out stream"
+            raise Refused(400, f"no events are kept of this answer: {reason}")
         return Events(lambda put: recording.follow(int(number) + 1, put))
 
     def _shown(self, stored: Stored, response_id: str) -> Response:

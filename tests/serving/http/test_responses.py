@@ -199,7 +199,7 @@ def test_what_is_kept(client):
         assert error.value.code == "previous_response_not_found"
     with pytest.raises(openai.BadRequestError, match="no answer that is kept has the item 'msg_x'"):
         client.responses.create(input=[{"type": "item_reference", "id": "msg_x"}], **SHORT)
-    with pytest.raises(openai.BadRequestError, match="made with stream and background"):
+    with pytest.raises(openai.BadRequestError, match="made without stream or background"):
         client.responses.retrieve(client.responses.create(input=GULLS, **SHORT).id, stream=True)
 
 

@@ -17,9 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 
 from nanovllm import LLM, CompletionOutput, RequestOutput, SamplingParams
-from nanovllm.core.sequence import NO_TOKEN
+from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.outputs import RequestMetrics
 from nanovllm.serving.http.html_pictures import draw_block, holders
+from nanovllm.serving.http.metrics import Metrics
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.serve import Server
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
@@ -301,12 +303,20 @@ def test_other_paths_and_methods(server):
     for path, method, status in (
         ("/v1/nothing", "GET", 404),
         (COMPLETIONS, "GET", 405),
+        ("/page/chat.js", "POST", 405),
         ("/page/../serve.py", "GET", 404),
         ("/page/%2e%2e/serve.py", "GET", 404),
         ("/page//etc/passwd", "GET", 404),
     ):
         found, raw = server.send(path, method=method)
         assert found == status and json.loads(raw)["error"]["message"], path
+    for path, method, allowed, shown in (
+        (COMPLETIONS, "GET", "POST", COMPLETIONS),
+        ("/v1/responses/compact", "POST", "DELETE, GET, HEAD", "/v1/responses/{response_id}"),
+    ):
+        found, raw, headers = server.exchange(path, method=method)
+        assert found == 405 and headers["allow"] == allowed
+        assert json.loads(raw)["error"]["message"] == f"{shown} takes {allowed}, not '{method}'"
     found, raw = server.send("/")
     assert found == 200 and b"<title>nanovllm" in raw
 
@@ -511,6 +521,16 @@ def test_metrics(server, client):
     assert grown["vllm:inter_token_latency_seconds_count"] == 7  # of the first sample of each
     assert grown["vllm:prefix_cache_hits_total"] > 0 and after["vllm:num_requests_running"] == 0
     assert grown["vllm:e2e_request_latency_seconds_sum"] > grown["vllm:time_to_first_token_seconds_sum"] > 0
+
+
+def test_what_is_known_of_requests_that_have_ended_is_forgotten(server):
+    """Also where none of them got as far as a token."""
+    counted = Metrics(server.engine, "tiny")
+    for number in range(300):
+        seq = Sequence([5])
+        seq.request_id = str(number)
+        counted.on_step(SchedulerOutput([], [seq], 0), [])
+    assert len(counted._preemptions) <= 101
 
 
 def metrics(server) -> dict[str, float]:

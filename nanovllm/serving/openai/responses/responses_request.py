@@ -84,6 +84,8 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
     body, unknown = without_unknown(body, KNOWN | NEUTRAL, INSIDE_HERE)
     if wrong := next((name for name in body if name in RENAMED), None):
         raise ValueError(f"{wrong} is a field of chats; here it is {RENAMED[wrong]}")
+    if "conversation" in body:
+        raise ValueError("conversation: there are none here; previous_response_id goes on with an answer that is kept")
     body = known_names(body, sorted(KNOWN), WHAT)
     store, background = _switch(body, "store", True), _switch(body, "background", False)
     if background and not store:
