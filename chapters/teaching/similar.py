@@ -45,30 +45,59 @@ def similar_pairs(
 
 
 def same_code(sources: Iterable[tuple[str, bytes]], given: bytes) -> dict[str, list[str]]:
-    """who -> whose file has the same code, but for names, comments and layout. sources: of one chapter."""
+    """who -> whose functions have the same code, but for names, comments and layout. sources: of one chapter. given:
+    its exercise.py, which has the functions that count."""
+    functions = {node.name for node in ast.parse(given).body if isinstance(node, ast.FunctionDef)}
+    unwritten = code_of(given, functions)
     by_code: dict[str, list[str]] = {}
     for who, source in sources:
-        code = code_of(source)
-        if code and code != code_of(given):
+        code = code_of(source, functions)
+        if code and code != unwritten:
             by_code.setdefault(code, []).append(who)
     groups = [group for group in by_code.values() if len(group) > 1]
     return {who: [other for other in group if other != who] for group in groups for who in group}
 
 
-def code_of(source: bytes) -> str:
-    """What a file does, without the names that it gives, and without docstrings. Empty for what is no Python."""
+def code_of(source: bytes, functions: set[str]) -> str:
+    """What these functions do, and what of the file they use: in no order, and without the names that the file gives,
+    imports and docstrings. Empty for what is no Python."""
     try:
         tree = ast.parse(source)
-        numbers = {name: f"name {number}" for number, name in enumerate(_bound_names(tree))}
-        for node in ast.walk(tree):
-            for field in ("id", "arg", "name"):
-                if getattr(node, field, None) in numbers:
-                    setattr(node, field, numbers[getattr(node, field)])
-            if isinstance(body := getattr(node, "body", None), list):
-                node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
-        return ast.dump(tree)
+        defined = {name: node for node in tree.body for name in _defined_by(node)}
+        used = _used(defined, functions)
+        return "\n".join(sorted(_without_names(node, {*defined}) for node in used))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
+
+
+def _defined_by(node: ast.stmt) -> Iterable[str]:
+    """The names that a statement of a module gives."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    return _bound_names(node)
+
+
+def _used(defined: dict[str, ast.stmt], functions: set[str]) -> set[ast.stmt]:
+    """The statements that define these functions, and those that define what they use."""
+    names, used = [*functions], set[ast.stmt]()
+    while names:
+        node = defined.get(names.pop())
+        if node is not None and node not in used:
+            used.add(node)
+            names += [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+    return used
+
+
+def _without_names(node: ast.stmt, defined: set[str]) -> str:
+    """Its code. Names are numbered in it alone: functions in another order have the same code."""
+    names = dict.fromkeys(defined, "defined") | {name: f"name {at}" for at, name in enumerate(_bound_names(node))}
+    for each in ast.walk(node):
+        for field in ("id", "arg", "name"):
+            if getattr(each, field, None) in names:
+                setattr(each, field, names[getattr(each, field)])
+        if isinstance(body := getattr(each, "body", None), list):
+            each.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+    return ast.dump(node)
 
 
 def _bound_names(tree: ast.AST) -> dict[str, None]:

@@ -1,5 +1,6 @@
 """python -m chapters grade: a class whose submissions misbehave, its marks, and what is similar."""
 
+import ast
 import csv
 import json
 import os
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from chapters.__main__ import main
-from chapters.course import find_chapter
+from chapters.course import EXERCISES, find_chapter
 from chapters.teaching import course_copy, isolation, table
 from chapters.teaching.course_copy import Copies, remove
 from chapters.teaching.marks import Roster, as_text, write_marks
 from chapters.teaching.similar import same_code, similar_pairs
 from chapters.teaching.submissions import find_submissions
+from tests.course.course_text import for_each_chapter
 
 CHAPTER = find_chapter(4)
 SOLUTION = (CHAPTER.folder / "solution.py").read_text("utf-8")
@@ -573,6 +575,25 @@ def test_same_code():
     """Other names, layout and comments change nothing; another way does; what was given does not count."""
     found = same_code(((name, text.encode()) for name, text in TEXTS.items()), GIVEN)
     assert found == {"ours": ["renamed"], "renamed": ["ours"]}
+
+
+def moved(source: str) -> str:
+    """Its functions in another order and with another import, and one that nobody calls."""
+    tree = ast.parse(source)
+    tree.body = [*ast.parse("import math\ndef unused():\n    return 3").body, *reversed(tree.body)]
+    return ast.unparse(tree)
+
+
+@for_each_chapter
+def test_same_code_function_by_function(chapter):
+    """Copied into exercise.py one by one; unless one of them is another, or what it calls."""
+    given, ours = ((chapter.folder / f"{name}.py").read_text("utf-8") for name in ("exercise", "solution"))
+    task = EXERCISES[chapter.number][0]
+    sources = {"ours": ours, "moved": moved(ours), "given": given, "moved given": moved(given)}
+    sources["another"] = f"{ours}\n\ndef {task}(x):\n    return _own(x)\n\ndef _own(x):\n    return 1\n"
+    sources["a third"] = sources["another"].replace("return 1", "return 2")
+    found = same_code(((name, text.encode()) for name, text in sources.items()), given.encode())
+    assert found == {"ours": ["moved"], "moved": ["ours"]}
 
 
 def test_similar():
