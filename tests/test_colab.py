@@ -52,6 +52,7 @@ def test_on_a_cpu(folder, demo_checkpoint):
     assert "computed in torch.bfloat16 on cpu" in out["llm"]
     assert ", 0 of them from the cache" in out["cache"] and "'hits': " in out["cache"]
     assert (folder.parent / "gpu_report.md").stat().st_size > 1000
+    assert "\x1b" not in out["report-cell"]
     assert out["check"].startswith("NotPassed: 0 of 9 checks passed\nnot started")
 
 

@@ -43,6 +43,7 @@ def test_task():
 {test}
 '''
 PLUGIN = ("__init__.py", "exercise_cells.py", "teaching/__init__.py", "teaching/{platform}_plugin.py")  # of chapters
+CONFIG = "nbgrader_config.py"
 NBGRADER = """import sys
 from pathlib import Path
 
@@ -63,8 +64,13 @@ TIMEOUT_S = 1800  # of a cell that grades: a task's checks have 120 s each
 
 
 def write_assignments(folder: Path, chapters: list[Chapter], platform: str | None) -> list[Path]:
-    """What to hand out and what to upload. Raises ValueError if the folder is not new, or a package is missing."""
-    if folder.exists() and any(folder.iterdir()):
+    """What to hand out and what to upload. A course's folder of nbgrader may have other assignments, and keeps them.
+
+    Raises ValueError if the folder is not new otherwise, or if a package is missing.
+    """
+    if platform == "nbgrader":
+        _check_course_folder(folder, chapters)
+    elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} has something in it; name a new folder")
     if platform in ("otter", "gradescope") and find_spec("otter") is None:
         raise ValueError('this takes otter-grader:  pip install -e ".[teach]"')
@@ -72,11 +78,23 @@ def write_assignments(folder: Path, chapters: list[Chapter], platform: str | Non
     write = writers[platform]
     folder.mkdir(parents=True, exist_ok=True)
     if platform == "nbgrader":
-        (folder / "nbgrader_config.py").write_text(NBGRADER.format(stub=STUB, seconds=TIMEOUT_S), "utf-8")
+        if not (folder / CONFIG).exists():  # a teacher may have added to it
+            (folder / CONFIG).write_text(NBGRADER.format(stub=STUB, seconds=TIMEOUT_S), "utf-8")
         for source, name in _plugin(platform):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, folder / name)
     return [write(folder, f"ch{chapter.number:02}", chapter) for chapter in chapters]
+
+
+def _check_course_folder(folder: Path, chapters: list[Chapter]) -> None:
+    for source in (folder / "source" / f"ch{chapter.number:02}" for chapter in chapters):
+        if source.exists():
+            raise ValueError(f"{source} is there already; name another folder, or remove it to write it again")
+    config = folder / CONFIG
+    if not config.exists() and folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} has something in it, and no {CONFIG}; name a new folder")
+    if config.exists() and "chapters.teaching.nbgrader_plugin" not in config.read_text("utf-8", "replace"):
+        raise ValueError(f"{config} does not name our plugin, without which submissions run where they are graded")
 
 
 def _alone(folder: Path, name: str, chapter: Chapter) -> Path:

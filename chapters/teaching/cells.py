@@ -15,8 +15,9 @@ from chapters.course import EXERCISES, ROOT, Chapter
 from chapters.exercise_cells import MARK
 
 HOW = f"""Cells that begin with `{MARK}` are your `exercise.py`: write the functions, run the cells. Add cells as you
-like; one that is to be graded, too, begins with `{MARK}:` and a name of its own. The cells with `check` say what is
-still missing; marks come from where it is handed in.
+like; one that is to be graded, too, begins with `{MARK}:` and a name of its own. If two begin with the same line,
+`check` takes the one that you ran last, and the marks are for the lower one: keep one of them. The cells with `check`
+say what is still missing; marks come from where it is handed in.
 
 The course comes with this notebook: the folders `chapters` and `nanovllm`, or an archive, `course.zip`. Put it into the
 same folder. On Colab the first cell has a button to upload the archive."""
@@ -37,11 +38,12 @@ def hidden_test(chapter: Chapter, name: str, sha256: str) -> str:
     return f"{text}\n\ngrade()"
 
 
-def first_cell() -> str:
-    """Python that makes the course ready where the notebook is opened."""
+def first_cell(chapter: Chapter) -> str:
+    """Python that makes the course ready where the chapter's notebook is opened."""
     torch = next(each for each in requirements() if each.startswith("torch"))
     others = [each for each in requirements() if each != torch]
-    text = FIRST.read_text("utf-8").replace("PACKAGES: list[str] = []", f"PACKAGES = {others!r}")
+    text = FIRST.read_text("utf-8").replace('CHAPTER = "ch04_paged_attention"', f"CHAPTER = {chapter.folder.name!r}")
+    text = text.replace("PACKAGES: list[str] = []", f"PACKAGES = {others!r}")
     text = text.replace('TORCH = "torch"', f"TORCH = {torch!r}")
     return f"{text}\n\nget_ready()"
 
@@ -63,7 +65,7 @@ def notebook(chapter: Chapter, sha256: str = "") -> str:
     for_nbgrader = bool(sha256)
     exercise, ours = (_parts(chapter, name) for name in ("exercise", "solution"))
     cells = [_text("about", f"# Chapter {chapter.number}: {chapter.title}\n\n{exercise.pop('')}\n\n{HOW}")]
-    cells.append(_code("first", first_cell(), None))
+    cells.append(_code("first", first_cell(chapter), None))
     others = "\n".join([f"{MARK}: the beginning", exercise.pop("others")])
     if for_nbgrader:
         others = f"{others}\n\n{BEGIN}\n{ours['others']}\n{END}"

@@ -54,7 +54,9 @@ SECTIONS = {  # for teachers
     "chapters/README.md": ("For teachers", "Grading"),
     "chapters/capstone/README.md": ("For teachers",),
 }
-SENTENCE = re.compile(r"\s+Our own solution is\s+in\s+`solution\.py`\. [^.]*\.")
+SENTENCES = re.compile(
+    r"\s+Our own solution is\s+in\s+`solution\.py`\. [^.]*\.|\s+\[For\s+teachers\]\(chapters/INSTRUCTOR\.md\)[^.]*\."
+)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)[^)\s]*\)")
 
 
@@ -129,4 +131,4 @@ def for_students(text: str, path: Path, there: set[Path]) -> str:
 
     for title in SECTIONS.get(path.as_posix(), ()):
         text = re.sub(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
-    return LINK.sub(lambda link: link[1] if is_gone(link) else link[0], SENTENCE.sub("", text))
+    return LINK.sub(lambda link: link[1] if is_gone(link) else link[0], SENTENCES.sub("", text))

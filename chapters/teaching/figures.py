@@ -69,8 +69,12 @@ def plain(figure: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    for number in arguments:
-        chapter = find_chapter(int(number))
+    try:
+        chapters = [find_chapter(int(number)) for number in arguments]
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for chapter in chapters:
         print(f"Chapter {chapter.number}: {chapter.title}\n")
         for sentence, sources in find_figures(chapter):
             print(f"{', '.join(f'{figure} {source}' for figure, source in sources.items()):30}  {sentence}")

@@ -9,7 +9,7 @@ PLATFORMS = ("colab", "otter", "nbgrader", "gradescope")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", type=Path, help="the folder to write, new or empty")
+    parser.add_argument("out", type=Path, help="the folder to write: new, empty, or nbgrader's")
     about = "write assignments for these chapters instead; each works alone"
     parser.add_argument("--assignment", type=int, nargs="+", metavar="N", help=about)
     about = "with --assignment: write notebooks or archives for this platform"

@@ -51,3 +51,4 @@ def test_a_chapter(capsys):
     assert parameters == {"134,515,008": "lab"}
     assert main(["1"]) == 0
     assert "134,515,008 lab" in capsys.readouterr().out
+    assert main(["1", "99"]) == 2 and "99" in capsys.readouterr().err

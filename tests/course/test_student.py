@@ -180,6 +180,7 @@ def test_what_is_for_teachers_is_left_out(edition, texts):
     for name in ("chapters/teaching/edition.py", "tests/course/test_exercises.py", "tests/course/test_student.py"):
         assert is_left_out(Path(name)) and not (edition / name).exists()
     assert not is_left_out(Path("tests/course/test_quiz.py")), "a student's edition has tests, too"
+    assert "For teachers" not in texts[Path("README.md")] and "says how to work alone." in texts[Path("README.md")]
     told = texts[Path("chapters/README.md")]
     assert (
         "## Alone" in told and "## Grading" not in told and "solution.py" not in told and "wrong_solutions" not in told
@@ -245,10 +246,56 @@ def test_notebooks(chapter):
 
 def test_cells_that_ran(monkeypatch):
     """Of cells with the same first line, the last one; no other cells."""
-    ran = ["", "x = 1", "# exercise.py: a\nx = 1", "# exercise.py: b\ny = 1", "# exercise.py: a\nx = 2"]
-    shell = type("Shell", (), {"user_ns": {"In": ran}})
+    ran = ["", "x = 1", "# exercise.py: a\nx = 1", "# exercise.py: b\ny = 1", "# exercise.py: a \nx = 2"]
+    shell = SimpleNamespace(history_manager=SimpleNamespace(input_hist_raw=ran))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert notebook.exercise_in_cells() == "# exercise.py: a\nx = 2\n\n\n# exercise.py: b\ny = 1\n"
+    assert notebook.exercise_in_cells() == "# exercise.py: a \nx = 2\n\n\n# exercise.py: b\ny = 1\n"
+
+
+@pytest.mark.parametrize("before", ["", "\n", " \n\n\t\n", "    ", "\n  "])
+def test_a_cell_is_graded_as_it_runs(before):
+    """Whatever empty lines and indentation it begins with."""
+    ipython = pytest.importorskip("IPython.core.inputtransformer2", reason='pip install -e ".[ci]"')
+    lines = ("# exercise.py: a", "def f():", "", "    return 1")
+    indentation = before.rpartition("\n")[2]
+    source = before + f"\n{indentation}".join(lines)
+    assert exercise_cells.as_run(source) == ipython.TransformerManager().transform_cell(source).rstrip("\n")
+    assert exercise_cells.exercise_of([source]) == "# exercise.py: a\ndef f():\n\n    return 1\n"
+
+
+NAMES = ("checks", "exercise")
+
+
+def archive_of(path: Path, number: int, text: str) -> None:
+    """A course.zip with the chapter."""
+    files = ("nanovllm/engine.py", *(f"chapters/{find_chapter(number).folder.name}/{name}.py" for name in NAMES))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("of_another_course.py", text)
+        for name in files:
+            archive.writestr(f"course/{name}", text)
+
+
+def test_two_assignments_in_one_folder(tmp_path, monkeypatch):
+    """Each notebook's first cell finds its chapter, a corrected archive counts, and nobody's exercise.py is lost."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(subprocess, "run", lambda *given, **more: None)
+    first, second = (compile(cells.first_cell(find_chapter(number)), "first", "exec") for number in (4, 5))
+    archive_of(tmp_path / "course.zip", 4, "4")
+    exec(first, {})
+    with pytest.raises(FileNotFoundError, match=r"belongs to this notebook \(ch05_scheduler\)"):
+        exec(second, {})
+    [checks, written] = (tmp_path / "course/chapters/ch04_paged_attention" / f"{name}.py" for name in NAMES)
+    written.write_text("mine", "utf-8")
+    archive_of(tmp_path / "course.zip", 5, "5")
+    exec(second, {})
+    archive_of(tmp_path / "course (1).zip", 4, "corrected")
+    exec(first, {})
+    exec(second, {})
+    assert os.environ["PYTHONPATH"] == sys.path[0] == str(tmp_path / "course")
+    assert (checks.read_text("utf-8"), written.read_text("utf-8")) == ("corrected", "mine")
+    assert not (tmp_path / "of_another_course.py").exists()
 
 
 def test_what_a_grading_machine_installs():
@@ -347,6 +394,25 @@ def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "otter", None)
     assert main(["student", str(tmp_path / "out"), "--assignment", "4", "--for", "otter"]) == 2
     assert "this takes otter-grader" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_assignments_are_added_to_a_course_of_nbgrader(tmp_path, capsys):
+    """Its gradebook and what a teacher has set stay; nothing is written over, nor beside a course of somebody else."""
+    folder = tmp_path / "out"
+    student = ["student", str(folder), "--for", "nbgrader", "--assignment"]
+    assert main([*student, "4"]) == 0
+    (folder / "gradebook.db").write_text("marks")
+    config = folder / "nbgrader_config.py"
+    config.write_text(f"{config.read_text('utf-8')}# mine\n", "utf-8")
+    assert main([*student, "5"]) == 0
+    assert {path.name for path in (folder / "source").iterdir()} == {"ch04", "ch05"}
+    assert (folder / "gradebook.db").read_text() == "marks" and config.read_text("utf-8").endswith("# mine\n")
+    assert main([*student, "6", "5"]) == 2 and "ch05 is there already" in capsys.readouterr().err
+    config.write_text("c = get_config()\n", "utf-8")
+    assert main([*student, "6"]) == 2 and "does not name our plugin" in capsys.readouterr().err
+    config.unlink()
+    assert main([*student, "6"]) == 2 and "name a new folder" in capsys.readouterr().err
+    assert not (folder / "source" / "ch06").exists()
 
 
 def test_a_chapter_that_is_named_twice_is_written_once(tmp_path, capsys):
