@@ -21,7 +21,7 @@ from chapters.reading import minutes_of, only_short, shown
 from chapters.report import record, report
 from chapters.story import Story, busy
 from chapters.submission import LIMIT_S, readable
-from chapters.words import Words, default_language, languages, translated, words_of
+from chapters.words import ENGLISH, Words, default_language, languages, translated, words_of
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 from nanovllm.tools.own_process import run_as_process
 
@@ -156,10 +156,11 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
 
 
 def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    path = translated(chapter.folder / "README.md", words_of(args.language).language)
+    words = words_of(args.language)
+    path = translated(chapter.folder / "README.md", words.language)
     text = path.read_text("utf-8")
     if args.short:
-        text = only_short(text)
+        text = only_short(text, words if path.name != "README.md" else ENGLISH)
     page = Markdown(described(spelled(unfolded(text)), path))
     if console.is_terminal:
         os.environ.setdefault("LESS", "-R")  # or less, the usual pager, shows the codes of colors

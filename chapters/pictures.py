@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chapters.course import ROOT, all_chapters
+from chapters.course import ROOT, Chapter, all_chapters
 from chapters.nano_engine.steps import NANO
 from chapters.svg import WIDTH, Moved, words
 
@@ -54,9 +54,16 @@ def wanted() -> dict[Path, Callable[[], str]]:
     }
     for chapter in [*all_chapters(), NANO]:
         for name in IMAGE.findall((chapter.folder / "README.md").read_text("utf-8")):
-            draw = getattr(chapter.module("pictures"), name)
-            files[chapter.folder / FOLDER / f"{name}.svg"] = partial(of_nobody, draw)
+            files[chapter.folder / FOLDER / f"{name}.svg"] = partial(of_nobody, drawing(chapter, name))
     return files
+
+
+def drawing(chapter: Chapter, name: str) -> Callable[[], str | Moved]:
+    """What draws a chapter's picture. Raises ValueError if nothing does."""
+    draw = getattr(chapter.module("pictures"), name, None)
+    if draw is None:
+        raise ValueError(f"{chapter.folder.name}/README.md shows {FOLDER}/{name}.svg, and pictures.py has no {name}()")
+    return draw
 
 
 def of_nobody(draw: Callable[[], str | Moved]) -> str:

@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from chapters.course import ROOT, Chapter, all_chapters, find_chapter
+from chapters.words import Words
 
 WORDS_PER_MINUTE = 138
-SHORT, LONG = "## The short path\n", "## The long path\n"
+SHORT, LONG = "## The short path\n", "## The long path\n"  # the first two sections of a chapter, in English
 SECTIONS = (  # of a short path
     "The question",
     "The picture",
@@ -39,6 +40,7 @@ DIAGRAM = re.compile(r"^```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 HIDDEN = re.compile(r"<!--.*?-->|(?<=\])\([^)]*\)", re.DOTALL)  # marks of slides, and where links lead
 ANSWER = re.compile(r"<details>\s*<summary>Answer</summary>(.*?)</details>", re.DOTALL)
+FOLDED = re.compile(r"<details>\s*<summary>[^<]*</summary>(.*?)</details>", re.DOTALL)  # in any language
 PREDICTION = "> **What do you expect?**"
 
 
@@ -69,9 +71,9 @@ class Reading:
 
 
 def short_path(text: str) -> str:
-    """The section of a chapter's text; "" where there is none."""
-    rest = text.partition(f"\n{SHORT}")[2]
-    return SHORT + rest.partition(f"\n{LONG}")[0] if rest else ""
+    """The first section of a chapter's text, in any language; "" where there are no two sections."""
+    starts = [found.start() for found in re.finditer(r"^## ", text, re.MULTILINE)]
+    return text[starts[0] : starts[1] - 1] if len(starts) > 1 else ""
 
 
 def readings_of(chapter: Chapter) -> tuple[Reading, Reading]:
@@ -98,7 +100,7 @@ def shown(minutes: tuple[int, int]) -> str:
     return f"{short or '-'} / {whole}"
 
 
-def only_short(text: str) -> str:
+def only_short(text: str, words: Words) -> str:
     """A chapter's beginning and its short path, for the terminal: the answers come after the questions, not between.
 
     Raises ValueError if it has none.
@@ -106,9 +108,9 @@ def only_short(text: str) -> str:
     short = short_path(text)
     if not short:
         raise ValueError(f"there is no short path in {text.partition(chr(10))[0].lstrip('# ')!r}")
-    answers = [" ".join(answer.split()) for answer in ANSWER.findall(short)]
+    answers = [" ".join(answer.split()) for answer in FOLDED.findall(short)]
     listed = "\n".join(f"{number}. {answer}" for number, answer in enumerate(answers, start=1))
-    return f"{text.partition(SHORT)[0]}{ANSWER.sub('', short)}\n\n### Answers\n\n{listed}\n"
+    return f"{text.partition(short)[0]}{FOLDED.sub('', short)}\n\n### {words('read.answers')}\n\n{listed}\n"
 
 
 # -- python -m chapters minutes ---------------------------------------------------------------------------------------

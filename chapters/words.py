@@ -26,14 +26,28 @@ class Words:
 
     def __call__(self, key: str, **values: object) -> str:
         section, name = key.split(".")
-        return self.said[section][name].format(**values)
+        return filled(self.said[section][name], values, f"{key} in strings/{self.language}.json")
 
     def title(self, chapter: Chapter) -> str:
         """As its text has it: # Chapter 1: title"""
         text = translated(chapter.folder / "README.md", self.language)
         if text.name == "README.md":
             return TITLES[chapter.number]
-        return text.read_text("utf-8").split("\n", 1)[0].partition(": ")[2]
+        return title_of(text.read_text("utf-8"))
+
+
+def filled(text: str, values: dict[str, Any], place: str) -> str:
+    """A text of a translator with its values. Raises ValueError, which names the place, for other names in braces."""
+    try:
+        return text.format(**values)
+    except (LookupError, ValueError) as error:
+        names = ", ".join(f"{{{name}}}" for name in values) or "none"
+        raise ValueError(f"{place}: {text!r} cannot be filled in ({error!r}); in braces there may be {names}") from None
+
+
+def title_of(text: str) -> str:
+    """Of a chapter's text, whatever colon its language has: # 第 1 章：标题"""
+    return re.split(r"[:：]\s*", text.partition("\n")[0].lstrip("# "), maxsplit=1)[-1]
 
 
 @cache
@@ -81,7 +95,7 @@ class Captions:
     """
 
     def __init__(self, folder: Path, language: str) -> None:
-        path = translated(folder / "story.json", language)
+        path = self._path = translated(folder / "story.json", language)
         entries = json.loads(path.read_text("utf-8")) if path.name != "story.json" else []
         self._exact = {entry["en"]: entry[language] for entry in entries}
         self._patterns = [(pattern_of(en), other) for en, other in self._exact.items() if "{" in en]
@@ -92,7 +106,7 @@ class Captions:
             return self._exact[text]
         for pattern, other in self._patterns:
             if found := pattern.fullmatch(text):
-                return other.format(**found.groupdict())
+                return filled(other, found.groupdict(), f"{text!r} in {self._path}")
         return text
 
 

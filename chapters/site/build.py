@@ -66,9 +66,11 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
     """Write the site into the folder; of an older one there, every file that still has its name is replaced.
 
     with_model: lay the model that some labs play with beside the pages; a text names another one than the demo model.
-    Raises ValueError with all that Sphinx warns of: a link to nothing, a page that no other leads to.
+    Raises ValueError with all that Sphinx warns of: a link to nothing, a page that no other leads to. Raises OSError if
+    the folder cannot be made.
     """
     check_installed()
+    folder.mkdir(parents=True, exist_ok=True)
     from chapters.site.pages import Course
 
     on_pages = None

@@ -1,6 +1,7 @@
 """python -m chapters site: the course as web pages."""
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -28,8 +29,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     check_installed()
     from chapters.site import build
 
-    build.build(args.out, args.offline, args.with_model)
-    print(f"written: {args.out / 'index.html'}")
-    if args.serve:
-        server.serve(args.out, args.port)
+    with server.server_at(args.port, args.out) if args.serve else nullcontext() as to_serve:
+        build.build(args.out, args.offline, args.with_model)
+        print(f"written: {args.out / 'index.html'}")
+        if to_serve:
+            server.serve(to_serve)
     return 0

@@ -13,13 +13,14 @@ from pathlib import Path
 from markdown_it.token import Token
 
 from chapters.course import all_chapters
+from chapters.pictures import drawing
 from chapters.svg import Moved
 
 FOLDER = "drawn/"
 
 
 def picture_of(inline: Token, folder: Path) -> str:
-    """A figure, or "" where the paragraph is no picture. Raises AttributeError where nothing draws it."""
+    """A figure, or "" where the paragraph is no picture. Raises ValueError where nothing draws it."""
     if (image := drawn_image(inline)) is None:
         return ""
     path, caption = Path(str(image.attrs["src"])), caption_of(image)
@@ -27,7 +28,7 @@ def picture_of(inline: Token, folder: Path) -> str:
     if chapter is None:
         return embedded(folder / path, caption)
     try:
-        drawn = getattr(chapter.module("pictures"), path.stem)()
+        drawn = drawing(chapter, path.stem)()
     except ImportError:  # it is drawn with torch, and pages are made without: the file is the same picture
         return embedded(folder / path, caption)
     return figure(drawn, caption)

@@ -19,11 +19,18 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-def serve(folder: Path, port: int) -> None:
+def server_at(port: int, folder: Path) -> ThreadingHTTPServer:
+    """It has the port at once, even if the folder is not there yet. Raises ValueError if it cannot have it."""
+    try:
+        return _server(folder, port, SimpleHTTPRequestHandler)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"--port {port}: {error}") from None
+
+
+def serve(server: ThreadingHTTPServer) -> None:
     """Until Ctrl-C, with a line for each request."""
-    with _server(folder, port, SimpleHTTPRequestHandler) as server:
-        print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)")
-        server.serve_forever()
+    print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)")
+    server.serve_forever()
 
 
 @contextmanager

@@ -111,3 +111,8 @@ def test_a_slot_is_not_its_position():
     left, top, width = (float(children[at - 1].get(name)) for name in ("x", "y", "width"))  # its box
     tips = [[float(number) for number in NUMBER.findall(path.get("d"))[:2]] for path in root.findall(f"{SVG}path")]
     assert any(left <= x <= left + width and y == top for x, y in tips), "nothing leads to q"
+
+
+def test_a_picture_that_nothing_draws():
+    with pytest.raises(ValueError, match=r"ch01_inference/README.md shows drawn/nobody.svg, and .* no nobody\(\)"):
+        pictures.drawing(CHAPTERS[0], "nobody")

@@ -14,7 +14,7 @@ from chapters import quiz
 from chapters.__main__ import main
 from chapters.course import EXERCISES
 from chapters.site.scenes import Scenes
-from chapters.site.server import served
+from chapters.site.server import served, server_at
 from chapters.words import ENGLISH
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.marks import by_night
@@ -128,6 +128,8 @@ def test_a_link_to_nothing_is_refused():
         written("# Chapter\n\nLook. *In the lab: Gone.*\n")
     with pytest.raises(ValueError, match=r"nothing that answers it follows the question 'How many\?'"):
         written("# Chapter\n\n> **What do you expect?** How many?\n\n## Next\n")
+    with pytest.raises(ValueError, match=r"ch04_paged_attention/README\.md shows drawn/gone\.svg, and .* no gone\(\)"):
+        written("# Chapter\n\n![Nothing](drawn/gone.svg)\n")
 
 
 def test_what_sphinx_warns_of_is_an_error(tmp_path, monkeypatch):
@@ -499,6 +501,19 @@ def test_what_a_reader_expects_is_kept_and_shown(address, phone):
 def test_command(tmp_path, monkeypatch, capsys):
     done = []
     monkeypatch.setattr("chapters.site.build.build", lambda *options: done.append(options))
-    monkeypatch.setattr("chapters.site.server.serve", lambda *options: done.append(options))
-    assert main(["site", "--out", str(tmp_path), "--offline", "--serve", "--port", "8123"]) == 0
-    assert done == [(tmp_path, True, False), (tmp_path, 8123)] and "index.html" in capsys.readouterr().out
+    monkeypatch.setattr("chapters.site.server.serve", lambda server: done.append(server.server_port))
+    with server_at(0, tmp_path) as other:
+        taken = other.server_port
+        for port, said in ((taken, "in use"), (99_999, "must be 0-65535")):
+            assert main(["site", "--out", str(tmp_path), "--serve", "--port", str(port)]) == 2
+            assert said in (error := capsys.readouterr().err) and f"--port {port}" in error
+    assert done == [], "nothing is built before"
+    assert main(["site", "--out", str(tmp_path), "--offline", "--serve", "--port", str(taken)]) == 0
+    assert done == [(tmp_path, True, False), taken] and "index.html" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("chapters.site.build.write_texts", lambda *given: pytest.fail("pages were made"))
+    (tmp_path / "site").write_text("")
+    assert main(["site", "--out", str(tmp_path / "site")]) == 2
+    assert "File exists" in capsys.readouterr().err

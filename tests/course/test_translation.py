@@ -11,11 +11,12 @@ from chapters import quiz
 from chapters.__main__ import main
 from chapters.recording import Recording
 from chapters.sheet import Histogram
-from chapters.words import ENGLISH, STRINGS, Captions, Words, languages, languages_of, pattern_of, words_of
+from chapters.words import ENGLISH, STRINGS, Captions, Words, languages, languages_of, pattern_of, title_of, words_of
 from tests.course.course_text import CHAPTERS, FENCE, text_of
 
 OTHERS = languages()[1:]
 EDITIONS = [(chapter, language) for chapter in CHAPTERS for language in languages_of(chapter)[1:]]
+NOT_GERMAN = next(chapter for chapter in CHAPTERS if "de" not in languages_of(chapter))
 for_each_edition = pytest.mark.parametrize(
     ("chapter", "language"), EDITIONS, ids=[f"{chapter.folder.name[:4]}-{language}" for chapter, language in EDITIONS]
 )
@@ -35,7 +36,7 @@ def leaves(said: dict, path: str = "") -> dict[str, str]:
 
 
 def test_german_is_there():
-    assert OTHERS == ["de"] and [(chapter.number, language) for chapter, language in EDITIONS] == [(1, "de")]
+    assert "de" in OTHERS and (1, "de") in [(chapter.number, language) for chapter, language in EDITIONS]
 
 
 @pytest.mark.parametrize("language", OTHERS)
@@ -142,16 +143,45 @@ def test_the_terminal(capsys, monkeypatch, tmp_path):
     said = " ".join(capsys.readouterr().out.split())
     assert "Kapitel 1: Was ist LLM-Inferenz?, 9 Fragen" in said and "Richtig. Einen für jeden Eintrag" in said
     assert main(["read", "1", "--language", "de"]) == 0 and "Der Schreiber und das Handbuch" in capsys.readouterr().out
+    assert main(["read", "1", "--short", "--language", "de"]) == 0
+    said = capsys.readouterr().out
+    assert "Nach diesem Kapitel" in said and "Der kurze Weg" in said and "Der lange Weg" not in said
+    assert said.index("Welches der beiden") < said.rindex("Antworten  ") < said.index("Nach einem langen Prompt")
     monkeypatch.setenv("NANOVLLM_LANGUAGE", "de")
-    assert main([]) == 0 and "Was ist LLM-Inferenz?" in (said := capsys.readouterr().out) and "Architecture" in said
-    assert main(["read", "2"]) == 0 and "Chapter 2: Architecture" in capsys.readouterr().out, (
-        "English, chapter by chapter"
-    )
+    assert main([]) == 0
+    assert "Was ist LLM-Inferenz?" in (said := capsys.readouterr().out) and NOT_GERMAN.title in said
+    assert main(["read", str(NOT_GERMAN.number)]) == 0
+    assert f"Chapter {NOT_GERMAN.number}: {NOT_GERMAN.title}" in capsys.readouterr().out, "English, chapter by chapter"
+    assert main(["read", str(NOT_GERMAN.number), "--short"]) == 0 and "Answers" in capsys.readouterr().out
     monkeypatch.setenv("NANOVLLM_LANGUAGE", "xx")
-    assert main([]) == 2 and "there is no language 'xx'; there are en, de" in capsys.readouterr().err
+    assert main([]) == 2 and f"there is no language 'xx'; there are {', '.join(languages())}" in capsys.readouterr().err
+
+
+@for_each_edition
+def test_a_title_is_there(chapter, language):
+    assert words_of(language).title(chapter)
+
+
+def test_titles():
+    """Whatever stands between the chapter's number and its title."""
+    assert title_of("# Kapitel 2: Was: ist?\n\nText") == "Was: ist?"
+    assert title_of("# 第 2 章：架构\n") == "架构"
+    assert title_of("# 架构\n") == "架构"
 
 
 def test_words_without_a_text_are_english():
     german = Words("de")
-    assert german.title(CHAPTERS[0]) == "Was ist LLM-Inferenz?" and german.title(CHAPTERS[1]) == "Architecture"
-    assert Captions(CHAPTERS[1].folder, "de")("Nothing is said.") == "Nothing is said."
+    assert german.title(CHAPTERS[0]) == "Was ist LLM-Inferenz?" and german.title(NOT_GERMAN) == NOT_GERMAN.title
+    assert Captions(NOT_GERMAN.folder, "de")("Nothing is said.") == "Nothing is said."
+
+
+@pytest.mark.parametrize("text", ["Kapitel {nummer}", "Kapitel {", "Kapitel {}"])
+def test_a_wrong_name_in_braces_is_told(tmp_path, text):
+    words = Words("de")
+    words.said = {"page": {"chapter": text}}
+    with pytest.raises(ValueError, match=r"page.chapter in strings/de.json: .* may be \{number\}"):
+        words("page.chapter", number=1)
+    (tmp_path / "story.json").write_text("[]")
+    (tmp_path / "story.de.json").write_text(json.dumps([{"en": "chapter {number}", "de": text}]), "utf-8")
+    with pytest.raises(ValueError, match=r"story.de.json: .* may be \{number\}"):
+        Captions(tmp_path, "de")("chapter 1")
