@@ -9,13 +9,15 @@ operation on it arrives at PretendGPU.launch(). It enforces what CUDA enforces:
 
 1. All tensors of an operation lie on the device. Numbers, 0-dimensional tensors and indices may come from the CPU.
 2. While a graph is recorded, nothing may wait for the device, copy from or to the host, or allocate memory in another
-   thread. A replay runs the recorded operations on the memory that they were recorded with. Memory that has been freed
-   since then holds garbage.
+   thread; where the recording is "thread_local", other threads may. A replay runs the recorded operations on the memory
+   that they were recorded with. Memory that has been freed since then holds garbage.
 3. Memory is counted: torch.cuda.memory_allocated(), max_memory_allocated() and mem_get_info() tell the truth, and an
    allocation that does not fit raises an OutOfMemoryError.
 4. A GPU before Ampere (capability below 8.0) multiplies nothing in bfloat16, and flash-attn refuses it. A program of a
-   Triton kernel has no more shared memory than one of the GPU's multiprocessors.
+   Triton kernel has no more shared memory than the GPU allows, and is launched on the thread's current device.
 5. Copies in both directions, launched operations, replays and waits are counted (Counts).
+6. PyTorch is the oldest that is admitted, unless a later one is asked for: its mm has no out_dtype.
+7. After a fault (PretendGPU.fault) everything fails, as after an illegal access to memory.
 
 New memory holds garbage (NaN in floats, -1 in integers). Triton's kernels run in Triton's interpreter; flash-attn is a
 stand-in with the package's own checks (tests/worker/cuda/flash_attn_stand_in.py). There is one stream, and operations
@@ -61,7 +63,8 @@ WAITING = {
 UNINITIALISED = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided}
 INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.dot, aten.mv, aten.addmv}
-SHARED_BYTES = {(7, 5): 64 << 10, (8, 0): 164 << 10, (8, 6): 100 << 10, (9, 0): 228 << 10}  # of a multiprocessor
+SHARED_BYTES = {(8, 0): 163 << 10, (8, 6): 99 << 10, (9, 0): 227 << 10}  # that a program may have
+OLDEST_TORCH = 2, 6
 COPIES = {aten.copy_, aten._to_copy, aten._copy_from}
 
 
@@ -102,10 +105,27 @@ class Allocation:
 
 
 class GraphPool:
-    """Memory that graphs have to themselves. peak: its size, as what is freed during a recording is used again."""
+    """Memory that graphs have to themselves. peak: its size, as what is freed during a recording is used again.
+
+    stream: on which they are recorded. What is freed on one stream is not used again on another.
+    """
 
     def __init__(self) -> None:
         self.live = self.peak = 0
+        self.stream: PretendStream | None = None
+
+
+class PretendStream:
+    """torch.cuda.Stream."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.index = GPU.current.index if device is None else torch.device(device).index
+
+
+class CurrentDevice(threading.local):
+    """Of a thread, as its index."""
+
+    index = 0
 
 
 class PretendTensor(Tensor):
@@ -145,19 +165,20 @@ class PretendGPU:
     """The one device there is. Its methods under "torch.cuda" answer what torch.cuda is asked."""
 
     def __init__(self) -> None:
-        self.reset(1 << 30, (9, 0))
+        self.reset(1 << 30, (9, 0), OLDEST_TORCH)
 
     @property
     def device(self) -> torch.device:
         return torch.device(NAME, 0)
 
-    def reset(self, total_bytes: int, capability: tuple[int, int]) -> None:
-        self.capability = capability
+    def reset(self, total_bytes: int, capability: tuple[int, int], torch_version: tuple[int, int]) -> None:
+        self.capability, self.torch_version = capability, torch_version
+        self.current = CurrentDevice()
+        self.fault: str | None = None
         self.total_bytes, self.counts, self.life = total_bytes, Counts(), object()
         self.allocated = self.max_allocated = self.reserved = 0
         self.pools: weakref.WeakSet[GraphPool] = weakref.WeakSet()
-        self.recording: PretendGraph | None = None
-        self._recording_thread: int | None = None
+        self.begun: tuple[PretendGraph, int, str] | None = None  # what is recorded, in which thread, which error mode
         self._live: weakref.WeakValueDictionary[int, Allocation] = weakref.WeakValueDictionary()
         self.pinned: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -166,6 +187,11 @@ class PretendGPU:
 
     # -- operations -----------------------------------------------------------------------------------------------
 
+    @property
+    def recording(self) -> "PretendGraph | None":
+        """The graph that this thread records."""
+        return self.begun[0] if self.begun is not None and self.begun[1] == threading.get_ident() else None
+
     def launch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One operation: check the rules, compute it in the CPU's memory, and write it down if a graph is recorded."""
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
@@ -173,6 +199,9 @@ class PretendGPU:
             if result is not NotImplemented:
                 return result
         packet = func.overloadpacket
+        self.check_alive()
+        if func is aten.mm.dtype and self.torch_version < (2, 8):
+            raise TypeError("mm() got an unexpected keyword argument 'out_dtype'")
         if packet in COPIES and (copied := self._copy(func, args, kwargs)) is not None:
             return copied
         if packet is aten._local_scalar_dense:
@@ -209,6 +238,7 @@ class PretendGPU:
 
     def kernel(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A kernel that is no operation of PyTorch's: function, called with the tensors in the CPU's memory."""
+        self.check_alive()
         self._check_devices(function, args, kwargs, is_kernel=True)
         inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
         result = function(*inner_args, **inner_kwargs)
@@ -222,13 +252,21 @@ class PretendGPU:
         self.note(again, (*_tensors(inner_args), *_tensors(result)))
         return self._wrap(result, args)
 
+    def check_alive(self) -> None:
+        if self.fault is not None:
+            raise RuntimeError(self.fault)
+
+    def check_current(self, index: int) -> None:
+        if index != self.device.index:
+            raise RuntimeError(f"what was launched on GPU {index} takes tensors of GPU {self.device.index}")
+
     def check_dtypes(self, tensors: list[Tensor]) -> None:
         """Of what is multiplied."""
         if self.capability < (8, 0) and any(x.dtype == torch.bfloat16 for x in tensors):
             raise RuntimeError(f"a GPU of capability {self.capability} multiplies nothing in bfloat16")
 
     def check_shared(self, num_bytes: int) -> None:
-        limit = SHARED_BYTES[self.capability] - 1024
+        limit = SHARED_BYTES[self.capability]
         if num_bytes > limit:
             raise RuntimeError(f"out of resource: shared memory, Required: {num_bytes}, Hardware limit: {limit}")
 
@@ -312,13 +350,14 @@ class PretendGPU:
         self.counts.syncs += 1
 
     def _refuse_while_recording(self, what: str) -> None:
-        if self.recording is not None:
+        self.check_alive()
+        if self.recording is not None or (self.begun is not None and self.begun[2] == "global"):
             raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def allocate(self, num_bytes: int, pool: GraphPool | None) -> None:
-        if self.recording is not None and threading.get_ident() != self._recording_thread:
+        if self.recording is None and self.begun is not None and self.begun[2] == "global":
             raise RuntimeError("another thread has allocated memory while a graph is recorded")
         if num_bytes > self.total_bytes - self.allocated - self.bytes_of_pools():
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {num_bytes} bytes.")
@@ -388,17 +427,42 @@ class PretendGraph:
 
 
 @contextmanager
-def recording(graph: PretendGraph, pool: GraphPool | None = None, **options: Any) -> Iterator[None]:
+def recording(
+    graph: PretendGraph,
+    pool: GraphPool | None = None,
+    stream: PretendStream | None = None,
+    capture_error_mode: str = "global",
+) -> Iterator[None]:
     """torch.cuda.graph."""
-    assert GPU.recording is None, "one recording at a time"
+    assert GPU.begun is None, "one recording at a time"
+    GPU.check_current(GPU.current.index if stream is None else stream.index)
     GPU.synchronize()
-    graph.memory = graph.memory if pool is None else pool
+    if pool is None:
+        graph.memory.stream = stream
+    else:
+        assert pool.stream is stream, "a pool's memory is not used again on another stream"
+        graph.memory = pool
     GPU.pools.add(graph.memory)
-    GPU.recording, GPU._recording_thread = graph, threading.get_ident()
+    GPU.begun = graph, threading.get_ident(), capture_error_mode
     try:
         yield
     finally:
-        GPU.recording = GPU._recording_thread = None
+        GPU.begun = None
+
+
+@contextmanager
+def current_device(device: torch.device | int) -> Iterator[None]:
+    """torch.cuda.device."""
+    before = GPU.current.index
+    set_device(device)
+    try:
+        yield
+    finally:
+        GPU.current.index = before
+
+
+def set_device(device: torch.device | int) -> None:
+    GPU.current.index = device if isinstance(device, int) else device.index
 
 
 GPU = PretendGPU()
@@ -496,6 +560,7 @@ class InterpretedKernel:
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         def run(*args: Any, **kwargs: Any) -> None:
+            GPU.check_current(GPU.current.index)
             if "BLOCK_N" in kwargs:  # it multiplies: tiles of q, and of K and V for each stage
                 GPU.check_dtypes(_tensors(args))
                 rows = kwargs["BLOCK_M"] + 2 * kwargs["BLOCK_N"] * kwargs["num_stages"]
@@ -510,6 +575,7 @@ def interpreted_triton_kernels() -> ModuleType:
     made = import_interpreted()
     made._attention_kernel = InterpretedKernel(made._attention_kernel)
     made._write_kernel = InterpretedKernel(made._write_kernel)
+    made.shared_bytes = lambda device: SHARED_BYTES[GPU.capability]  # which Triton's driver is asked for
     return made
 
 
@@ -550,23 +616,28 @@ class PretendPlatform(CUDAPlatform):
 
 @contextmanager
 def pretend_gpu(
-    total_bytes: int = 1 << 30, with_flash_attn: bool = False, num_gpus: int = 1, capability: tuple[int, int] = (9, 0)
+    total_bytes: int = 1 << 30,
+    with_flash_attn: bool = False,
+    num_gpus: int = 1,
+    capability: tuple[int, int] = (9, 0),
+    torch_version: tuple[int, int] = OLDEST_TORCH,
 ) -> Iterator[PretendGPU]:
     """Meanwhile there is a GPU, with so much memory. num_gpus: as many are counted, for ranks; a process has one.
 
-    capability: (7, 5) is a T4, whose rules then hold.
+    capability: (7, 5) is a T4, whose rules then hold. torch_version: what later ones have brought is not there.
     """
     global _library
     if _library is None:
         _library = register()
-    GPU.reset(total_bytes, capability)
+    GPU.reset(total_bytes, capability, torch_version)
     cuda = {
-        "is_available": lambda: True, "device_count": lambda: num_gpus, "current_device": lambda: 0,
-        "set_device": lambda device: None, "get_device_capability": lambda device=None: capability,
+        "is_available": lambda: True, "device_count": lambda: num_gpus,
+        "current_device": lambda: GPU.current.index, "set_device": set_device, "device": current_device,
+        "Stream": PretendStream, "get_device_capability": lambda device=None: capability,
         "get_device_name": lambda device=None: "a pretend GPU",
         "get_device_properties": lambda device=None: SimpleNamespace(
             name="a pretend GPU", major=capability[0], minor=capability[1], total_memory=total_bytes,
-            multi_processor_count=1, shared_memory_per_multiprocessor=SHARED_BYTES[capability],
+            multi_processor_count=1,
         ), "CUDAGraph": PretendGraph, "graph": recording,
     }  # fmt: skip
     for name in ("memory_allocated max_memory_allocated memory_reserved reset_peak_memory_stats mem_get_info "
@@ -577,6 +648,9 @@ def pretend_gpu(
             patches.enter_context(patch.object(torch.cuda, name, value))
         patches.enter_context(patch.object(platform, "CUDAPlatform", PretendPlatform))
         patches.enter_context(patch.object(Tensor, "pin_memory", pinned_copy))
+        if torch_version < (2, 8):
+            overloads = [name for name in aten.mm.overloads() if not name.startswith("dtype")]
+            patches.enter_context(patch.object(aten.mm, "overloads", lambda: overloads))
         modules: dict[str, Any] = {"flash_attn": flash_attn() if with_flash_attn else None}
         if importlib.util.find_spec("triton") is not None:
             modules[KERNELS] = interpreted_triton_kernels()
@@ -607,6 +681,7 @@ def be_a_rank() -> None:
 
     pretending = pretend_gpu()
     pretending.__enter__()
+    torch.cuda.set_device = lambda device: None  # there is one in this process
     join = dist.init_process_group
     dist.init_process_group = lambda backend, **options: join("gloo", **options)
     _kept.append(pretending)

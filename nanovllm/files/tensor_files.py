@@ -110,11 +110,17 @@ class WeightFiles:
         """Raise a ValueError for weights that this machine cannot hold."""
         # A rank on a GPU has one of its own; those on a CPU share its memory.
         on_gpu = device.type != "cpu"
-        memory = torch.cuda.mem_get_info(device)[0] * num_ranks if on_gpu else installed_bytes()
+        memory = free_gpu_bytes(device) * num_ranks if on_gpu else installed_bytes()
         needed = self.weight_bytes(dtype, quantization, on_gpu)
         if needed > memory:
             needs = f"need {needed / 1e9:.1f} GB of {memory / 1e9:.1f} GB of memory"
             raise ValueError(f"the weights in {self.directory} {needs}")
+
+
+def free_gpu_bytes(device: torch.device | None = None) -> int:
+    """Free memory of a GPU, with what PyTorch's allocator keeps of tensors that are gone. None: the current one."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def as_stored(directory: Path, config: ModelConfig) -> ModelConfig:

@@ -28,7 +28,7 @@ class StepFailed(RuntimeError):
 
 
 class EngineDied(RuntimeError):
-    """The engine cannot go on: a rank was lost, or it was shut down. Nothing is answered any more."""
+    """The engine cannot go on: a rank or the GPU was lost, or it was shut down. Nothing is answered any more."""
 
 
 class Reader:
@@ -217,7 +217,7 @@ class EngineThread:
     def _fail_step(self, error: Exception) -> None:
         """Find out whose doing it was (suspects.py). Those that are given up end; the others are computed again."""
         logger.error("a step has failed", exc_info=error)
-        if getattr(self.engine.model_runner, "has_ended", False):  # of ranks; one alone ends with its process
+        if self.engine.model_runner.has_ended:  # a rank was lost, or the GPU computes nothing any more
             raise error
         given_up = self.suspects.step_failed(self._worked_on(), self.engine.requests)
         readers = {self.readers[request.request_id] for request in given_up if request.request_id in self.readers}

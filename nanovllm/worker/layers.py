@@ -69,7 +69,8 @@ def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torc
     """y = x W^T + b, summed in float32. out_dtype: float32 keeps the sums as they are, None rounds to x's dtype."""
     if out_dtype in (None, x.dtype):
         return F.linear(x, weight, bias)
-    if x.is_cpu:  # PyTorch's mm has no out_dtype on a CPU. A part of the weight, as float32, fits into a core's cache
+    if x.is_cpu or "dtype" not in torch.ops.aten.mm.overloads():  # mm has an out_dtype on a GPU, from PyTorch 2.8 on
+        # A part of the weight, as float32, fits into a core's cache.
         wide = x.float()
         y = torch.cat([wide @ part.float().T for part in weight.split(FLOAT32_ROWS)], dim=1)
     else:

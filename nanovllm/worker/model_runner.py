@@ -44,8 +44,13 @@ DEFAULT_BLOCK_SIZE = 16
 
 @contextmanager
 def own_modes(device: torch.device) -> Iterator[None]:
-    """Without autocast and inference mode, so that what is made here can be changed later; and without gradients."""
+    """Without autocast and inference mode, so that what is made here can be changed later; and without gradients.
+
+    A GPU is the current one meanwhile: Triton launches there, and each of a program's threads has its own.
+    """
     with ExitStack() as modes:
+        if device.type != "cpu":
+            modes.enter_context(torch.cuda.device(device))
         for kind in {"cpu", device.type}:
             if torch.is_autocast_enabled(kind):
                 modes.enter_context(torch.autocast(kind, enabled=False))
@@ -220,6 +225,11 @@ class ModelRunner:
     def part_counts(self) -> dict[str, dict[str, int]]:
         """{name: ModelPart.counts of each part}."""
         return {name: part.counts for name, part in self.parts.items()}
+
+    @property
+    def has_ended(self) -> bool:
+        """Asked after a step that failed: can nothing be computed any more?"""
+        return self.platform.has_ended()
 
     @property
     def measures_memory(self) -> bool:

@@ -107,6 +107,10 @@ class Platform(ABC):
 
     # -- what differs from this on some platforms ------------------------------------------------------------------
 
+    def has_ended(self) -> bool:
+        """Asked after a step that failed: can nothing be computed in this process any more?"""
+        return False
+
     def loading(self, runner: "ModelRunner") -> AbstractContextManager:
         """A context in which a model's weights are read. After it they have their final place in memory."""
         return nullcontext()

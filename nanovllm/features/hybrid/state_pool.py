@@ -65,7 +65,7 @@ class StatePool:
         max_running, max_snapshots = 1, 0
         if free_bytes is not None:
             max_running = max(1, min(config.max_num_seqs, free_bytes // SHARE // self.slot_bytes))
-            given = free_bytes // SHARE if config.state_cache_bytes is None else config.state_cache_bytes
+            given = max(0, free_bytes) // SHARE if config.state_cache_bytes is None else config.state_cache_bytes
             max_snapshots = min(given // self.slot_bytes, MAX_SNAPSHOTS) if config.enable_prefix_caching else 0
         num_slots = max_running + max_snapshots
         self.slots = StateSlots(max_running, max_snapshots, num_slots * self.slot_bytes)

@@ -14,7 +14,8 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.parallel_layers import ParallelDecoder
 
-OPERATION_TIMEOUT_S = 20.0  # how long a rank waits for the others inside an operation
+# How long a rank waits for the others inside an operation. On GPUs, one may compile Triton's kernels meanwhile.
+OPERATION_TIMEOUT_S = {"gloo": 20.0, "nccl": 300.0}
 EXPERT_SIZES = "moe_intermediate_size", "shared_expert_intermediate_size"
 SHARDED_SIZES = "num_attention_heads", "intermediate_size", *EXPERT_SIZES, "vocab_size"
 
@@ -25,7 +26,10 @@ class PeerError(RuntimeError):
 
 @dataclass
 class RankGroup:
-    """This rank's place among those that share a model. In a group of one, every operation returns its input."""
+    """This rank's place among those that share a model. In a group of one, every operation returns its input.
+
+    num_reduced_bytes: that went through all_reduce(); not those of a CUDA graph's replays, which call nothing here
+    """
 
     rank: int = 0
     size: int = 1
@@ -38,7 +42,8 @@ class RankGroup:
             torch.cuda.set_device(self.rank)
         try:
             store = dist.TCPStore("127.0.0.1", port, is_master=False)
-            backend, limit = "nccl" if on_gpu else "gloo", timedelta(seconds=OPERATION_TIMEOUT_S)
+            backend = "nccl" if on_gpu else "gloo"
+            limit = timedelta(seconds=OPERATION_TIMEOUT_S[backend])
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
         except RuntimeError as error:
             raise PeerError(str(error).splitlines()[0]) from error

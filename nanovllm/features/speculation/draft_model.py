@@ -27,6 +27,7 @@ from nanovllm.features.speculation.ngrams import NgramProposer
 from nanovllm.features.speculation.speculative_config import SpeculativeConfig
 from nanovllm.features.speculation.step_times import NUM_TIMES
 from nanovllm.files.hub import resolve_checkpoint
+from nanovllm.files.tensor_files import free_gpu_bytes
 from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.wings import make_block_manager
 from nanovllm.worker.batch import cdiv
@@ -84,7 +85,7 @@ def load_draft_model(
     num_tokens = cdiv(max_model_len, block_size) * block_size * config.max_num_seqs
     num_bytes = num_tokens * model.kv_bytes_per_token(getattr(torch, dtype).itemsize)
     if torch.cuda.is_available():
-        free_bytes = torch.cuda.mem_get_info()[0]
+        free_bytes = free_gpu_bytes()
     else:
         from nanovllm.worker.cpu.memory import free_bytes as free_bytes_of_cpu
 

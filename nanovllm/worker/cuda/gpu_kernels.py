@@ -1,10 +1,10 @@
 """Which kernels run on a GPU, and why (chapter 10).
 
 flash-attn is the fastest where it can be used: half precision, blocks of a multiple of 256 tokens. Otherwise the Triton
-kernels of triton_kernels.py compute attention, or PyTorch's operations where there is no Triton.
+kernels of triton_kernels.py compute attention, or PyTorch's operations where Triton does not work or the GPU is older
+than Ampere: Triton no longer uses the tensor cores there.
 """
 
-import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nanovllm.config import EngineConfig
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.cuda.dtypes import AMPERE
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Pair, rotate_heads
 
 logger = logging.getLogger("nanovllm")
@@ -21,10 +22,16 @@ logger = logging.getLogger("nanovllm")
 FLASH_BLOCK_SIZE = 256  # flash-attn 2 reads a paged cache in blocks of a multiple of this
 
 
-def load_cuda_kernels(config: EngineConfig, head_dim: int, dtype: torch.dtype) -> tuple[Kernels, int | None]:
+def load_cuda_kernels(
+    config: EngineConfig, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Kernels, int | None]:
     """The kernels for this model, and the block size that suits them (None: any)."""
-    if "triton" not in config.optimizations or importlib.util.find_spec("triton") is None:
-        logger.info("attention: PyTorch, because triton is %s", _off_or_missing("triton", config))
+    if "triton" not in config.optimizations:
+        logger.info("attention: PyTorch, because triton is switched off")
+        return TORCH_KERNELS, None
+    why_no_triton = triton_problem(device)
+    if why_no_triton is not None:
+        logger.warning("attention: PyTorch, because %s", why_no_triton)
         return TORCH_KERNELS, None
     from nanovllm.worker.cuda import triton_kernels
 
@@ -50,19 +57,37 @@ def load_cuda_kernels(config: EngineConfig, head_dim: int, dtype: torch.dtype) -
     return replace(TORCH_KERNELS, rotary_and_write=rotary_and_write, paged_attention=attention), block_size
 
 
+def triton_problem(device: torch.device) -> str | None:
+    """Why the Triton kernels cannot be used on this GPU; None if they can. One is compiled and run to find out."""
+    if torch.cuda.get_device_capability(device) < AMPERE:
+        return "the Triton kernels need an Ampere GPU or a later one"
+    try:
+        from nanovllm.worker.cuda import triton_kernels
+
+        row = torch.zeros(1, 1, 16, device=device, dtype=torch.float32)
+        cache = row[None]
+        triton_kernels.write_kv(row, row, (cache, cache), torch.zeros(1, device=device, dtype=torch.int64))
+    except Exception as error:  # no Triton, or no C compiler or Python.h, which it needs at its first launch
+        return f"Triton does not work here ({type(error).__name__}: {error})"
+    return None
+
+
+def flash_attn_problem() -> str | None:
+    """Why the flash-attn package cannot be used, whatever the GPU and the model are; None if it can."""
+    try:
+        from flash_attn import flash_attn_varlen_func  # noqa: F401 (flash-attn 4 lacks it)
+    except Exception as error:  # a build for another PyTorch raises what it likes
+        return f"flash-attn cannot be imported ({error})"
+    return None
+
+
 def _why_not_flash_attn(config: EngineConfig, head_dim: int, dtype: torch.dtype) -> str | None:
     if dtype not in (torch.float16, torch.bfloat16):
         return f"flash-attn does not compute in {dtype}"
     if config.block_size is not None and config.block_size % FLASH_BLOCK_SIZE:
         return f"flash-attn needs a block_size that is a multiple of {FLASH_BLOCK_SIZE}, and it is {config.block_size}"
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
-        return "flash-attn needs an Ampere GPU or a later one"
     if head_dim > 256 or head_dim % 8:
         return f"flash-attn has no heads of {head_dim} dimensions"
-    if "flash_attn" not in config.optimizations or importlib.util.find_spec("flash_attn") is None:
-        return f"flash-attn is {_off_or_missing('flash_attn', config)}"
-    return None
-
-
-def _off_or_missing(name: str, config: EngineConfig) -> str:
-    return "not installed" if name in config.optimizations else "switched off"
+    if "flash_attn" not in config.optimizations:
+        return "flash-attn is switched off"
+    return flash_attn_problem()

@@ -59,7 +59,7 @@ class DecodeGraphs(RecordedSteps):
         self._cu_seqlens_q = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._sizes = [size for size in LADDER if size <= largest]
         self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}  # size -> replay it, where the result will be
-        pool = None
+        pool, stream = None, torch.cuda.Stream(device)
         for size in reversed(self._sizes):  # the largest first: the others fit in the memory that it took
 
             def forward(size: int = size) -> Tensor:
@@ -69,7 +69,7 @@ class DecodeGraphs(RecordedSteps):
             wide, seqlens_k = padding(size)
             self._fill(size, wide, seqlens_k)
             forward()  # compiles what has to be compiled before anything is recorded
-            replay, hidden, pool = record(forward, pool)
+            replay, hidden, pool = record(forward, pool, stream)
             self._graphs[size] = replay, hidden
 
     def run(self, batch: Batch) -> Tensor | None:
@@ -125,10 +125,13 @@ def padding(num_rows: int) -> tuple[Tensor, Tensor]:
     return wide, torch.ones(num_rows, dtype=torch.int32, device="cpu")
 
 
-def record(forward: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
-    """Record forward() in memory of `pool`. Returns how to replay it, where its result will be, and the pool."""
+def record(forward: Callable[[], Tensor], pool: Any, stream: Any) -> tuple[Callable[[], None], Tensor, Any]:
+    """Record forward() in memory of `pool`. Returns how to replay it, where its result will be, and the pool.
+
+    stream: the same one for all that share a pool, as a stream's memory is its own. Other threads may use the GPU.
+    """
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         result = forward()
     return graph.replay, result, graph.pool()

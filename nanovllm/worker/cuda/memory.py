@@ -31,8 +31,10 @@ def free_bytes(runner: "ModelRunner", largest_image: "PromptImages | None", reco
     if largest_image is not None:
         seq.parts["images"] = largest_image
     seq.block_table = [0] * cdiv(num_tokens, runner.block_size)
-    chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (config.max_num_batched_tokens // num_tokens)
-    runner.run(SchedulerOutput(chunks, [], num_tokens * len(chunks)))
+    starts = range(0, config.max_num_batched_tokens, num_tokens)
+    ends = [min(num_tokens, config.max_num_batched_tokens - start) for start in starts]
+    chunks = [ScheduledChunk(seq, 0, end, 0) for end in ends]
+    runner.run(SchedulerOutput(chunks, [], config.max_num_batched_tokens))
     num_rows = config.max_num_logits
     hidden = torch.zeros(num_rows, model.config.hidden_size, dtype=runner.dtype, device=runner.device)
     logits = model.logits(hidden)

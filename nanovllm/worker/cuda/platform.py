@@ -30,7 +30,7 @@ class CUDAPlatform(Platform):
     def choose_kernels(
         self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype
     ) -> tuple[Kernels, int | None]:
-        return load_cuda_kernels(config, model_config.head_dim, dtype)
+        return load_cuda_kernels(config, model_config.head_dim, dtype, self.device)
 
     def kv_format(
         self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kernels: Kernels
@@ -50,6 +50,14 @@ class CUDAPlatform(Platform):
     @torch.inference_mode()
     def record_steps(self, runner: "ModelRunner") -> graphs.DecodeGraphs | None:
         return graphs.DecodeGraphs(runner) if graphs.why_no_graphs(runner) is None else None
+
+    def has_ended(self) -> bool:
+        """After an illegal access, say, whatever a process asks of CUDA fails; not so after an OutOfMemoryError."""
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False
 
     def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:
         """Libraries choose their kernels by the number of rows."""

@@ -13,6 +13,7 @@ not split over several programs (Flash-Decoding does that), so a lone decode lea
 # A kernel's arguments are the device's pointers and numbers; Python has no types for them.
 
 import math
+from functools import cache
 
 import torch
 import triton
@@ -49,16 +50,17 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
     return out
 
 
+@cache
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program may have: all of a multiprocessor's, but for 1 KB that the system takes of it."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024
+    """Shared memory that a program may have: the limit at which Triton itself refuses a kernel."""
+    return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
 def tile_of(block_dim: int, itemsize: int, shared_bytes: int | None) -> tuple[int, int]:
     """(rows, stages): query rows, and keys, of a tile; in 2 stages the next keys come while these are multiplied.
 
-    64 half-precision rows, or 32 in float32, is what registers hold. A T4 has 64 KB of shared memory: room for one
-    stage with heads of 128 dimensions, and for half as many rows with heads of 256. None: no limit.
+    64 half-precision rows, or 32 in float32, is what registers hold. With heads of 256 dimensions one stage of half as
+    many rows is what the 99 KB of a consumer GPU have room for. shared_bytes: what a program may have; None: no limit.
     """
     rows = 128 // itemsize
     for tile, stages in ((rows, 2), (rows, 1), (rows // 2, 1)):

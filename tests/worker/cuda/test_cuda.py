@@ -4,7 +4,6 @@ Without one: test_engine.py has the same engine on a pretend GPU, test_triton_ke
 interpreter, test_flash_attention.py checks the call to flash-attn, and test_kernels.py the choice between them.
 """
 
-import importlib.util
 import random
 import re
 
@@ -15,12 +14,13 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import reference_logits
 from tests.parity import SETTINGS, check_setting, greedy, make_prompts
+from tests.worker.cuda.backends import has_flash_attn
 from tests.worker.test_model import check_logits, logits_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 TRITON, PYTORCH = ("triton", "cuda_graphs"), ()
-needs_flash_attn = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="needs flash-attn")
+needs_flash_attn = pytest.mark.skipif(not has_flash_attn(), reason="needs flash-attn")
 
 
 @pytest.mark.parametrize("optimizations", [TRITON, PYTORCH], ids=["triton", "pytorch"])

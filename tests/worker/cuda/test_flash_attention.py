@@ -1,7 +1,6 @@
 """The flash-attn backend against PyTorch: with the package where it runs, elsewhere with a stand-in for it."""
 
 import sys
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +9,13 @@ import torch
 from nanovllm.worker.cuda import flash_attention
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.worker.cpu.test_kernels import RAGGED, TOLERANCE, ragged_batch
+from tests.worker.cuda.backends import has_flash_attn
 from tests.worker.cuda.flash_attn_stand_in import flash_attn_varlen_func
 
 
 @pytest.fixture
 def device(monkeypatch) -> torch.device:
-    if torch.cuda.is_available() and find_spec("flash_attn"):
+    if has_flash_attn():
         return torch.device("cuda")
     stand_in = SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
     monkeypatch.setitem(sys.modules, "flash_attn", stand_in)

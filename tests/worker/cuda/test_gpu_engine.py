@@ -3,10 +3,12 @@
 On a real GPU test_cuda.py asks the same of real kernels.
 """
 
+import asyncio
 import gc
 import random
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -14,9 +16,12 @@ import torch
 from nanovllm import LLM, LoRARequest, PoolingParams, SamplingParams
 from nanovllm.features.speculation.draft_model import DraftModel
 from nanovllm.features.speculation.step_times import StepTimes
+from nanovllm.serving.async_llm import AsyncLLM
+from nanovllm.serving.engine_thread import EngineDied, StepFailed
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cuda import gpu_kernels, graphs
 from nanovllm.worker.kernels import TORCH_KERNELS, rotate
+from nanovllm.worker.model_runner import ModelRunner
 from tests.checkpoints import HYBRIDS, VARIANTS, make_checkpoint
 from tests.features.lora.adapters import make_adapter
 from tests.features.speculation.test_speculation import assert_same, generate, random_requests
@@ -129,6 +134,17 @@ def test_flash_attn(checkpoint, variant):
         llm = LLM(str(checkpoint(variant)), optimizations=FLASH, **options)
         assert llm.engine.model_runner.kernels.paged_attention.__module__.endswith("flash_attention")
         assert tokens_of(llm) == expected == tokens_of(llm)
+
+
+def test_half_precision_with_old_and_new_torch(checkpoint):
+    """Logits are float32, whether or not PyTorch multiplies halves into it."""
+    options = OPTIONS | dict(dtype="bfloat16", optimizations=PYTORCH)
+    found = []
+    for torch_version in ((2, 6), (2, 8)):
+        with pretend_gpu(torch_version=torch_version):
+            llm = LLM(str(checkpoint()), **options)
+            found.append(llm.generate(prompts_of(), replace(GREEDY, logprobs=2), use_tqdm=False))
+    assert_same_logprobs(*found)
 
 
 @pytest.mark.nightly
@@ -299,6 +315,46 @@ def test_a_pool_that_does_not_fit(checkpoint):
             LLM(str(checkpoint()), gpu_memory_utilization=0.05, **options)
 
 
+@pytest.mark.parametrize(("max_model_len", "profiled"), [(13, [13, 11]), (24, [24]), (10, [10, 10, 4])])
+def test_the_step_that_measures_memory_is_the_largest(checkpoint, gpu, monkeypatch, max_model_len, profiled):
+    run, sizes = ModelRunner.run, []
+
+    def noting(runner, output):
+        sizes.append([chunk.end - chunk.start for chunk in output.chunks])
+        return run(runner, output)
+
+    monkeypatch.setattr(ModelRunner, "run", noting)
+    LLM(str(checkpoint()), optimizations=PYTORCH, **OPTIONS | {"max_model_len": max_model_len})
+    assert sizes == [profiled]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_another_engine_takes_the_place_of_one_that_is_gone(checkpoint, drafts):
+    """Its memory is free, though PyTorch's allocator still holds it."""
+    options = OPTIONS | dict(optimizations=PYTORCH)
+    if drafts:
+        options["speculative_config"] = {"model": str(checkpoint()), "num_speculative_tokens": 1}
+    sizes = []
+    for held_bytes in (0, (1 << 30) - (1 << 16)):
+        with pretend_gpu() as gpu:
+            torch.empty(held_bytes, dtype=torch.uint8, device=gpu.device)
+            assert torch.cuda.mem_get_info()[0] == gpu.total_bytes - held_bytes
+            llm = LLM(str(checkpoint()), **options)
+            sizes.append(llm.engine.speculation.proposer.runner.num_blocks if drafts else llm.engine.kv_pool.num_blocks)
+            del llm
+            gc.collect()
+    assert sizes[0] == sizes[1]
+
+
+def test_a_hybrid_model_on_a_gpu_that_others_use(checkpoint):
+    """More than gpu_memory_utilization is taken already: a pool whose size is given has one state and no snapshot."""
+    with pretend_gpu(total_bytes=16 << 20):
+        llm = LLM(str(checkpoint("qwen3.5")), optimizations=PYTORCH, gpu_memory_utilization=0.01, **OPTIONS)
+        slots = llm.engine.model_runner.states.slots
+        assert (slots.max_running, slots.max_snapshots) == (1, 0)
+        assert len(tokens_of(llm)[0]) == 6
+
+
 def test_an_engine_that_is_dropped_gives_its_memory_back(checkpoint, gpu):
     tokens_of(llm := LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS))
     assert gpu.memory_allocated() > 100_000
@@ -388,6 +444,62 @@ def test_a_prefill_step_makes_no_copy_per_layer(tmp_path, gpu, num_layers, optim
     for sizes, counts in steps:
         copies = 1 if optimizations is TRITON else 2  # PyTorch's attention sorts the decodes by length, once a step
         assert counts.h2d <= copies and counts.d2h == counts.syncs <= 1, sizes
+
+
+# -- threads and faults ------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_whose_current_gpu_is_another(checkpoint, gpu):
+    """Triton launches on the current one, which belongs to the thread: AsyncLLM's is not the caller's."""
+    llm = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS)
+    torch.cuda.set_device(1)
+    [output] = llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 6 and torch.cuda.current_device() == 1
+
+
+def test_other_threads_use_the_gpu_while_a_graph_is_recorded(gpu):
+    found = []
+
+    def forward() -> torch.Tensor:
+        thread = Thread(target=lambda: found.append(torch.ones(2).to(gpu.device).tolist()))
+        thread.start()
+        thread.join()
+        return torch.ones(2, device=gpu.device)
+
+    graphs.record(forward, None, torch.cuda.Stream(gpu.device))
+    assert found == [[1, 1]]
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_a_server_whose_gpu_has_a_fault(checkpoint, gpu, lasts):
+    """After an illegal access nothing can be computed: the engine has died. Out of memory, only a request is lost."""
+
+    async def ask(llm: AsyncLLM) -> None:
+        async for _ in llm.generate([5, 6, 7], GREEDY):
+            pass
+
+    async def run() -> None:
+        llm = AsyncLLM(str(checkpoint()), optimizations=PYTORCH, **OPTIONS)
+        await ask(llm)
+        runner = llm.engine.model_runner
+        forward = runner.forward
+
+        def failing(batch):
+            if lasts:
+                gpu.fault = "CUDA error: an illegal memory access was encountered"
+                return forward(batch)
+            return torch.empty(2 * gpu.total_bytes, dtype=torch.uint8, device=gpu.device)
+
+        runner.forward = failing
+        with pytest.raises(EngineDied if lasts else StepFailed, match="illegal memory" if lasts else "out of memory"):
+            await ask(llm)
+        runner.forward = forward
+        if not lasts:
+            await ask(llm)
+        assert llm.errored == lasts
+        llm.shutdown()
+
+    asyncio.run(run())
 
 
 # -- faults that were there, put back ----------------------------------------------------------------------------------

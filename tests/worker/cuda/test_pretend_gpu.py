@@ -76,8 +76,11 @@ def test_it_computes_what_the_cpu_computes(name, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_product_in_float32(mode, dtype):
+    """PyTorch has it since 2.8."""
     a, b, *_ = (x.to(dtype) for x in numbers())
-    with mode():
+    with pytest.raises(TypeError, match="out_dtype"):
+        torch.mm(a.to(DEVICE), b.to(DEVICE), out_dtype=torch.float32)
+    with pretend_gpu(torch_version=(2, 8)), mode():
         found = torch.mm(a.to(DEVICE), b.to(DEVICE), out_dtype=torch.float32)
         assert found.dtype == torch.float32 and torch.equal(found.cpu(), a.float() @ b.float())
 
@@ -136,9 +139,9 @@ def test_copies_and_waits_are_counted(gpu):
         x.numpy()
 
 
-def recorded(operation: Callable[[], torch.Tensor], pool=None) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+def recorded(operation: Callable[[], torch.Tensor], pool=None, **options) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph, pool=pool, **options):
         result = operation()
     return graph, result
 
@@ -166,12 +169,13 @@ def test_what_a_recording_does_not_allow(forbidden):
     x.sum().item()  # the recording has ended
 
 
-def test_another_thread_allocates_while_a_graph_is_recorded():
+@pytest.mark.parametrize("mode", ["global", "thread_local"])
+def test_another_thread_allocates_while_a_graph_is_recorded(mode):
     errors = []
 
     def allocate():
         try:
-            torch.zeros(2, device=DEVICE)
+            torch.zeros(2, device=DEVICE).tolist()
         except RuntimeError as error:
             errors.append(str(error))
 
@@ -181,8 +185,39 @@ def test_another_thread_allocates_while_a_graph_is_recorded():
         thread.join()
         return torch.ones(2, device=DEVICE)
 
-    recorded(operation)
-    assert "another thread" in errors[0]
+    graph, _ = recorded(operation, capture_error_mode=mode)
+    assert ["another thread" in error for error in errors] == [True] * (mode == "global")
+    assert len(graph.operations) == 1
+
+
+def test_a_recording_is_made_on_a_stream_of_the_device():
+    x, stream = torch.ones(2, device=DEVICE), torch.cuda.Stream(DEVICE)
+    graph, _ = recorded(lambda: x + 1, stream=stream)
+    with pytest.raises(AssertionError, match="another stream"):
+        recorded(lambda: x + 1, graph.pool(), stream=torch.cuda.Stream(DEVICE))
+    torch.cuda.set_device(1)
+    recorded(lambda: x + 1, graph.pool(), stream=stream)
+    with pytest.raises(RuntimeError, match="launched on GPU 1 takes tensors of GPU 0"):
+        recorded(lambda: x + 1)
+
+
+def test_the_current_device_is_that_of_a_thread():
+    found = []
+    torch.cuda.set_device(1)
+    with torch.cuda.device(torch.device(DEVICE)):
+        thread = Thread(target=lambda: found.append(torch.cuda.current_device()))
+        torch.cuda.set_device(2)
+        thread.start()
+        thread.join()
+    assert (torch.cuda.current_device(), found) == (1, [0])
+
+
+def test_after_a_fault_everything_fails(gpu):
+    x = torch.ones(2, device=DEVICE)
+    gpu.fault = "an illegal memory access"
+    for use in (lambda: x + 1, x.tolist, torch.cuda.synchronize, lambda: torch.ones(2).to(DEVICE)):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            use()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -12,6 +12,7 @@ import torch
 
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.worker.cpu.test_kernels import TOLERANCE, ragged_batch
+from tests.worker.cuda.backends import has_triton
 from tests.worker.cuda.triton_interpreter import import_interpreted
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -20,6 +21,8 @@ MIN_VERSION = None if DEVICE.type == "cuda" else "3.7"
 pytest.importorskip("triton", MIN_VERSION, reason="Triton is not installed; it comes with PyTorch for CUDA")
 
 if DEVICE.type == "cuda":
+    if not has_triton():
+        pytest.skip("the engine does not use Triton on this GPU", allow_module_level=True)
     from nanovllm.worker.cuda import triton_kernels
 else:
     triton_kernels = import_interpreted()
