@@ -68,7 +68,8 @@ MOST_S = 480  # of all parts together
 
 @dataclass(frozen=True)
 class Sizes:
-    tests: tuple[str, ...]  # what pytest is told
+    tests: tuple[str, ...]  # files; those whose figures make a table come first
+    test_options: tuple[str, ...]
     model: dict[str, Any]
     dtype: str
     options: dict[str, int]  # of the engine that runs it
@@ -86,7 +87,8 @@ class Sizes:
 
 
 FULL = Sizes(
-    tests=("tests/worker/cuda",),
+    tests=("test_backends", "test_cuda", "test_flash_attention", "test_triton_kernels"),
+    test_options=(),
     model=QWEN3_06B,
     dtype="bfloat16",
     options=dict(max_model_len=4096),
@@ -103,12 +105,8 @@ FULL = Sizes(
     cpu=dict(requests=32, prompt=512, stream=64),
 )
 SHORT = Sizes(
-    tests=(
-        "tests/worker/cuda/test_kernels.py",
-        "tests/worker/cuda/test_backends.py",
-        "-k",
-        "not backends or llama-mha",
-    ),
+    tests=("test_backends", "test_kernels"),
+    test_options=("-k", "not backends or llama-mha"),
     model=QWEN3 | TINY,
     dtype="float16",  # Triton's interpreter multiplies no bfloat16
     options=dict(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64),
@@ -136,9 +134,9 @@ class Run:
     gpu: Any = None
 
     def backends(self) -> list[str]:
-        """The engine's own choice first and PyTorch last; with a short run, only those."""
-        found = installed_backends()
-        return [found[0], found[-1]] if self.sizes is SHORT else found
+        """PyTorch first: the others are compared with it. Then the engine's own choice; with a short run, only that."""
+        *others, pytorch = installed_backends()
+        return [pytorch, *others[: 1 if self.sizes is SHORT else None]]
 
     def engine(self, backend: str) -> LLM:
         """The model on this backend. What the engine before it held is given back first."""
@@ -151,7 +149,11 @@ class Run:
         return LLM(str(folder), **options, **self.sizes.options)
 
     def on_each(self, rows_of: Callable[[str], Iterator[Row]]) -> Iterator[Row]:
-        """The rows of each backend; if one fails, a row that says how, and then those of the next."""
+        """The rows of each backend; if one fails, a row that says how, and then those of the next.
+
+        After some faults, such as an illegal access to memory, CUDA computes nothing more in this process: then the
+        next ones fail, too.
+        """
         for backend in self.backends():
             try:
                 yield from ({"backend": backend} | row for row in rows_of(backend))
@@ -177,23 +179,33 @@ def versions(run: Run) -> Iterator[Row | str]:
 
 
 def tests(run: Run) -> Iterator[Row | str]:
-    """pytest in a process of its own. What it had found when its time was over counts, too."""
-    xml, printed = run.folder / "tests.xml", run.folder / "pytest.txt"
+    """Each file in a process of its own: whatever ends it, or cuts it short, the others' results stay."""
+    for name in run.sizes.tests:
+        if run.until - time.time() < GRACE_S:
+            yield f"**Cut**: {name} was not begun."
+        else:
+            yield from test_file(run, name)
+
+
+def test_file(run: Run, name: str) -> Iterator[Row | str]:
+    """What it had found when its time was over counts, too."""
+    xml, printed = run.folder / f"{name}.xml", run.folder / f"{name}.txt"
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-o", "addopts=", "--import-mode=importlib"]
     command += ["-o", "junit_family=legacy", f"--junitxml={xml}", "-p", "no:cacheprovider"]
-    command += ["--continue-on-collection-errors", *run.sizes.tests]  # a file may need a package that is not here
+    command += [f"tests/worker/cuda/{name}.py", *run.sizes.test_options]
     if run.gpu is not None:
         command += ["-p", "tests.pretend_gpu"]
     with printed.open("wb") as out, subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out) as process:
         try:
             process.wait(max(run.until - time.time() - GRACE_S, 1))
         except subprocess.TimeoutExpired:
-            yield "**Cut**: pytest was stopped before its last test."
+            yield f"**Cut**: {name} was stopped before its last test."
             process.send_signal(signal.SIGINT)
     if xml.exists():
         yield from read_junit(xml)
-    yield f"pytest, exit status {process.returncode}:"
-    yield code("\n".join(printed.read_text("utf-8", errors="replace").splitlines()[-15:]))
+    if process.returncode:
+        yield f"pytest of {name}, exit status {process.returncode}:"
+        yield code("\n".join(printed.read_text("utf-8", errors="replace").splitlines()[-15:]))
 
 
 def memory(run: Run) -> Iterator[Row]:
