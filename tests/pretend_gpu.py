@@ -43,7 +43,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.utils import backend_registration
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import nanovllm.worker.cuda
 from nanovllm.worker.cuda import platform
@@ -194,7 +193,7 @@ class PretendGPU:
 
     def launch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One operation: check the rules, compute it in the CPU's memory, and write it down if a graph is recorded."""
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if _is_composite(func):
             result = func.decompose(*args, **kwargs)  # in inference mode these arrive whole
             if result is not NotImplemented:
                 return result
@@ -214,7 +213,7 @@ class PretendGPU:
         self._check_devices(func, args, kwargs)
         if packet in PRODUCTS:
             self.check_dtypes(_tensors((args, kwargs)))
-        inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
+        inner_args, inner_kwargs = _each(_inner, (args, kwargs))
         if "device" in inner_kwargs:
             inner_kwargs["device"] = torch.device("cpu")
         shapes = [x.shape for x in _tensors(inner_args)]
@@ -227,10 +226,11 @@ class PretendGPU:
         if asked is not None and torch.device(asked).type == "cpu":
             return result
         if not _is_view(func):
-            self.counts.launches += self.recording is None
-            self.note(
-                lambda: replayed(compute, inner_args, inner_kwargs, result), (*_tensors(inner_args), *_tensors(result))
-            )
+            if self.recording is None:
+                self.counts.launches += 1
+            else:
+                touched = _tensors((inner_args, result))
+                self.note(lambda: replayed(compute, inner_args, inner_kwargs, result), touched)
         # A view is what it is a view of, in inference mode, too.
         is_normal = _is_view(func) and not args[0].is_inference()
         with torch.inference_mode(False) if is_normal else nullcontext():
@@ -240,7 +240,7 @@ class PretendGPU:
         """A kernel that is no operation of PyTorch's: function, called with the tensors in the CPU's memory."""
         self.check_alive()
         self._check_devices(function, args, kwargs, is_kernel=True)
-        inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
+        inner_args, inner_kwargs = _each(_inner, (args, kwargs))
         result = function(*inner_args, **inner_kwargs)
         self.counts.launches += self.recording is None
 
@@ -249,7 +249,7 @@ class PretendGPU:
             for old, new in zip(_tensors(result), _tensors(found), strict=True):
                 old.copy_(new)
 
-        self.note(again, (*_tensors(inner_args), *_tensors(result)))
+        self.note(again, _tensors((inner_args, result)))
         return self._wrap(result, args)
 
     def check_alive(self) -> None:
@@ -270,7 +270,7 @@ class PretendGPU:
         if num_bytes > limit:
             raise RuntimeError(f"out of resource: shared memory, Required: {num_bytes}, Hardware limit: {limit}")
 
-    def note(self, operation: Callable[[], None], tensors: tuple[Tensor, ...]) -> None:
+    def note(self, operation: Callable[[], None], tensors: list[Tensor]) -> None:
         """Write an operation down, if a graph is recorded. tensors: in the CPU's memory, all that it touches."""
         if self.recording is None:
             return
@@ -292,7 +292,11 @@ class PretendGPU:
     def _wrap(self, result: Any, args: Any) -> Any:
         """An operation's result; an argument that it has changed, or passed on, stays the same object."""
         same = {id(arg.inner): arg for arg in _tensors(args) if isinstance(arg, PretendTensor)}
-        return tree_map_only(Tensor, lambda x: same[id(x)] if id(x) in same else self.new(x), result)
+
+        def wrapped(x: Any) -> Any:
+            return (same[id(x)] if id(x) in same else self.new(x)) if isinstance(x, Tensor) else x
+
+        return _each(wrapped, result)
 
     def _check_devices(self, func: Any, args: Any, kwargs: Any, is_kernel: bool = False) -> None:
         for x in _tensors((args, kwargs)):
@@ -471,7 +475,7 @@ GPU = PretendGPU()
 def replayed(func: Any, args: Any, kwargs: dict[str, Any], results: Any) -> None:
     """Compute an operation once more, into the memory of its first results."""
     found = func(*args, **kwargs)
-    for part in tree_leaves(found):
+    for part in _leaves(found):
         if isinstance(part, torch.ScriptObject):  # ranks exchange something: torch.distributed waits for it elsewhere
             torch._C._distributed_c10d.Work.unbox(part).wait()
     for old, new in zip(_tensors(results), _tensors(found), strict=True):
@@ -484,13 +488,42 @@ def _inner(x: Any) -> Any:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+    return [x for x in _leaves(tree) if isinstance(x, Tensor)]
+
+
+# Arguments and results are nested tuples, lists and dicts. torch.utils._pytree knows more kinds, and takes most of an
+# operation's time.
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, tuple | list | dict):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(part)
+    else:
+        yield tree
+
+
+def _each(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Such a tree of function(leaf) for each leaf."""
+    if isinstance(tree, dict):
+        return {key: _each(function, part) for key, part in tree.items()}
+    if isinstance(tree, tuple | list):
+        parts = [_each(function, part) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return function(tree)
 
 
 def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
+@cache
+def _is_composite(func: Any) -> bool:
+    """Is it made of other operations?"""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+@cache
 def _is_view(func: Any) -> bool:
     """Does the operation compute nothing: is its result another look at its argument?"""
     returns = func._schema.returns
