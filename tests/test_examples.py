@@ -534,6 +534,7 @@ def test_perplexity(run, checkpoint):
     assert rounded == [pytest.approx(as_they_are, rel=0.05), pytest.approx(as_they_are, rel=0.5)]
 
 
+@pytest.mark.nightly
 def test_perplexity_of_keys_with_biases(run, checkpoint):
     """A bias that all keys have in common changes little, and rounding beside it much."""
     options = "--tokens 128 --window 64 --quantization none --kv-cache-dtype auto int8 --key-biases 0 300".split()

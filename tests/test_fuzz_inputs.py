@@ -124,7 +124,7 @@ def mutations():
     )
 
 
-@short_and_long(120)
+@short_and_long(60)
 def test_checkpoints(broken, num_examples):
     originals = {name: (broken / name).read_text() for name in FILES if (broken / name).is_file()}
 

@@ -34,6 +34,7 @@ from tests.features.images.test_images import A, B, assert_as_transformers, prom
 from tests.features.lora.adapters import make_adapter
 from tests.files.test_gguf_weights import restore, restored
 from tests.image_checkpoints import make_image_checkpoint, picture
+from tests.marks import by_night
 from tests.pretend_gpu import pretend_gpu
 from tests.published_files import FORMATS, publish
 from tests.tools.test_check_model import rows_of
@@ -202,12 +203,12 @@ def stack_experts(published: Path, name: str, shapes: str = "none") -> None:
     ("kind", "name", "shapes"),
     [
         ("fp8", "", "none"),
-        ("float-quantized", ".weight", "none"),
-        ("pack-quantized", "", "none"),
+        by_night("float-quantized", ".weight", "none"),
+        by_night("pack-quantized", "", "none"),
         ("pack-quantized, asymmetric", ".weight", "each"),
-        ("pack-quantized, rows", ".weight", "none"),
-        ("pack-quantized, 8 bits", "", "one"),
-        ("int-quantized, asymmetric", "", "none"),
+        by_night("pack-quantized, rows", ".weight", "none"),
+        by_night("pack-quantized, 8 bits", "", "one"),
+        by_night("int-quantized, asymmetric", "", "none"),
         ("int-quantized, groups", ".weight", "none"),
     ],
 )
