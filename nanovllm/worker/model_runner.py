@@ -323,13 +323,9 @@ class ModelRunner:
         for part in self.parts.values():  # outside the context, which may leave PyTorch's operations one thread
             part.begin_step(batch)
         with self.step_context():
-            is_recordable = sampling.prompt_rows is None and all(
-                part.in_recorded_steps for part in batch.parts.values()
-            )
-            if is_recordable and self.recorded_steps is not None and self.recorded_steps.still_fit(self):
-                logits = self.recorded_steps.run(batch)
-                if logits is not None:
-                    return self._sample(logits, sampling.to(self.device))
+            replayed = self._replay(batch, sampling)
+            if replayed is not None:
+                return self._sample(replayed, sampling.to(self.device))
             batch, sampling = on_device(batch, sampling, self.device)
             hidden = self.forward(batch)  # [num_rows + prompt rows, hidden_size]
             logits = self.model.logits(hidden[: sampling.num_rows])
@@ -342,6 +338,13 @@ class ModelRunner:
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [R, hidden_size] of the rows whose logits are needed. batch: in the device's memory."""
         return self.model(batch, self.rotary, self.kv_cache, self.kernels)
+
+    def _replay(self, batch: Batch, sampling: SamplingBatch) -> torch.Tensor | None:
+        """The step's logits, if it is one of those that were recorded; None if the model's code has to run."""
+        knows_parts = all(part.in_recorded_steps for part in batch.parts.values())
+        if self.recorded_steps is None or sampling.prompt_rows is not None or not knows_parts:
+            return None
+        return self.recorded_steps.run(batch) if self.recorded_steps.still_fit(self) else None
 
     def _sample(
         self, logits: torch.Tensor, sampling: SamplingBatch, prompt_scores: "list[Scores] | None" = None
