@@ -13,7 +13,8 @@ from nanovllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import BeamSearchParams, SamplingParams
 from tests.checkpoints import SIZES, SMALL, reference_logits, reference_model
 from tests.errors import expect
-from tests.image_checkpoints import KINDS, make_image_checkpoint, picture, reference
+from tests.features.images.test_images import reference_logits as logits_with_images
+from tests.image_checkpoints import KINDS, make_image_checkpoint, picture
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [40, 41, 42], list(range(60, 80))]
 
@@ -141,14 +142,9 @@ def test_pictures(kind, tmp_path):
     outputs = llm.beam_search(prompts, params)
     for prompt, output, image in zip(prompts, outputs, pictures, strict=True):
         best, num_prompt_tokens = output.sequences[0], len(output.sequences[0].tokens) - params.max_tokens
-        inputs = llm.engine.image_processor.prepare(image, {}).make_inputs()
-        ids = torch.tensor([best.tokens])
-        if "image_grid_thw" in inputs:
-            inputs = inputs | {"mm_token_type_ids": (ids == llm.engine.model_config.images.image_token_id).int()}
-        with torch.inference_mode():
-            rows = reference(folder)(input_ids=ids, **inputs).logits[0].log_softmax(-1)
+        rows = logits_with_images(llm, folder, best.tokens, [image], params.max_tokens).log_softmax(-1)
         chosen = range(num_prompt_tokens, len(best.tokens))
-        assert best.cum_logprob == pytest.approx(sum(float(rows[i - 1, ids[0, i]]) for i in chosen), abs=1e-2)
+        assert best.cum_logprob == pytest.approx(sum(float(rows[i - 1, best.tokens[i]]) for i in chosen), abs=1e-2)
         one_more = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
         [again] = llm.generate(best.orig_prompt | {"prompt_token_ids": best.tokens}, one_more, use_tqdm=False)
         assert again.outputs[0].token_ids == [int(rows[-1].argmax())]

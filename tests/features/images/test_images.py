@@ -56,7 +56,9 @@ CASES = [
 ]
 
 
-def reference_logits(llm: LLM, folder: Path, token_ids: list[int], pictures: list) -> torch.Tensor:
+def reference_logits(
+    llm: LLM, folder: Path, token_ids: list[int], pictures: list, num_generated: int = GREEDY.max_tokens
+) -> torch.Tensor:
     """transformers' at every position: [len(token_ids), vocab_size]. Each picture as our processor has prepared it."""
     processor = llm.engine.image_processor
     images = [processor.prepare(picture, {}) for picture in pictures]
@@ -65,7 +67,7 @@ def reference_logits(llm: LLM, folder: Path, token_ids: list[int], pictures: lis
     with torch.no_grad():
         embeddings = model.get_input_embeddings()(ids)
         is_image = ids[0] == llm.engine.model_config.images.image_token_id
-        is_image[len(token_ids) - NUM_GENERATED :] = False  # a generated token is no placeholder
+        is_image[len(token_ids) - num_generated :] = False  # a generated token is no placeholder
         outputs = [inner.get_image_features(**image.make_inputs(), return_dict=True) for image in images]
         embeddings[0, is_image] = torch.cat([torch.cat(list(output.pooler_output)) for output in outputs])
         if images[0].grid is None:
@@ -80,9 +82,6 @@ def reference_logits(llm: LLM, folder: Path, token_ids: list[int], pictures: lis
                 more = {"visual_pos_masks": is_image[None], "deepstack_visual_embeds": found}
             hidden = inner.language_model(inputs_embeds=embeddings, position_ids=positions, **more).last_hidden_state
         return model.lm_head(hidden)[0]
-
-
-NUM_GENERATED = GREEDY.max_tokens
 
 
 def assert_as_transformers(llm, folder, output, pictures) -> None:

@@ -18,7 +18,6 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from safetensors.torch import load_file, save_file
-from transformers.image_transforms import convert_to_rgb
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.config import EngineConfig
@@ -64,6 +63,12 @@ def test_files_urls_bytes_and_images_are_one(kind, tmp_path):
     assert {image.tobytes() for image in found} == {Image.open(io.BytesIO(data)).convert("RGB").tobytes()}
 
 
+def composed(image: Image.Image) -> Image.Image:
+    """An RGBA image on white, as transformers' convert_to_rgb makes it. Before 5.24 it may drop the transparency."""
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, image).convert("RGB")
+
+
 def test_forms_of_colour():
     """Palettes, CMYK, grey and one bit become RGB."""
     for image in (RED.convert("P"), RED.convert("CMYK"), RED.convert("L"), RED.convert("1"), RED.convert("RGBA")):
@@ -76,7 +81,7 @@ def test_what_is_transparent_is_white(mode):
     logo = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
     logo.putpixel((3, 3), (0, 0, 0, 255))
     found = TRUSTED.open(logo.convert("LA").convert(mode) if mode == "La" else logo.convert(mode))
-    assert found.tobytes() == convert_to_rgb(logo).tobytes()
+    assert found.tobytes() == composed(logo).tobytes()
     assert found.getpixel((0, 0)) == (255, 255, 255) and found.getpixel((3, 3)) == (0, 0, 0)
     palette = RED.convert("P")
     palette.info["transparency"] = palette.getpixel((0, 0))
@@ -114,7 +119,7 @@ def test_strips_of_a_picture(form, monkeypatch):
     more = {"transparency": 7} if form in ("P", "L") else {"transparency": (7, 7, 7)} if form == "RGB" else {}
     data = encoded(image.quantize(64) if form == "P" else image.convert(form), "PNG", **more)
     opened = Image.open(io.BytesIO(data))
-    expected = convert_to_rgb(opened.convert("RGBA"))
+    expected = composed(opened.convert("RGBA"))
     for found in (TRUSTED.open(data), Sources().open(data), TRUSTED.open(opened)):
         assert found.mode == "RGB" and found.tobytes() == expected.tobytes()
 
