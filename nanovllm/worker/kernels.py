@@ -21,7 +21,10 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Kernels:
-    """One implementation of each of these functions. Those below have docstrings: the reference, in PyTorch.
+    """One implementation of each of these functions.
+
+    Those of the reference say what they compute: below, in attention.py (paged_attention) and in sampler.py
+    (choose_tokens). It has none of these:
 
     lookup(input_ids, reordered) -> embeddings [T, k]
         Rows of a reordered weight: of an output head that is the embedding table, too. None: there is no such function.
