@@ -86,6 +86,7 @@ class Instants:
                 at(next(numbers), frame)
             return trace
 
+        sys._getframe().f_trace_opcodes = self.event == "opcode"  # in 3.12 settrace() looks whether any frame wants it
         before = sys.gettrace()
         sys.settrace(trace)
         try:
