@@ -19,7 +19,7 @@ from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.chat_template.render import render_chat
 from nanovllm.prompts import parse_prompt
-from nanovllm.serving.openai.openai_request import MAX_SAMPLES, chat_options, prompts_of
+from nanovllm.serving.openai.openai_request import MAX_SAMPLES, chat_options, prompts_of, refuse_template
 from nanovllm.serving.openai.reading import Parsers
 
 HEADROOM = 1.2
@@ -170,10 +170,10 @@ def parse_requests(line: Any, tokenizer: Any, is_trusted: bool = True) -> list[t
     body = {name: value for name, value in body.items() if value is not None}
     salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
     if "messages" in body:
+        if not is_trusted:
+            refuse_template(body)
         options = chat_options(body, Parsers())
         options.pop("mm_processor_kwargs", None)  # they are about images alone
-        if "chat_template" in options and not is_trusted:
-            raise ValueError("chat_template is a program, and a request may not bring one")
         prompts = [render_chat(tokenizer, body["messages"], body.get("add_generation_prompt", True), **options) | salt]
     elif "prompt_token_ids" in body:
         prompts = [{"prompt_token_ids": body["prompt_token_ids"]} | salt]

@@ -155,12 +155,13 @@ class RotaryEmbedding:
 
             inv_freq, factor = scale_frequencies(inv_freq, config)
         table = torch.empty(2, max_len, len(inv_freq), dtype=dtype, device="cpu")
-        positions = torch.arange(max_len, dtype=torch.float32, device="cpu")
         # Slice by slice: the float64 numbers of all positions would take ten times the table's memory.
-        for some, cos, sin in zip(*(x.split(POSITIONS_AT_ONCE) for x in (positions, *table)), strict=True):
-            angles = (some[:, None] * inv_freq.float()).double()  # [positions of the slice, rotary_dim / 2]
-            cos.copy_(angles.cos() * factor)
-            sin.copy_(angles.sin() * factor)
+        for start in range(0, max_len, POSITIONS_AT_ONCE):
+            end = min(start + POSITIONS_AT_ONCE, max_len)
+            positions = torch.arange(start, end, dtype=torch.float32, device="cpu")
+            angles = (positions[:, None] * inv_freq.float()).double()  # [end - start, rotary_dim / 2]
+            table[0, start:end] = angles.cos() * factor
+            table[1, start:end] = angles.sin() * factor
         self.table = table.to(device)
         self.axis_of_pair: Tensor | None = None
         if config.images is not None and config.images.mrope_section:

@@ -36,7 +36,7 @@ logger = logging.getLogger("nanovllm")
 
 def make_part(runner: "ModelRunner") -> "Tower":
     """The tower of a runner's checkpoint. Raises ValueError."""
-    config, platform = runner.config, runner.platform
+    config = runner.config
     assert runner.model_config.images is not None
     return Tower(
         runner.directory,
@@ -46,8 +46,8 @@ def make_part(runner: "ModelRunner") -> "Tower":
         device=runner.device,
         dummy=config.load_format == "dummy",
         quantization=config.tower_quantization,
-        kernels_for=partial(platform.tower_kernels, config),
-        context_for=platform.tower_context,
+        kernels_for=partial(runner.platform.tower_kernels, config),
+        context_for=runner.platform.tower_context,
     )
 
 

@@ -16,7 +16,7 @@ from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import event
 from nanovllm.serving.openai.answer import response_body
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
-from nanovllm.serving.openai.openai_request import MAX_SAMPLES, translate
+from nanovllm.serving.openai.openai_request import MAX_SAMPLES, refuse_template, translate
 from nanovllm.serving.openai.shown import Shown
 
 Steps = AsyncGenerator[list[RequestOutput], None]
@@ -88,8 +88,7 @@ class Job:
         unknown = [*form.unknown, *unknown]
         if self.stream and body.get("prompt_logprobs") is not None:
             raise ValueError("prompt_logprobs are not available in a stream; leave out stream, or ask with echo")
-        if "chat_template" in body:
-            raise ValueError("chat_template is a program, and a request may not bring one; leave it out")
+        refuse_template(body)
         salt = body.get("cache_salt")
         if tenant and (salt is None or (salt and isinstance(salt, str))):
             body["cache_salt"] = tenant + (salt or "")  # a tenant's part has a fixed length: no two pairs look alike

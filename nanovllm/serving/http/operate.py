@@ -19,7 +19,7 @@ from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import Refused, json_response, read_body
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
-from nanovllm.serving.openai.openai_request import chat_options, check_model
+from nanovllm.serving.openai.openai_request import chat_options, check_model, refuse_template
 
 OF_TEXTS = ("model", "prompt", "add_special_tokens", "return_token_strs")
 OF_CHATS = ("model", "messages", "add_generation_prompt", "add_special_tokens", "return_token_strs", *CHAT_OPTIONS)
@@ -83,8 +83,7 @@ class Operation:
                 raise ValueError(f"{name} must be true or false, found {shorten(body[name])}")
         tokenizer = self.llm.llm.get_tokenizer()
         if "messages" in body:
-            if "chat_template" in body:
-                raise ValueError("chat_template is a program, and a request may not bring one; leave it out")
+            refuse_template(body)
             chat = chat_options(body, self.options.parsers)
             add_generation_prompt = body.get("add_generation_prompt", True)
             prompt = self.llm.llm.chat_prompt(body["messages"], add_generation_prompt, is_trusted=False, **chat)

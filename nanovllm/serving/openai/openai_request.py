@@ -152,6 +152,12 @@ def chat_options(body: dict[str, Any], parsers: Parsers) -> dict[str, Any]:
     return options
 
 
+def refuse_template(body: dict[str, Any]) -> None:
+    """Of a client that is not trusted with it. Raises ValueError."""
+    if "chat_template" in body:
+        raise ValueError("chat_template is a program, and a request may not bring one; leave it out")
+
+
 def _thinking(body: dict[str, Any]) -> dict[str, Any]:
     """reasoning_effort, as templates ask for it. "none" asks for no reasoning at all."""
     if (effort := body.get("reasoning_effort")) is None:

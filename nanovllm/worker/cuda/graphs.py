@@ -59,7 +59,8 @@ class DecodeGraphs(RecordedSteps):
         self._cu_seqlens_q = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._sizes = [size for size in LADDER if size <= largest]
         self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}  # size -> replay it, where the result will be
-        pool, stream = None, torch.cuda.Stream(device)
+        pool = None
+        stream = torch.cuda.Stream(device)
         for size in reversed(self._sizes):  # the largest first: the others fit in the memory that it took
 
             def forward(size: int = size) -> Tensor:

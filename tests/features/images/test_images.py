@@ -24,6 +24,7 @@ OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=400, max_m
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=5)
 A, B, C = picture(60, 40), picture(30, 70, 1), picture(32, 32, 2)
 BY_DAY = "smolvlm", "qwen3_5"  # kinds whose check at length is made by day
+EACH = [kind if kind in BY_DAY else by_night(kind) for kind in KINDS]
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +262,7 @@ def test_a_directory_that_another_processor_has_filled(folder_of, tmp_path):
     assert ask(**options) == ask() and ask()[0] == 0
 
 
-@pytest.mark.parametrize("kind", [kind if kind in BY_DAY else by_night(kind) for kind in KINDS])
+@pytest.mark.parametrize("kind", EACH)
 def test_fewer_bits_and_samples(kind, folder_of):
     """int8 of the language model, draft tokens and n > 1 work with images."""
     options = dict(quantization="int8", speculative_config={"method": "ngram", "num_speculative_tokens": 3})
@@ -275,7 +276,7 @@ def test_fewer_bits_and_samples(kind, folder_of):
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("kind", [kind if kind in BY_DAY else by_night(kind) for kind in KINDS])
+@pytest.mark.parametrize("kind", EACH)
 def test_the_number_of_threads(kind, tmp_path):
     """An image's vectors have the same bits with any number, and a disk finds what an engine with others has left.
 
