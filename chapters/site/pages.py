@@ -8,6 +8,7 @@ course.js, course.css, and the scripts of labs, exercises and the model
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from docutils import nodes
@@ -94,6 +95,12 @@ def add_parts(app: Sphinx, pagename: str, templatename: str, context: Context, d
 
 def setup(app: Pages) -> dict[str, Any]:
     course = app.course
+    trees: dict[int, Callable[..., str]] = {}
+
+    def share_tree(app: Sphinx, pagename: str, templatename: str, context: Context, doctree: object) -> None:
+        """Files are not in the tree of all pages: in the same depth of folders, each shows the same one."""
+        if pagename.startswith("source/"):
+            context["toctree"] = trees.setdefault(pagename.count("/"), cache(context["toctree"]))
 
     def make(app: Sphinx, docname: str, content: list[str]) -> None:
         if docname in course.made:
@@ -108,5 +115,6 @@ def setup(app: Pages) -> dict[str, Any]:
     app.add_html_math_renderer("mathml", (draw_inline, None), (draw_block, None))
     app.connect("source-read", make)
     app.connect("html-page-context", add_parts)
+    app.connect("html-page-context", share_tree, priority=400)  # the theme asks for the tree at 500
     app.connect("html-collect-pages", show_sources)
     return {"version": "1"}
