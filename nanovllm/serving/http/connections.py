@@ -18,6 +18,7 @@ from nanovllm.serving.http.responses import Refused, error_of
 from nanovllm.serving.openai.json_lines import to_json
 
 WAIT_LIMIT_S = 30.0
+KEEP_ALIVE_S = 20  # nothing has been asked since: longer than clients keep a connection (httpx 5 s, aiohttp 15 s)
 MAX_CONNECTIONS = 2048  # however many descriptors there are: each may hold a body that has not come whole
 RESERVED = 64  # descriptors that are no connections: files, adapters, pipes; and connections that are not counted yet
 ACCEPTED_AT_ONCE = 8  # by asyncio; three times as many may be open before the first of them is counted

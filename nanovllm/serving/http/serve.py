@@ -33,7 +33,7 @@ from nanovllm.serving.engine_thread import EngineDied
 from nanovllm.serving.http.access import Access
 from nanovllm.serving.http.adapters import AdapterUpdates
 from nanovllm.serving.http.api import Api
-from nanovllm.serving.http.connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, Connection, Connections
+from nanovllm.serving.http.connections import ACCEPTED_AT_ONCE, KEEP_ALIVE_S, MAX_CONNECTIONS, Connection, Connections
 from nanovllm.serving.http.live_view import Inside
 from nanovllm.serving.http.log import sum_up, write_lines, write_repeated_lines_once
 from nanovllm.serving.http.metrics import Metrics
@@ -170,6 +170,7 @@ class Server(uvicorn.Server):
         given: dict[str, Any] = {"http": partial(Connection, self.connections), "ws": "none", "loop": "asyncio"}
         self.shutdown_timeout = options.shutdown_timeout
         given["timeout_graceful_shutdown"] = options.shutdown_timeout + TO_SAY_SO_S  # uvicorn's annotation says int
+        given["timeout_keep_alive"] = KEEP_ALIVE_S
         given["backlog"] = ACCEPTED_AT_ONCE
         super().__init__(uvicorn.Config(app, log_level="warning", lifespan="off", **given))
         llm.thread.on_death = self.end

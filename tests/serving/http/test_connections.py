@@ -118,6 +118,16 @@ def test_half_a_request_that_has_been_answered(server, raw, status, is_told):
         assert (b"HTTP/1.1 408" in file.read()) <= is_told
 
 
+def test_a_client_is_the_first_to_give_up_an_idle_connection(server):
+    """Else a request that is sent just then is lost; httpx keeps one for 5 seconds, aiohttp for 15."""
+    with connect(server) as connection:
+        connection.sendall(GET + b"\r\n")
+        assert connection.makefile("rb").readline().split()[1] == b"200"
+        server.until(lambda: server.connections.waiting)
+        [idle] = server.connections.open
+        assert 15 < idle.timeout_keep_alive < connections.WAIT_LIMIT_S
+
+
 def test_who_takes_nothing_is_dropped(server, monkeypatch):
     """In mid-stream, with full buffers: the request ends with its connection."""
     made = connections.Connection.connection_made

@@ -180,7 +180,8 @@ def test_who_comes_and_goes_meanwhile(server, expected, monkeypatch):
     fail_if(server, monkeypatch, "run", has(POISON))
     with ThreadPoolExecutor(8) as pool:
         server.llm.thread.set_pace(0)
-        answers = [pool.submit(server.send, COMPLETIONS, body(prompt)) for prompt in [POISON, *GOOD[:3]]]
+        four = [POISON, *GOOD[:2], GOOD[4]]  # in whatever order they come, one step has room for all
+        answers = [pool.submit(server.send, COMPLETIONS, body(prompt)) for prompt in four]
         server.until(lambda: len(waiting(server)) == 4)
         server.llm.thread.set_pace(1)  # it fails
         server.until(lambda: server.llm.thread.suspects.groups)
