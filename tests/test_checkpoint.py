@@ -109,7 +109,7 @@ def test_a_tokenizer_that_a_package_reads(broken, monkeypatch, content, text):
         (dict(intermediate_size=100), "wrong shape: model.layers.0.mlp.gate_proj.weight is [96, 64]"),
         (dict(num_hidden_layers=3), "missing: model.layers.2."),
         (dict(num_hidden_layers=1), "not part of a LlamaForCausalLM: model.layers.1."),
-        (dict(is_causal=False), "its tokens see those behind them (is_causal is false)"),
+        (dict(is_causal=False), "its tokens see later ones (is_causal is false)"),
         (dict(transformers_weights="other.safetensors"), "transformers_weights names 'other.safetensors'"),
     ],
 )

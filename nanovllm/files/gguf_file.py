@@ -216,7 +216,7 @@ class GGUFFile:
         return GGUFTensor(type, shape, start, num_bytes, heads.get(name.split(".")[-2:][0], 0))
 
     def _take(self, kinds: str) -> tuple[Any, ...]:
-        """Numbers at the current position, which moves behind them."""
+        """Numbers at the current position, which moves past them."""
         values = struct.unpack_from(f"<{kinds}", self.data, self.position)
         self.position += struct.calcsize(f"<{kinds}")
         return values

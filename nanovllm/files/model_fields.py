@@ -153,7 +153,7 @@ def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[st
 def _reject_what_changes_all(whole: Any, text: Any, path: Path) -> None:
     """Raise ValueError for fields that transformers heeds, whatever the model, and this engine does not."""
     if any(getattr(config, "is_causal", None) is False for config in (whole, text)):
-        raise ValueError(f"{path}: its tokens see those behind them (is_causal is false), so no KV cache can hold them")
+        raise ValueError(f"{path}: its tokens see later ones (is_causal is false), so no KV cache can hold them")
     if named := getattr(whole, "transformers_weights", None):
         raise ValueError(
             f"{path}: transformers_weights names {shorten(named)}; name that file model.safetensors, and leave the "

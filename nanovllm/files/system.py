@@ -9,7 +9,7 @@ import sys
 import time
 
 MAPPED_BYTES = 16 << 20  # of a mapped file of weights: so many stay in memory after they have been read
-LOCKED_BYTE = (1 << 31) - 2  # far behind what is read: Windows lets nobody else read bytes that are locked
+LOCKED_BYTE = (1 << 31) - 2  # far beyond what is read: Windows lets nobody else read bytes that are locked
 RETRY_S = 0.1
 
 

@@ -72,7 +72,7 @@ class Workload:
         self.requests.append(seq)
 
     def report(self) -> WorkloadReport:
-        uses = Counter(name for seq in self.requests for name in seq.block_hashes)
+        uses = Counter(block_hash for seq in self.requests for block_hash in seq.block_hashes)
         return WorkloadReport(
             num_requests=len(self.requests),
             num_tokens=sum(len(seq.tokens) for seq in self.requests),
@@ -106,9 +106,9 @@ class Workload:
         """Block hits when the block used least often so far is evicted; among equals the one used longest ago."""
         uses: Counter[bytes] = Counter()
 
-        def key(name: bytes, index: int, depth: int) -> tuple:
-            uses[name] += 1
-            return (uses[name], index, -depth)
+        def key(block_hash: bytes, index: int, depth: int) -> tuple:
+            uses[block_hash] += 1
+            return (uses[block_hash], index, -depth)
 
         return self._simulate(num_blocks, key)
 
@@ -117,28 +117,28 @@ class Workload:
         next_uses: list[list[int]] = []
         seen: dict[bytes, int] = {}
         for index in range(len(self.requests) - 1, -1, -1):
-            names = self.requests[index].block_hashes
-            next_uses.append([seen.get(name, NEVER) for name in names])
-            seen.update(dict.fromkeys(names, index))
+            hashes = self.requests[index].block_hashes
+            next_uses.append([seen.get(block_hash, NEVER) for block_hash in hashes])
+            seen.update(dict.fromkeys(hashes, index))
         next_uses.reverse()
-        return self._simulate(num_blocks, lambda name, index, depth: (-next_uses[index][depth], -depth))
+        return self._simulate(num_blocks, lambda block_hash, index, depth: (-next_uses[index][depth], -depth))
 
     def _simulate(self, num_blocks: int, key: Callable[[bytes, int, int], tuple]) -> int:
-        """Hits when the cached block of the smallest key is evicted; key(name, request index, depth in its request).
+        """Hits when the cached block of the smallest key is evicted: key(block_hash, request index, depth there).
 
-        A prefix is used whenever a block behind it is, so with both keys above a block goes after those behind it.
+        Whenever a block is used, so are those before it: with both keys above, the later ones of a prompt go first.
         """
         keys: dict[bytes, tuple] = {}
         heap: list[tuple[tuple, bytes]] = []
         hits = 0
         for index, seq in enumerate(self.requests):
-            names = seq.block_hashes
-            num_hits = next((i for i, name in enumerate(names) if name not in keys), len(names))
+            hashes = seq.block_hashes
+            num_hits = next((i for i, block_hash in enumerate(hashes) if block_hash not in keys), len(hashes))
             needed = self._num_blocks(seq) - num_hits
             if num_hits + needed > num_blocks:
                 continue  # does not fit at all
             hits += num_hits
-            pinned, aside = set(names[:num_hits]), []
+            pinned, aside = set(hashes[:num_hits]), []
             while len(keys) + needed > num_blocks:
                 entry = heapq.heappop(heap)
                 if keys.get(entry[1]) != entry[0]:
@@ -149,9 +149,9 @@ class Workload:
                     del keys[entry[1]]
             for entry in aside:
                 heapq.heappush(heap, entry)
-            for depth, name in enumerate(names):
-                keys[name] = key(name, index, depth)
-                heapq.heappush(heap, (keys[name], name))
+            for depth, block_hash in enumerate(hashes):
+                keys[block_hash] = key(block_hash, index, depth)
+                heapq.heappush(heap, (keys[block_hash], block_hash))
         return hits
 
     def _num_blocks(self, seq: Sequence) -> int:

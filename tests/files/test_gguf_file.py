@@ -131,7 +131,7 @@ def vector(name: str):
         ({"llama.expert_count": 8}, "llama.expert_count is 8, which is not supported"),
         ({"llama.attention.sliding_window": 4096}, "llama.attention.sliding_window is 4096"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8"),
-        ({"llama.attention.causal": False}, "its tokens see those behind them (is_causal is false)"),
+        ({"llama.attention.causal": False}, "its tokens see later ones (is_causal is false)"),
         ({"llama.rope.scaling.attn_factor": 1.5}, "llama.rope.scaling.attn_factor is 1.5, which is supported of yarn"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type must be one of none, linear, yarn, found"),
         ({"llama.attention.head_count_kv": 3}, "4 query heads cannot share 3 KV heads"),
@@ -152,11 +152,11 @@ def test_foreign_files(checkpoint, tmp_path, changes, text):
     expect(text, LLM, str(write_gguf(checkpoint(), tmp_path / "model.gguf", of_type("Q8_0"), **changes)))
 
 
-Q_PROJ = b"blk.0.attn_q.weight"  # behind it come the number of dimensions, two of them, the type and the offset
+Q_PROJ = b"blk.0.attn_q.weight"  # after it come the number of dimensions, two of them, the type and the offset
 
 
 def patch(before: bytes, offset: int, kind: str, number: int):
-    """Write a number over what comes `offset` bytes behind a text."""
+    """Write a number over what comes `offset` bytes after a text."""
 
     def damage(data: bytes) -> bytes:
         at, value = data.index(before) + len(before) + offset, struct.pack(f"<{kind}", number)

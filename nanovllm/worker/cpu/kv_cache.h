@@ -5,7 +5,7 @@
  *     k_cache    [num_blocks][num_kv_heads][HEAD_UNITS][block_size][PAIR]
  *     v_cache    [num_blocks][num_kv_heads][block_size][HEAD_DIM]
  *
- * With KV_INT8 both hold codes of 8 bits, and behind those of a head in a block its scales, bf16 [block_size]: number =
+ * With KV_INT8 both hold codes of 8 bits, and after those of a head in a block its scales, bf16 [block_size]: number =
  * code * scale. Codes are multiplied as they are; a key's scale then goes to its score, a value's to its weight.
  */
 enum { HEAD_UNITS = HEAD_DIM / PAIR }; /* units of a query or key */

@@ -27,7 +27,7 @@ from nanovllm.worker.cpu.reorder import reorder_weight
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import GatedLinear, Linear, plain_linear
 
-# (cached before, computed now): decodes, prompts, chunks, prefix hits; lengths inside, at and behind a block's border.
+# (cached before, computed now): decodes, prompts, chunks, prefix hits; lengths inside, at and beyond a block's border.
 RAGGED = [(0, 1), (15, 1), (16, 1), (200, 1), (0, 16), (0, 17), (32, 3), (31, 130), (0, 300), (64, 16), (5, 1)]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 

@@ -37,7 +37,7 @@ def test_nothing_else_is_brought_into_memory(monkeypatch):
 
 def test_small_parts_are_touched_to_their_end_only():
     data = lazy_zeros((3, 1000), torch.uint8)
-    data[2, -1] = 7  # behind the last byte that may be cleared for part 1
+    data[2, -1] = 7  # after the last byte that may be cleared for part 1
     cpu_memory.prefault(list(data[:2])).join()
     assert data[2, -1] == 7 and data.sum() == 7
 
