@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from chapters.ch07_prefix_caching.checks_of_names import NAMES, use_name
+from chapters.ch07_prefix_caching.checks_of_hashes import HASHES, use_hash
 from chapters.ch07_prefix_caching.checks_of_tiers import TIERS
 from chapters.ch07_prefix_caching.trials import (
     TRIALS,
@@ -543,7 +543,7 @@ def task(name: str, section: str, *checks: Any) -> Task:
 
 
 TASKS = [
-    Task("hash_block", "A hash for a block", use_name, (*NAMES, *TRIALS)),
+    Task("hash_block", "A hash for a block", use_hash, (*HASHES, *TRIALS)),
     task(
         "allocate_with_prefix",
         CALLS_SECTION,
