@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import TIMEOUT_MAX, Condition
@@ -71,7 +72,7 @@ class EngineThread:
         self.suspects = Suspects()
         self.loop: asyncio.AbstractEventLoop | None = None
         self._next_step = 0.0  # time.monotonic()
-        self._asked: list[Callable[[], None]] = []
+        self._asked: deque[Callable[[], None]] = deque()
         self._wake = Condition()
         self._is_closing = self._is_over = self._is_exit = False
         self._thread: Worker | None = None
@@ -202,9 +203,9 @@ class EngineThread:
             with self._wake:
                 if not self._asked and (seconds := self._seconds_to_step()) > 0:
                     self._wake.wait(min(seconds, TIMEOUT_MAX))
-                asked, self._asked = self._asked, []
-            while asked:
-                asked.pop(0)()  # and no variable keeps what it knows while the thread waits
+                num_asked = len(self._asked)
+            for _ in range(num_asked):  # if one raises, the others are done when the thread ends
+                self._asked.popleft()()  # and no variable keeps what it knows while the thread waits
             if not self._is_closing and self._seconds_to_step() <= 0:  # even if others go on asking
                 return True
         return False

@@ -372,6 +372,25 @@ def test_a_dead_engine_answers_everybody(make, monkeypatch):
     assert told
 
 
+def test_a_function_that_kills_the_engine_keeps_no_answer_back(make, monkeypatch):
+    """What was asked together with it is answered as what is asked later."""
+    llm, gate = make(), threading.Event()
+
+    async def run():
+        await llm.stats()
+        plant(monkeypatch, llm.engine, "abort_requests", lambda n: True, MemoryError("planted"))
+        llm.thread.ask(gate.wait)  # the thread finds the next two together
+        llm.thread.ask(lambda: llm.thread.forget([]))
+        task = asyncio.create_task(llm.stats())
+        await asyncio.sleep(0)
+        gate.set()
+        assert (await asyncio.wait_for(task, 20))["num_running"] == 0
+        with pytest.raises(EngineDied, match="planted"):
+            await llm.check_health()
+
+    finish(run())
+
+
 def test_shutdown_ends_who_still_reads(make):
     llm = make()
 

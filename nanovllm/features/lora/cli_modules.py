@@ -30,7 +30,10 @@ def read_modules(
     if not adapters:
         return config, []
     model = ModelConfig.from_directory(
-        resolve_checkpoint(config.model, config.revision, config.load_format), config.hf_overrides
+        resolve_checkpoint(config.model, config.revision, config.load_format),
+        overrides=config.hf_overrides,
+        generation_config=config.generation_config,
+        engine_config=config,
     )
     config = replace(config, enable_lora=True)
     for adapter in adapters:

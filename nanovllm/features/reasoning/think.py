@@ -15,7 +15,8 @@ THINK, MISTRAL = ("<think>", "</think>"), ("[THINK]", "[/THINK]")
 TAGS = {"qwen3": THINK, "deepseek_r1": THINK, "deepseek_v3": THINK, "mistral": MISTRAL}
 OFF = "none"
 CALL, FUNCTION = "<tool_call>", "<function="  # Qwen3.5 may call while it thinks, and that ends it
-LONGEST = 16  # tokens that an opening text may come in
+LONGEST = 16  # tokens that an opening or a closing text may come in
+AT_ONCE = 256  # tokens that are searched for the end of the reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,30 @@ class Reasoning:
             yield None
         return behind.startswith(FUNCTION)
 
-    def num_tokens(self, tokenizer: Any, token_ids: list[int]) -> int:
-        """Tokens of an answer that are reasoning, those of the tags included."""
-        beginning = tokenizer.decode(token_ids[:LONGEST]).lstrip()
-        if not self.is_open and not beginning.startswith(self.opening):
-            return 0
-        end = end_of_reasoning(tokenizer, token_ids, self.closing)
-        return len(token_ids) if end is None else end
+
+class ReasoningCounter:
+    """Counts the tokens of an answer that are reasoning, those of the tags included.
+
+    The answer may grow: what has been looked at is not decoded again, but for a little before what is new.
+    """
+
+    def __init__(self, reasoning: Reasoning, tokenizer: Any) -> None:
+        self.reasoning, self.tokenizer = reasoning, tokenizer
+        self._end: int | None = None  # tokens up to the closing text, and with it, once it has come
+        self._num_seen = 0
+
+    def count(self, token_ids: list[int]) -> int:
+        """token_ids: all of the answer so far."""
+        if not self.reasoning.is_open:
+            beginning = self.tokenizer.decode(token_ids[:LONGEST]).lstrip()
+            if not beginning.startswith(self.reasoning.opening):
+                return 0
+        while self._end is None and self._num_seen < len(token_ids):
+            start = max(0, self._num_seen - LONGEST)
+            self._num_seen = min(self._num_seen + AT_ONCE, len(token_ids))
+            end = end_of_reasoning(self.tokenizer, token_ids[start : self._num_seen], self.reasoning.closing)
+            self._end = None if end is None else start + end
+        return len(token_ids) if self._end is None else self._end
 
 
 def end_of_reasoning(tokenizer: Any, token_ids: list[int], closing: str) -> int | None:

@@ -7,9 +7,12 @@ from typing import Any
 
 from nanovllm import CompletionOutput, RequestOutput
 from nanovllm.features.logprobs.token_ends import TokenEnds
+from nanovllm.features.reasoning.think import ReasoningCounter
 from nanovllm.serving.openai.offsets import TextOffsets
 from nanovllm.serving.openai.reading import Reader, Said, finish_reason
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, Shown
+
+ReasoningCounters = dict[tuple[str, int], ReasoningCounter]  # (request id, index of the sample) -> of this choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,14 @@ def response_body(
         choices.append({"index": index, **what, "logprobs": logprobs, **_ending(sample, reason), **beside})
     kind = "chat.completion" if url == CHAT else "text_completion"
     more = shown.prompt_fields(outputs[0]) if url == CHAT else {}
-    return _head(custom_id, url, model, kind) | {"choices": choices, "usage": usage_of(outputs, shown)} | more
+    return _head(custom_id, url, model, kind) | {"choices": choices, "usage": usage_of(outputs, shown, {})} | more
 
 
-def usage_of(outputs: Iterable[RequestOutput], shown: Shown = Shown()) -> dict[str, Any]:
-    """Tokens in and out; of the latter, where a model's reasoning is looked for, those of it."""
+def usage_of(outputs: Iterable[RequestOutput], shown: Shown, counters: ReasoningCounters) -> dict[str, Any]:
+    """Tokens in and out; of the latter, where a model's reasoning is looked for, those of it.
+
+    counters: of the choices, added here. A stream keeps them, for they look only at what is new.
+    """
     outputs = list(outputs)
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     num_completion = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
@@ -67,9 +73,15 @@ def usage_of(outputs: Iterable[RequestOutput], shown: Shown = Shown()) -> dict[s
         "total_tokens": num_prompt + num_completion,
         "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
     }
-    if shown.reading.reasoning is not None:
-        thought = [shown.num_reasoning_tokens(sample) for output in outputs for sample in output.outputs]
-        usage["completion_tokens_details"] = {"reasoning_tokens": sum(thought)}
+    if (reasoning := shown.reading.reasoning) is not None:
+        num_reasoning = 0
+        for output in outputs:
+            for sample in output.outputs:
+                choice = output.request_id, sample.index
+                if choice not in counters:
+                    counters[choice] = ReasoningCounter(reasoning, shown.tokenizer)
+                num_reasoning += counters[choice].count(sample.token_ids)
+        usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
     return usage
 
 
@@ -99,11 +111,12 @@ class Chunks:
         self._text_offsets: dict[int, TextOffsets] = {}  # of completions with logprobs
         self._ended: set[int] = set()  # choices whose last chunk has been sent
         self._outputs: dict[int, RequestOutput] = {}  # by the place of their prompt
+        self._counters: ReasoningCounters = {}
 
     def of(self, place: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Chunks with what this output has beyond the one before. place: of its prompt among those of the request."""
         self._outputs[place] = output
-        usage = usage_of(self._outputs.values(), self.shown) if self.continuous_usage else None
+        usage = self._usage() if self.continuous_usage else None
         for sample in output.outputs:
             index = place * len(output.outputs) + sample.index
             if index in self._ended:
@@ -180,7 +193,10 @@ class Chunks:
 
     def last(self) -> Iterator[dict[str, Any]]:
         if self.include_usage:
-            yield self._head | {"choices": [], "usage": usage_of(self._outputs.values(), self.shown)}
+            yield self._head | {"choices": [], "usage": self._usage()}
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self._outputs.values(), self.shown, self._counters)
 
 
 def _head(answer_id: str, url: str, model: str, kind: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ KNOWN_BY_URL = {EMBEDDINGS: OF_TEXTS, POOLING: OF_TEXTS | {"task"}}
 KNOWN_BY_URL |= dict.fromkeys(RERANK, OF_PAIRS | {"query", "documents", "top_n", "return_documents"})
 KNOWN_BY_URL |= dict.fromkeys(SCORE, OF_PAIRS | {name for names in NAMES for name in names})
 MAX_TEXTS = 2048  # of one body: OpenAI's limit
-MAX_CHARS_OF_PAIRS = 20_000_000  # of one body's prompts: a query is read with each of its documents
+MAX_CHARS_OF_PAIRS = 20_000_000  # of one body's prompts: a classifier reads a query with each of its documents
 
 BODY = "body of an embedding"  # in errors, and in compat/neutral.py
 
@@ -113,7 +113,10 @@ class _Asked:
             check_number(f"the number of {names[1]}", len(documents), Integral, 1, MAX_TEXTS)
             documents = [d.get("text", d) if isinstance(d, dict) else d for d in documents]
         pairs = Pairs.of(body.get(names[0]), documents, names)
-        times = len(pairs.documents) if len(pairs.queries) == 1 else 1
+        pooling = self.llm.engine.model_config.pooling
+        assert pooling is not None
+        is_pair = pooling.task == "classify"
+        times = len(pairs.documents) if is_pair and len(pairs.queries) == 1 else 1
         num_chars = times * sum(map(len, pairs.queries)) + sum(map(len, pairs.documents))
         check_number("the number of characters of all pairs", num_chars, Integral, 0, MAX_CHARS_OF_PAIRS)
         options = body.get("chat_template_kwargs", {})
@@ -123,9 +126,6 @@ class _Asked:
         if not isinstance(said, str | None):
             raise ValueError(f"instruction must be a text, found {shorten(said)}")
         lengths = {name: check_number(name, body.get(name, 0), Integral, 0) for name in LENGTHS}
-        pooling = self.llm.engine.model_config.pooling
-        assert pooling is not None
-        is_pair = pooling.task == "classify"
         num = len(pairs.documents) + (0 if is_pair else len(pairs.queries))
         requests = pairs.make_requests(
             self.llm.engine,

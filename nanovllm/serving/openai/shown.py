@@ -124,10 +124,6 @@ class Shown:
         """Does a stream have something to say of a token that gave no text?"""
         return (self.num_logprobs is not None and not self.by_text) or self.token_ids
 
-    def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
-        reasoning = self.reading.reasoning
-        return 0 if reasoning is None else reasoning.num_tokens(self.tokenizer, sample.token_ids)
-
     def check_size(self, requests: Iterable[Request]) -> None:
         """Raise ValueError for more logprobs of prompts than one answer may have."""
         num = sum((made.params.prompt_logprobs or 0) * len(made.prompt_token_ids) for made in requests)

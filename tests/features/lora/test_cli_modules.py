@@ -5,12 +5,14 @@ import shutil
 
 import openai
 import pytest
+import torch
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.config import EngineConfig
 from nanovllm.features.lora.cli_modules import read_modules
 from nanovllm.tools import cli
-from tests.checkpoints import edit
+from tests.checkpoints import edit, make_tokenizer
 from tests.errors import expect
 from tests.features.lora.adapters import ATTENTION, make_adapter
 from tests.jobs.lines import FOX, line
@@ -112,3 +114,25 @@ def test_modules_are_read_before_the_model(checkpoint, modules):
     expect("'a' is taken already", read_modules, [modules[0]] * 2, EngineConfig(str(checkpoint())), [])
     expect("max_lora_rank is 2", read_modules, modules, EngineConfig(str(checkpoint()), max_lora_rank=2), [])
     assert read_modules([], config, []) == (config, [])
+
+
+@pytest.mark.parametrize("made_for", [AutoModel, AutoModelForSequenceClassification])
+def test_a_model_without_an_output_head(checkpoint, tmp_path, made_for):
+    """Such a one makes no tokens. It is read for what the engine's configuration asks of it."""
+    base = tmp_path / "base"
+    made_for.from_pretrained(checkpoint("qwen3"), dtype=torch.float32).save_pretrained(base)
+    make_tokenizer().save_pretrained(base)
+    adapter = make_adapter(tmp_path / "adapter", base, made_for=made_for, r=4, target_modules=ATTENTION)
+    config, [request] = read_modules([f"one={adapter}"], EngineConfig(str(base), runner="pooling"), ["tiny"])
+    assert (config.enable_lora, config.runner, request.lora_name) == (True, "pooling", "one")
+    generates = EngineConfig(str(base), runner="generate")
+    expect("so it cannot generate", read_modules, [f"one={adapter}"], generates, ["tiny"])
+
+
+def test_generation_config_is_read_where_the_engine_reads_it(checkpoint, modules, tmp_path):
+    base = shutil.copytree(checkpoint(), tmp_path / "base")
+    (base / "generation_config.json").write_text("{")
+    expect("generation_config.json cannot be read", read_modules, modules, EngineConfig(str(base)), ["tiny"])
+    (tmp_path / "generation_config.json").write_text("{}")
+    config, _ = read_modules(modules, EngineConfig(str(base), generation_config=str(tmp_path)), ["tiny"])
+    assert config.enable_lora

@@ -2,6 +2,7 @@
 
 import re
 from copy import copy
+from itertools import accumulate
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from nanovllm import SamplingParams
 from nanovllm.features.grammar.after_reasoning import AfterReasoning
 from nanovllm.features.grammar.grammar import GrammarCompiler
-from nanovllm.features.reasoning.think import Reasoning, parse_reasoning
+from nanovllm.features.reasoning.think import Reasoning, ReasoningCounter, parse_reasoning
 from nanovllm.features.tool_calls.source import Source
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import make_tokenizer
@@ -128,9 +129,33 @@ def test_tokens(tokenizer, has_tags):
     thought = len(ids["<think>gulls</think>"])
     for is_open in (False, True):
         reasoning = Reasoning("<think>", "</think>", is_open)
-        assert reasoning.num_tokens(tokenizer, ids["<think>gulls</think>"] + ids["two"]) == thought
-        assert reasoning.num_tokens(tokenizer, ids["<think>gulls</think>"][:-1]) == thought - 1
-        assert reasoning.num_tokens(tokenizer, ids["gulls"]) == is_open * len(ids["gulls"])
+
+        def num_tokens(token_ids, reasoning=reasoning):
+            return ReasoningCounter(reasoning, tokenizer).count(token_ids)
+
+        assert num_tokens(ids["<think>gulls</think>"] + ids["two"]) == thought
+        assert num_tokens(ids["<think>gulls</think>"][:-1]) == thought - 1
+        assert num_tokens(ids["gulls"]) == is_open * len(ids["gulls"])
+
+
+PIECES = st.lists(st.sampled_from(["a boat ", "é", "🙂", "</thin", "k>", "<think>", "</think>", " \n"]), max_size=20)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.booleans(), st.booleans(), PIECES, st.lists(st.integers(0, 6), max_size=60))
+def test_tokens_of_a_growing_answer(is_open, begins, pieces, sizes):
+    """Counted in steps of any size they are those of a whole answer: the shortest beginning with the closing text."""
+    tokenizer = make_tokenizer()
+    token_ids = tokenizer.encode("<think>" * begins + "".join(pieces), add_special_tokens=False)
+    reasoning = Reasoning("<think>", "</think>", is_open)
+    counter = ReasoningCounter(reasoning, tokenizer)
+    for place in accumulate(sizes):
+        begun = token_ids[:place]
+        expected = 0
+        if is_open or tokenizer.decode(begun).lstrip().startswith("<think>"):
+            closed = (end for end in range(len(begun)) if "</think>" in tokenizer.decode(begun[:end]))
+            expected = next(closed, len(begun))
+        assert counter.count(begun) == ReasoningCounter(reasoning, tokenizer).count(begun) == expected
 
 
 def allowed(grammar, token_ids: list[int], vocab_size: int) -> list[int]:

@@ -142,9 +142,12 @@ def test_bad_bodies(server, body):
     assert status in (400, 404) and answer["error"]["message"]
 
 
-def test_a_query_is_not_read_with_too_many_documents(server):
-    message = post(server, "/score", queries="x" * 20_000, documents=["y"] * 1500)[1]["error"]["message"]
-    assert "the number of characters of all pairs" in message
+def test_an_embedder_reads_a_query_once(server, monkeypatch):
+    monkeypatch.setattr(pooling, "MAX_CHARS_OF_PAIRS", 200)
+    for path, query, documents in (("/score", "queries", "documents"), ("/rerank", "query", "documents")):
+        assert post(server, path, **{query: "two gulls " * 10, documents: ["a boat"] * 4})[0] == 200
+        message = post(server, path, **{query: "two gulls " * 10, documents: ["a boat"] * 20})[1]["error"]["message"]
+        assert "the number of characters of all pairs must be a whole number between 0 and 200, found 220" in message
 
 
 def test_each_server_says_what_it_is_for(server, folder, checkpoint):
@@ -211,3 +214,5 @@ def test_a_classifier(checkpoint):
         scores = [post(server, "/v1/rerank", **each)[1]["results"][0]["relevance_score"] for each in (short, same)]
         assert scores[0] == scores[1]
         assert post(server, "/rerank", **short, max_tokens_per_doc=-1)[0] == 400
+        many = {"query": "x" * 20_000, "documents": ["y"] * 1500}  # it reads the query with each of them
+        assert "the number of characters of all pairs" in post(server, "/rerank", **many)[1]["error"]["message"]

@@ -113,3 +113,33 @@ def test_steps_change_nothing(reading, texts, damages, sizes, reason):
             [part] = item["content"]
             told = bytes(byte for entry in part["logprobs"] for byte in entry["bytes"]).decode()
             assert part["text"].strip() in told or not part["text"].strip()
+
+
+class CountingTokenizer:
+    """Notes how many tokens it decodes."""
+
+    num_decoded = 0
+
+    def decode(self, token_ids: list[int]) -> str:
+        self.num_decoded += len(token_ids)
+        return TOKENIZER.decode(token_ids)
+
+
+def test_usage_of_each_chunk_costs_what_is_new():
+    """A long answer of a model that reasons: its beginning is not decoded again for each chunk."""
+    made = outputs("a red boat " * 80 + "</think>" + "two gulls " * 80, [1] * 2000, "stop")
+    for is_open in (True, False):
+        tokenizer = CountingTokenizer()
+        shown = Shown(tokenizer, reading=Reading(reasoning=Reasoning("<think>", "</think>", is_open)))
+        chunks = Chunks("id", CHAT, "tiny", shown, include_usage=True, continuous_usage=True)
+        counts = [
+            chunk["usage"]["completion_tokens_details"]["reasoning_tokens"]
+            for each in made
+            for chunk in chunks.of(0, each)
+        ]
+        assert tokenizer.num_decoded < 200 * len(made)
+        [last] = chunks.last()
+        whole = response_body("id", CHAT, "tiny", shown, made[-1:])
+        assert whole["usage"] == last["usage"]
+        assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert (0 < counts[-1] < len(made)) == is_open
