@@ -54,6 +54,13 @@ def check_number(name: str, value: Any, kind: type, low: float | None = None, hi
     raise ValueError(f"{name} must be {noun}{bounds}, found {shorten(value)} ({type(value).__name__})")
 
 
+def check_switch(name: str, value: Any) -> bool:
+    """`value`, if it is true or false. Raises ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, found {shorten(value)}")
+    return value
+
+
 def typed(config: dict[str, Any], name: str, default: Any, path: Any) -> Any:
     """A list, an object or a bool: whatever the default is."""
     value = config.get(name, default)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from nanovllm.checks.values import check_choice, shorten
+from nanovllm.checks.values import check_choice, check_switch, shorten
 from nanovllm.features.chat_template.hermes_tools import with_calls_as_text, with_description
 from nanovllm.features.chat_template.messages import (
     FORMATS_OF_CONTENT,
@@ -91,8 +91,7 @@ def render_chat(
     """
     if not (chat_template or tokenizer.chat_template):
         raise ValueError("this checkpoint has no chat template; give chat_template, or use generate() with a prompt")
-    if not isinstance(continue_final_message, bool):
-        raise ValueError(f"continue_final_message must be true or false, found {shorten(continue_final_message)}")
+    check_switch("continue_final_message", continue_final_message)
     if continue_final_message and add_generation_prompt:
         raise ValueError("continue_final_message goes on with the last message: it needs add_generation_prompt=False")
     if not isinstance(chat_template, str | None):

@@ -33,6 +33,17 @@ def check_request_id(value: Any) -> str:
     return value
 
 
+def take_ids(body: dict[str, Any], header_id: str, own_id: str) -> tuple[str, str]:
+    """(the answer's id, what the ids of its requests begin with): a client's id may come twice, these must not.
+
+    header_id: the client's, if it named one there; the body's request_id is taken out of it. own_id: nobody else's.
+    Raises ValueError.
+    """
+    in_body = body.pop("request_id", "")
+    given = header_id or check_request_id(in_body)
+    return given or own_id, f"{given}-{uuid.uuid4().hex[:8]}" if given else own_id
+
+
 class Access:
     """ASGI middleware, outside of all others.
 

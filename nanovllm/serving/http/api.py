@@ -90,8 +90,14 @@ class Api:
         """Chunks as the tokens come. An error that comes so late is an event, too: the status has been sent."""
         job = call.job
         always, asked, form = self.options.enable_force_include_usage, job.stream_options, job.form
-        usage = (always or bool(asked.get(name)) for name in ("include_usage", "continuous_usage_stats"))
-        chunks = Chunks(job.answer_id, form.url, job.model, job.shown, *usage)
+        chunks = Chunks(
+            job.answer_id,
+            form.url,
+            job.model,
+            job.shown,
+            include_usage=always or asked.get("include_usage", False),
+            continuous_usage=always or asked.get("continuous_usage_stats", False),
+        )
         places = {made.request_id: place for place, made in enumerate(job.requests)}
         begin = form.begin()
         try:

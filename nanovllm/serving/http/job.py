@@ -1,17 +1,16 @@
 """A request for an answer, from its body to its requests in the engine, and how its answer is shown."""
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from nanovllm.checks.values import shorten
+from nanovllm.checks.values import check_switch, shorten
 from nanovllm.outputs import RequestOutput
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM, OpensImages
-from nanovllm.serving.http.access import check_request_id
+from nanovllm.serving.http.access import take_ids
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import event
 from nanovllm.serving.openai.answer import response_body
@@ -64,59 +63,90 @@ class Job:
         form: Form,
         names: tuple[str, ...],
         tenant: str,
-        is_wanted: Callable[[], bool] = lambda: True,
-        options: ServeOptions = ServeOptions(),
-        own_id: str = "",
-        given_id: str = "",
+        options: ServeOptions,
+        *,
+        own_id: str,
+        given_id: str,
+        is_wanted: Callable[[], bool],
     ) -> None:
-        """In a thread beside the event loop. Raises ValueError, and ClientDisconnect when it is not wanted any more.
+        """In a thread beside the event loop. Raises ValueError.
 
         own_id: nobody else's. given_id: the client's, which may come twice.
         """
-        url, (body, unknown) = form.url, without_unknown(form.body)
-        given_id = given_id or check_request_id(body.pop("request_id", ""))
-        self.answer_id = given_id or own_id
-        unique_id = f"{given_id}-{uuid.uuid4().hex[:8]}" if given_id else own_id
-        self.stream, given = body.pop("stream", False), body.pop("stream_options", {})
-        if not isinstance(self.stream, bool):
-            raise ValueError(f"stream must be true or false, found {shorten(self.stream)}")
-        if not isinstance(given, dict) or not all(isinstance(value, bool) for value in given.values()):
-            raise ValueError(f"stream_options must be an object of true and false, found {shorten(given)}")
-        if given and not self.stream:
-            raise ValueError("stream_options needs stream: true")
-        self.stream_options = given
-        unknown = [*form.unknown, *unknown]
+        body, unknown = without_unknown(form.body)
+        self.answer_id, self._unique_id = take_ids(body, given_id, own_id)
+        self.stream = check_switch("stream", body.pop("stream", False))
+        self.stream_options = _stream_options(body.pop("stream_options", {}), self.stream)
         if self.stream and body.get("prompt_logprobs") is not None:
             raise ValueError("prompt_logprobs are not available in a stream; leave out stream, or ask with echo")
         refuse_template(body)
-        salt = body.get("cache_salt")
-        if tenant and (salt is None or (salt and isinstance(salt, str))):
-            body["cache_salt"] = tenant + (salt or "")  # a tenant's part has a fixed length: no two pairs look alike
-        most = min(MAX_SAMPLES, llm.max_waiting or MAX_SAMPLES), options.max_logprobs
-        translated = translate(llm.llm, url, body, names, *most, options.parsers)
-        self.prompts, params, self.model, adapter, reading = translated
-        self.headers = warning_headers(warning_of([*unknown, *reading.left_out]))
-        how: dict[str, Any] = dict(
-            ids_as_tokens=options.return_tokens_as_token_ids, has_nulls=True, reading=reading, by_text=form.by_text
+        _add_tenant(body, tenant)
+        self._asked = translate(
+            llm.llm,
+            form.url,
+            body,
+            names,
+            max_samples=min(MAX_SAMPLES, llm.max_waiting or MAX_SAMPLES),
+            max_logprobs=options.max_logprobs,
+            parsers=options.parsers,
         )
-        self.form, self.shown = form, Shown.of(llm.llm.get_tokenizer(), url, body, params, **how)
+        self.shown = Shown.of(
+            llm.llm.get_tokenizer(),
+            form.url,
+            body,
+            self._asked.params,
+            ids_as_tokens=options.return_tokens_as_token_ids,
+            has_nulls=True,
+            reading=self._asked.reading,
+            by_text=form.by_text,
+        )
+        self.headers = warning_headers(warning_of([*form.unknown, *unknown, *self._asked.reading.left_out]))
+        self.form = form
+        self.model = self._asked.model
+        self.prompts = self._asked.prompts
         self.requests: list[EngineRequest] = []
-
-        def make_request(place: int, prompt: Any) -> EngineRequest:
-            if not is_wanted():
-                raise ClientDisconnect
-            # The page knows its card by the id.
-            made: dict[str, Any] = dict(request_id=f"{unique_id}-{place}", stream=self.stream, compile_grammar=False)
-            return llm.engine.make_request(prompt, params, adapter, body.get("priority"), **made)
-
-        self._make_request = make_request
+        self._llm = llm
+        self._priority = body.get("priority")
+        self._is_wanted = is_wanted
 
     def make_requests(self) -> list[EngineRequest]:
-        """Open their images, check and tokenize the prompts. As the constructor."""
+        """Open their images, check and tokenize the prompts. As the constructor.
+
+        ClientDisconnect when it is not wanted any more.
+        """
         self.requests = [self._make_request(place, prompt) for place, prompt in enumerate(self.prompts)]
         self.shown.check_size(self.requests)
         self.form.made(self)
         return self.requests
+
+    def _make_request(self, place: int, prompt: Any) -> EngineRequest:
+        if not self._is_wanted():
+            raise ClientDisconnect
+        return self._llm.engine.make_request(
+            prompt,
+            self._asked.params,
+            self._asked.adapter,
+            self._priority,
+            request_id=f"{self._unique_id}-{place}",  # the page knows its card by it
+            stream=self.stream,
+            compile_grammar=False,
+        )
+
+
+def _stream_options(given: Any, is_stream: bool) -> dict[str, bool]:
+    """Raises ValueError."""
+    if not isinstance(given, dict) or not all(isinstance(value, bool) for value in given.values()):
+        raise ValueError(f"stream_options must be an object of true and false, found {shorten(given)}")
+    if given and not is_stream:
+        raise ValueError("stream_options needs stream: true")
+    return given
+
+
+def _add_tenant(body: dict[str, Any], tenant: str) -> None:
+    """Before the client's own salt. What is wrong with that is said later."""
+    salt = body.get("cache_salt")
+    if tenant and (salt is None or (salt and isinstance(salt, str))):
+        body["cache_salt"] = tenant + (salt or "")  # a tenant's part has a fixed length: no two pairs look alike
 
 
 class Call:
@@ -134,10 +164,19 @@ class Call:
     ) -> None:
         self.is_wanted, self.is_made = True, asyncio.Event()
         loop, tenant = asyncio.get_running_loop(), getattr(request.state, "tenant", "")
-        ids = request.state.request_id, request.headers.get("x-request-id", "")
+        own_id, given_id = request.state.request_id, request.headers.get("x-request-id", "")
 
         def make() -> list[EngineRequest] | OpensImages[list[EngineRequest]]:
-            self.job = Job(llm, make_form(), names, tenant, lambda: self.is_wanted, options, *ids)
+            self.job = Job(
+                llm,
+                make_form(),
+                names,
+                tenant,
+                options,
+                own_id=own_id,
+                given_id=given_id,
+                is_wanted=lambda: self.is_wanted,
+            )
             return OpensImages.if_any(self.job.prompts, finish)
 
         def finish() -> list[EngineRequest]:

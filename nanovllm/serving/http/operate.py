@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nanovllm import __version__
-from nanovllm.checks.values import check_range, list_of, shorten
+from nanovllm.checks.values import check_range, check_switch, list_of, shorten
 from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.prompts import tokenize
 from nanovllm.serving.async_llm import AsyncLLM, OpensImages
@@ -62,8 +62,11 @@ class Operation:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """?reset_running_requests=true: running requests give their blocks back first, and are computed again.
         reset_external=true: what is kept beside the pool goes, too."""
-        asked = [_switch_of_query(request, name) for name in ("reset_running_requests", "reset_external")]
-        return json_response({"success": await self.llm.reset_prefix_cache(*asked)})
+        success = await self.llm.reset_prefix_cache(
+            reset_running_requests=_switch_of_query(request, "reset_running_requests"),
+            reset_connector=_switch_of_query(request, "reset_external"),
+        )
+        return json_response({"success": success})
 
     async def tokenize(self, request: Request) -> Response:
         """{"prompt": TEXT} or {"messages": [...]}: the tokens that a completion or a chat would have."""
@@ -79,8 +82,7 @@ class Operation:
     def _tokens(self, given: dict[str, Any]) -> Response | OpensImages[Response]:
         body, left_out = self._read(given, OF_CHATS if given.get("messages") is not None else OF_TEXTS)
         for name in SWITCHES:
-            if not isinstance(body.get(name, False), bool):
-                raise ValueError(f"{name} must be true or false, found {shorten(body[name])}")
+            check_switch(name, body.get(name, False))
         tokenizer = self.llm.llm.get_tokenizer()
         if "messages" in body:
             refuse_template(body)

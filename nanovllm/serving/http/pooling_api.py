@@ -1,7 +1,6 @@
 """Endpoints of a server with --runner pooling: /v1/embeddings, /rerank, /score, /pooling. Bodies: openai/pooling.py."""
 
 import asyncio
-import uuid
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -13,7 +12,7 @@ from starlette.routing import Route
 from nanovllm.checks.names import neutral_options
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM, Overloaded
-from nanovllm.serving.http.access import check_request_id
+from nanovllm.serving.http.access import take_ids
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import json_response, read_body, unless_gone
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
@@ -98,9 +97,7 @@ class _Call:
         state, url = self.request.state, self.request.scope["path"]
         known = {"request_id", *KNOWN_BY_URL[url], *neutral_options(BODY)}
         body, self.unknown = without_unknown(parse_json(raw), known)
-        given = self.request.headers.get("x-request-id", "") or check_request_id(body.pop("request_id", ""))
-        body.pop("request_id", None)
-        state.request_id = given or state.request_id
-        unique = f"{given}-{uuid.uuid4().hex[:8]}" if given else state.request_id
-        self.job = translate(self.llm.llm, url, body, self.api.names, getattr(state, "tenant", ""), unique)
+        header_id = self.request.headers.get("x-request-id", "")
+        state.request_id, unique_id = take_ids(body, header_id, state.request_id)
+        self.job = translate(self.llm.llm, url, body, self.api.names, getattr(state, "tenant", ""), unique_id)
         state.requests = self.job.requests

@@ -133,7 +133,6 @@ class Chunks:
             if self.url == CHAT and num_tokens is None:
                 first = news[0] if news else Said({}, 0, 0)
                 news = [first._replace(delta={"role": "assistant"} | first.delta), *news[1:]]
-            sent = self.url, output, sample, num_tokens
             head = self._head if self._num_sent else self._head | self.shown.beside_first_delta(self.url, output)
             more = {"usage": usage} if self.include_usage else {}
             name, nothing = ("delta", {}) if self.url == CHAT else ("text", "")
@@ -145,9 +144,10 @@ class Chunks:
             if self.shown.by_text:
                 logprobs = self._logprobs_of(index, output, sample, last)
             else:
-                logprobs = self.shown.logprobs(*sent, self._text_offsets_of(index, output))
-            beside = _ending(sample, reason) | self.shown.beside_delta(*sent)
-            choice = {"index": index, name: last.delta, "logprobs": logprobs} | beside
+                offsets = self._text_offsets_of(index, output)
+                logprobs = self.shown.logprobs(self.url, output, sample, num_tokens, offsets)
+            beside = self.shown.beside_delta(self.url, output, sample, num_tokens)
+            choice = {"index": index, name: last.delta, "logprobs": logprobs, **_ending(sample, reason), **beside}
             self._num_sent[index] = len(sample.token_ids)
             yield head | {"choices": [choice]} | more
 

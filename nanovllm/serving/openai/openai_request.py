@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.names import known_names
-from nanovllm.checks.values import check_number, shorten
+from nanovllm.checks.values import check_number, check_switch, shorten
 from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.reasoning.think import Reasoning
@@ -45,6 +45,16 @@ class UnknownModel(ValueError):
     """The body names a model that is not the one that runs."""
 
 
+class Translated(NamedTuple):
+    """What a body asks for. model: its name in the answer. adapter: if that is one's. reading: how to read answers."""
+
+    prompts: list[Any]
+    params: SamplingParams
+    model: str
+    adapter: "Adapter | None"
+    reading: Reading
+
+
 class SampleFailed(RuntimeError):
     """A sample has ended with finish_reason "error" (outputs.py)."""
 
@@ -57,11 +67,10 @@ def translate(
     max_samples: int = MAX_SAMPLES,
     max_logprobs: int = MAX_LOGPROBS,
     parsers: Parsers = Parsers(),
-) -> tuple[list[Any], SamplingParams, str, "Adapter | None", Reading]:
-    """(prompts, sampling parameters, the model's name in the answer, the adapter if that is one, how to read answers).
+) -> Translated:
+    """max_samples: of all prompts together. max_logprobs: of one position; -1: of all words.
 
-    max_samples: of all prompts together. max_logprobs: of one position; -1: of all words. ValueError for what we cannot
-    honour.
+    Raises ValueError for what cannot be honoured.
     """
     body = known_names({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
     model = body.get("model") or (served_names[0] if served_names else "")
@@ -92,17 +101,15 @@ def translate(
         num_entries = num_samples * most * (1 + (params.logprobs or num_logprobs))
         what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
         check_number(what, num_entries, Integral, 0, MAX_LOGPROBS_OF_LINE)
-    return prompts, params, model, adapter, reading
+    return Translated(prompts, params, model, adapter, reading)
 
 
 def _chat(
     llm: LLM, body: dict[str, Any], given: dict[str, Any], parsers: Parsers
 ) -> tuple[list[dict[str, Any]], Reading]:
     """The prompt, and how to read what follows it; in given, what that has to fit."""
-    if not isinstance(add_generation_prompt := body.get("add_generation_prompt", True), bool):
-        raise ValueError(f"add_generation_prompt must be true or false, found {add_generation_prompt!r:.80}")
-    if not isinstance(shows_reasoning := body.get("include_reasoning", True), bool):
-        raise ValueError(f"include_reasoning must be true or false, found {shorten(shows_reasoning)}")
+    add_generation_prompt = check_switch("add_generation_prompt", body.get("add_generation_prompt", True))
+    shows_reasoning = check_switch("include_reasoning", body.get("include_reasoning", True))
     tools = Tools.of(body)
     options = chat_options(body, parsers)
     if tools.choice == "none" and parsers.exclude_tools_when_none:
@@ -230,12 +237,17 @@ def _tokenized(llm: LLM, prompt: dict[str, Any], is_special: bool) -> dict[str, 
 
 
 def prompts_of(body: dict[str, Any], max_samples: int) -> list[dict[str, Any]]:
-    """A string or a list of token ids is one prompt, a list of those is several."""
-    if (prompt := body.get("prompt")) is None:
+    """Those of a completion. Raises ValueError."""
+    if body.get("prompt") is None:
         raise ValueError("body has no prompt")
-    several = isinstance(prompt, list) and bool(prompt) and all(isinstance(p, str | list) for p in prompt)
-    if several:
-        check_number("the number of prompts", len(prompt), Integral, 1, max_samples)
+    prompts = split_prompt(body["prompt"])
+    check_number("the number of prompts", len(prompts), Integral, 1, max_samples)
     salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
-    names = {True: "prompt_token_ids", False: "prompt"}
-    return [{names[isinstance(p, list)]: p} | salt for p in (prompt if several else [prompt])]
+    return [prompt | salt for prompt in prompts]
+
+
+def split_prompt(given: Any) -> list[dict[str, Any]]:
+    """A text or a list of token ids is one prompt, a list of those is several."""
+    is_several = isinstance(given, list) and bool(given) and all(isinstance(each, str | list) for each in given)
+    prompts = given if is_several else [given]
+    return [{"prompt_token_ids" if isinstance(each, list) else "prompt": each} for each in prompts]

@@ -1,6 +1,6 @@
 """Bodies that ask for embeddings and scores: OpenAI's /v1/embeddings, Cohere's /rerank, vLLM's /score and /pooling.
 
-One translation for batch jobs and for the server, as request.py is for generated text.
+One translation for batch jobs and for the server, as openai_request.py is for generated text.
 """
 
 import base64
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from nanovllm import LLM
 from nanovllm.checks.names import known_names
-from nanovllm.checks.values import check_choice, check_number, make_all, shorten
+from nanovllm.checks.values import check_choice, check_number, check_switch, make_all, shorten
 from nanovllm.features.pooling.outputs import PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.features.pooling.requests import PoolingRequest, Truncation, make_request, pooling_of
 from nanovllm.features.pooling.scoring import Pairs
-from nanovllm.serving.openai.openai_request import check_model
+from nanovllm.serving.openai.openai_request import check_model, split_prompt
 
 EMBEDDINGS, POOLING = "/v1/embeddings", "/pooling"
 RERANK, SCORE = ("/rerank", "/v1/rerank", "/v2/rerank"), ("/score", "/v1/score")
@@ -58,13 +58,21 @@ def translate(
     own = body.get("cache_salt")
     if own is not None and not (own and isinstance(own, str)):
         raise ValueError(f"cache_salt must be a string that is not empty, found {shorten(own)}")
-    params = PoolingParams(body.get("use_activation"), body.get("dimensions"), body.get("task"))
-    given = {name: body[name] for name in Truncation.__dataclass_fields__ if name in body}
-    truncation, priority = Truncation.of(**given), body.get("priority")
-    made = _Asked(llm, model, adapter, params, truncation, salt + (own or ""), request_id, priority)
+    asked = _Asked(
+        llm=llm,
+        model=model,
+        adapter=adapter,
+        params=PoolingParams(
+            use_activation=body.get("use_activation"), dimensions=body.get("dimensions"), task=body.get("task")
+        ),
+        truncation=Truncation.of(**{name: body[name] for name in Truncation.__dataclass_fields__ if name in body}),
+        salt=salt + (own or ""),
+        request_id=request_id,
+        priority=body.get("priority"),
+    )
     if url in (EMBEDDINGS, POOLING):
-        return made.texts(url, body)
-    return made.ranked(body) if url in RERANK else made.scored(body)
+        return asked.texts(url, body)
+    return asked.ranked(body) if url in RERANK else asked.scored(body)
 
 
 @dataclass(frozen=True)
@@ -156,8 +164,7 @@ class _Asked:
     def ranked(self, body: dict[str, Any]) -> PoolingJob:
         if not isinstance(body.get("query"), str):
             raise ValueError(f"query must be a text, found {shorten(body.get('query'))}")
-        if not isinstance(shows := body.get("return_documents", True), bool):
-            raise ValueError(f"return_documents must be true or false, found {shorten(shows)}")
+        shows = check_switch("return_documents", body.get("return_documents", True))
         top_n = check_number("top_n", body.get("top_n", 0), Integral, 0)
         pairs, requests = self._pairs(body, ("query", "documents"))
 
@@ -177,12 +184,11 @@ class _Asked:
 
 def texts_or_tokens(given: Any) -> list[dict[str, Any]]:
     """A text, a list of texts, token ids, a list of those: prompts. Raises ValueError."""
-    several = isinstance(given, list) and bool(given) and all(isinstance(each, str | list) for each in given)
-    prompts: list[Any] = given if several else [given]
-    check_number("the number of texts", len(prompts), Integral, 1, MAX_TEXTS)
-    if not all(isinstance(prompt, str | list) for prompt in prompts) or given == []:
+    if not isinstance(given, str | list) or given == []:
         raise ValueError(f"input must be a text, a list of texts, token ids or a list of those, found {shorten(given)}")
-    return [{"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt} for prompt in prompts]
+    prompts = split_prompt(given)
+    check_number("the number of texts", len(prompts), Integral, 1, MAX_TEXTS)
+    return prompts
 
 
 def shown(vector: Any, form: str) -> list[float] | str:

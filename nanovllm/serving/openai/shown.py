@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from nanovllm import CompletionOutput, Logprob, RequestOutput, SamplingParams
-from nanovllm.checks.values import check_number, shorten
+from nanovllm.checks.values import check_number, check_switch
 from nanovllm.features.chat_template.messages import plain_messages
 from nanovllm.features.logprobs.entries import decoded_token
 from nanovllm.files.token_bytes import token_bytes
@@ -30,8 +30,7 @@ def scoring(url: str, body: dict[str, Any], max_logprobs: int, vocab_size: int) 
     A completion of max_tokens 0 with echo asks for its prompt alone. Raises ValueError.
     """
     for name in SWITCHES:
-        if not isinstance(body.get(name, False), bool):
-            raise ValueError(f"{name} must be true or false, found {shorten(body[name])}")
+        check_switch(name, body.get(name, False))
     num = _num_logprobs_of_chat(body) if url == CHAT else body.get("logprobs")
     if body.get("logprob_token_ids") and num is None:
         raise ValueError(f"logprob_token_ids needs logprobs{': true' if url == CHAT else ''}")
@@ -49,8 +48,9 @@ def scoring(url: str, body: dict[str, Any], max_logprobs: int, vocab_size: int) 
 
 
 def _num_logprobs_of_chat(body: dict[str, Any]) -> Any:
-    if not isinstance(logprobs := body.get("logprobs"), bool | None):
-        raise ValueError(f"logprobs of a chat must be true or false, found {logprobs!r:.80}")
+    logprobs = body.get("logprobs")
+    if logprobs is not None:
+        check_switch("logprobs of a chat", logprobs)
     if body.get("top_logprobs") and not logprobs:
         raise ValueError("top_logprobs needs logprobs: true")
     return body.get("top_logprobs", 0) if logprobs else None
@@ -99,24 +99,24 @@ class Shown:
         by_text: bool = False,
     ) -> "Shown":
         """params: what the body was translated to. ids_as_tokens: where the body does not say."""
-        named, num_prompt_logprobs = params.logprob_token_ids, body.get("prompt_logprobs")
+        num_prompt_logprobs = body.get("prompt_logprobs")
         echo, prefix = body.get("echo", False), ""
         if url == CHAT and echo:
             [last] = plain_messages(body["messages"][-1:])
             prefix = last["content"] if last["role"] == "assistant" else ""
         return cls(
-            tokenizer,
-            len(named) if named else params.logprobs,
-            bool(named),
-            params.prompt_logprobs if num_prompt_logprobs == -1 else num_prompt_logprobs,
-            echo and url == COMPLETIONS,
-            prefix,
-            body.get("return_token_ids", False),
-            body.get("return_tokens_as_token_ids", ids_as_tokens),
-            has_nulls,
-            reading,
-            params,
-            by_text,
+            tokenizer=tokenizer,
+            num_logprobs=len(params.logprob_token_ids) if params.logprob_token_ids else params.logprobs,
+            all_entries=bool(params.logprob_token_ids),
+            prompt_logprobs=params.prompt_logprobs if num_prompt_logprobs == -1 else num_prompt_logprobs,
+            echo=echo and url == COMPLETIONS,
+            prefix=prefix,
+            token_ids=body.get("return_token_ids", False),
+            ids_as_tokens=body.get("return_tokens_as_token_ids", ids_as_tokens),
+            has_nulls=has_nulls,
+            reading=reading,
+            params=params,
+            by_text=by_text,
         )
 
     @property

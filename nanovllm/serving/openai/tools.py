@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nanovllm.checks.values import shorten
+from nanovllm.checks.values import check_switch, shorten
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call, not_held
 
@@ -29,8 +29,7 @@ class Tools:
     def of(cls, body: dict[str, Any]) -> "Tools":
         """Raises ValueError."""
         given, choice = body.get("tools") or [], body.get("tool_choice")
-        if not isinstance(several := body.get("parallel_tool_calls", True), bool):
-            raise ValueError(f"parallel_tool_calls must be true or false, found {shorten(several)}")
+        several = check_switch("parallel_tool_calls", body.get("parallel_tool_calls", True))
         if not isinstance(given, list) or len(given) > MAX_TOOLS:
             raise ValueError(f"tools must be a list of at most {MAX_TOOLS} functions, found {shorten(given)}")
         left_out = names_of_others(given)
@@ -44,13 +43,27 @@ class Tools:
                 raise ValueError(f"tool_choice, as an object, must be {known}, found {shorten(choice)}")
             if name not in functions:
                 raise ValueError(f"tool_choice names {shorten(name)}, and tools have {shorten(list(functions))}")
-            return cls(given, "function", {name: functions[name]}, strict, False, left_out)
+            return cls(
+                given=given,
+                choice="function",
+                functions={name: functions[name]},
+                strict=strict,
+                several=False,
+                left_out=left_out,
+            )
         choice = ("auto" if given else "none") if choice is None else choice
         if choice not in ("auto", "required", "none"):
             raise ValueError(f"tool_choice must be auto, required, none or an object, found {shorten(choice)}")
         if choice == "required" and not given:
             raise ValueError("tool_choice is 'required', and there are no tools: give tools, or leave it out")
-        return cls(given, choice if given else "none", functions, strict, several, left_out)
+        return cls(
+            given=given,
+            choice=choice if given else "none",
+            functions=functions,
+            strict=strict,
+            several=several,
+            left_out=left_out,
+        )
 
     @property
     def are_forced(self) -> bool:
@@ -122,6 +135,6 @@ def _function(tool: Any, index: int) -> tuple[str, Any]:
         raise ValueError(f"tools[{index}] must have a name of 1 to {MAX_NAME} characters, found {shorten(name)}")
     if not isinstance(schema, dict | None):
         raise ValueError(f"tools[{index}]: parameters must be a JSON schema, found {shorten(schema)}")
-    if not isinstance(function.get("strict"), bool | None):
-        raise ValueError(f"tools[{index}]: strict must be true or false, found {shorten(function['strict'])}")
+    if function.get("strict") is not None:
+        check_switch(f"tools[{index}]: strict", function["strict"])
     return name, schema

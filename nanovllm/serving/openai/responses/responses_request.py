@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any
 
 from nanovllm.checks.names import known_names, neutral_options
-from nanovllm.checks.values import check_choice, check_number, shorten
+from nanovllm.checks.values import check_choice, check_number, check_switch, shorten
 from nanovllm.serving.openai.fields import INSIDE, Known, by_type, fields, without_unknown
 from nanovllm.serving.openai.openai_request import EFFORTS, KNOWN_BY_URL
 from nanovllm.serving.openai.responses.items import add_items, is_open, known_of_item, read_input, without_other_tools
@@ -87,7 +87,8 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
     if "conversation" in body:
         raise ValueError("conversation: there are none here; previous_response_id goes on with an answer that is kept")
     body = known_names(body, sorted(KNOWN), WHAT)
-    store, background = _switch(body, "store", True), _switch(body, "background", False)
+    store = check_switch("store", body.get("store", True))
+    background = check_switch("background", body.get("background", False))
     if background and not store:
         raise ValueError("background can only be used when `store` is true")
     chat = {name: body[name] for name in PASSED_ON & body.keys()}
@@ -181,12 +182,6 @@ def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(given := body.get(name, {}), dict):
         raise ValueError(f"{name} must be an object, found {shorten(given)}")
     return given
-
-
-def _switch(body: dict[str, Any], name: str, default: bool) -> bool:
-    if not isinstance(value := body.get(name, default), bool):
-        raise ValueError(f"{name} must be true or false, found {shorten(value)}")
-    return value
 
 
 def _string(body: dict[str, Any], name: str) -> str:
