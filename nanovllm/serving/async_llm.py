@@ -397,8 +397,8 @@ class AsyncLLM:
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
         """Make no step until resume_generation(). Requests are taken, and wait.
 
-        mode: what becomes of those that run: "abort" ends them now; "wait" lets them end first (who comes meanwhile
-        gets steps, too); "keep" lets them go on later. clear_cache: forget all prefixes.
+        mode: what becomes of those that run: "abort" ends them now; "wait" lets them end first (requests that come
+        meanwhile get steps, too); "keep" lets them go on later. clear_cache: forget all prefixes.
 
         Raises ValueError for "wait" while it is paused: those that run then would never end.
         """
@@ -468,4 +468,4 @@ def _settled(future: asyncio.Future[Result], function: Callable[[], Result]) -> 
     except BaseException as error:  # a panic of Rust is no Exception; whoever waits must not wait for ever
         known = isinstance(error, Exception)
         method, value = future.set_exception, error if known else RuntimeError(f"{type(error).__name__}: {error}")
-    return lambda: None if future.done() else method(value)  # who waited may have gone
+    return lambda: None if future.done() else method(value)  # whoever waited may have gone

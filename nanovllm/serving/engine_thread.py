@@ -56,7 +56,7 @@ class Reader:
 class EngineThread:
     """Methods without an underscore may be called from any thread, those of the last section from this one only.
 
-    readers              request id -> who reads it; belongs to this thread
+    readers              request id -> its reader; belongs to this thread
     steps_left, delay_s  how many steps may still be made, and the seconds between two (set_pace)
     on_death             called in the event loop when the engine has died; `error` says why
     on_end               told, in this thread, of requests that do not come to their own end, and "abort" or "error"
@@ -101,7 +101,7 @@ class EngineThread:
             self._thread.join()
 
     def finish(self, seconds: float) -> None:
-        """The program ends: end the thread after its step. Nobody is told, for who reads is about to go, too."""
+        """The program ends: end the thread after its step. No reader is told: it is about to go, too."""
         self._is_exit = True
         self.end()
         if self._thread is not None:
@@ -231,10 +231,12 @@ class EngineThread:
         """The requests of the step that failed; all that may have been, if it failed before it had chosen."""
         scheduled, unfinished = self.engine.last_scheduled, self.engine.requests
         if scheduled is not None and scheduled.chunks:
-            ids = dict.fromkeys(chunk.seq.request_id for chunk in scheduled.chunks)
+            ids = [chunk.seq.request_id for chunk in scheduled.chunks]
+        elif self.suspects.groups:
+            ids = [request.request_id for request in self.suspects.groups[0]]
         else:
-            ids = dict.fromkeys(request.request_id for request in (self.suspects.groups or [unfinished.values()])[0])
-        return [unfinished[request_id] for request_id in ids if request_id in unfinished]
+            ids = list(unfinished)
+        return [unfinished[request_id] for request_id in dict.fromkeys(ids) if request_id in unfinished]
 
     def _clear_suspects(self) -> None:
         if self.suspects.groups and self.suspects.has_passed():

@@ -1,1 +1,1 @@
-"""What the prefix cache tells: events for who follows it, lifetimes of its blocks (chapters 7 and 14)."""
+"""What the prefix cache tells: events for those who follow it, lifetimes of its blocks (chapters 7 and 14)."""

@@ -40,7 +40,7 @@ class BlockTimes(Wing):
     def __init__(self, sample: float, now: Callable[[], float] = time.perf_counter) -> None:
         self.sample, self.now = sample, now
         self.lifetime, self.idle, self.reuse_gap = Distribution(BUCKETS), Distribution(BUCKETS), Distribution(BUCKETS)
-        self._random = Random(0)  # of its own: who calls may have seeded the other one
+        self._random = Random(0)  # its own: the caller may have seeded the global one
         self._uses: dict[int, list[float]] = {}  # block_id -> when it was allocated, and when it was hit last
 
     def on_event(self, event: BlockEvent) -> None:

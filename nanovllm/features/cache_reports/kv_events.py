@@ -245,8 +245,9 @@ def prepare(engine: "LLMEngine") -> None:
 def attach(engine: "LLMEngine", prepared: None) -> KVEvents:
     """As kv_events_config says. It hears of the tiers below the pool, too."""
     config: Any = engine.config.kv_events_config
-    adapter_name = engine.known_adapters.name_of if engine.config.enable_lora else str
-    events = KVEvents(engine.block_manager, config.path, adapter_name)
+    events = KVEvents(engine.block_manager, config.path)
+    if engine.config.enable_lora:
+        events.name_of_adapter = engine.known_adapters.name_of
     if (tiers := engine.tiers) is not None and tiers.memory is not None:
         events.listen(tiers.memory, "CPU")
     if tiers is not None and tiers.disk is not None:

@@ -40,7 +40,7 @@ class OutputFilter:
         return replace(output, outputs=news, prompt_logprobs=prompt_logprobs)
 
     def through(self, growing: "Generator[RequestOutput, None, None]") -> "Generator[RequestOutput, None, None]":
-        """Who leaves the loop leaves that of `growing`, too."""
+        """Leaving this loop closes `growing`, too."""
         with closing(growing):
             for output in growing:
                 if (taken := self.take(output)) is not None:

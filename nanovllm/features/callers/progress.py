@@ -21,14 +21,16 @@ def progress_bar(stats: EngineStats, cache: PrefixCacheStats, total: int) -> Ite
     if not (console.is_terminal or console.is_jupyter):
         yield lambda num_done: None
         return
-    Bar, width = Progress, 40
+    progress_class = Progress
+    width = 40
     if console.is_jupyter:
-        from nanovllm.features.callers.notebook import BarBelowCell as Bar
+        from nanovllm.features.callers.notebook import BarBelowCell
 
+        progress_class = BarBelowCell
         width = 20  # a cell is no wider than a hundred columns, and a notebook does not wrap the line
     columns = (TextColumn("requests"), BarColumn(width), MofNCompleteColumn(), TextColumn("{task.description}"))
     before, cache_before = replace(stats), cache.snapshot()
-    with Bar(*columns, TimeElapsedColumn(), console=console) as progress:
+    with progress_class(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("", total=total)
 
         def advance(num_done: int) -> None:

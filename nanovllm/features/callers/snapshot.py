@@ -18,7 +18,7 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
     scheduler, manager = engine.scheduler, engine.block_manager
     now, states, num_blocks = manager.stats.snapshot(), count_blocks(manager), len(manager.blocks)
     cache = {name: getattr(now, name) for name in CACHE_STATS} | {"evictions_per_s": now.evictions / now.seconds}
-    return {
+    counts: dict[str, Any] = {
         **asdict(engine.stats),
         "acceptance_rate": engine.stats.acceptance_rate,
         "tokens_per_step": engine.stats.tokens_per_step,
@@ -27,10 +27,6 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
         "num_waiting": len(scheduler.waiting),
         "num_running": len(scheduler.running),
         "num_preemptions": scheduler.num_preemptions,
-        **({} if engine.kv_pool.states is None else {"states": state_counts(engine)}),
-        **({"images": counts["tower"]} if "tower" in (counts := engine.model_runner.part_counts) else {}),
-        **({} if engine.tiers is None else {"tiers": tier_counts(engine.tiers)}),
-        **({} if (times := engine.block_times) is None else {"block_times": times.as_dict()}),
         "prefix_cache": {**cache, "utilization": states["cached"] / num_blocks, "hit_tokens": hit_tokens(engine, now)},
         "kv_pool": {
             "num_blocks": num_blocks,
@@ -40,6 +36,15 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
             "usage": states["referenced"] / num_blocks,
         },
     }
+    if engine.kv_pool.states is not None:
+        counts["states"] = state_counts(engine)
+    if "tower" in (parts := engine.model_runner.part_counts):
+        counts["images"] = parts["tower"]
+    if engine.tiers is not None:
+        counts["tiers"] = tier_counts(engine.tiers)
+    if engine.block_times is not None:
+        counts["block_times"] = engine.block_times.as_dict()
+    return counts
 
 
 def state_counts(engine: "LLMEngine") -> dict[str, int]:

@@ -18,8 +18,8 @@ ABOUT = (
 )
 
 
-def with_calls_as_text(messages: list[Message], calls: bool = True, results: bool = True) -> list[Message]:
-    """Checked messages in which calls, and what the tools have answered, are text."""
+def with_calls_as_text(messages: list[Message], results: bool = True) -> list[Message]:
+    """Checked messages in which calls, and with `results` what the tools have answered, are text."""
     shown: list[Message] = []
     for index, message in enumerate(messages):
         if results and message["role"] == "tool":
@@ -29,7 +29,7 @@ def with_calls_as_text(messages: list[Message], calls: bool = True, results: boo
             else:
                 shown.append({"role": "user", "content": answer, "is_answer": True, "index": message["index"]})
             continue
-        if calls and (called := message.get("tool_calls")):
+        if called := message.get("tool_calls"):
             texts = [f"<tool_call>\n{_json(_called(call, index))}\n</tool_call>" for call in called]
             words = text_of(message["content"])
             message = message | {"content": "\n".join([words] * bool(words) + texts)}

@@ -77,7 +77,9 @@ class CallersFunctions(SequencePart):
             return row.fill_(torch.nan)  # after a draft token for which a function has failed
         self.error, self._failed_at = "", num_tokens
         for number, (function, num_given) in enumerate(self.functions):
-            given = [seq.tokens[: seq.num_prompt_tokens], seq.generated_token_ids][-(num_given - 1) :]
+            given = [seq.generated_token_ids]
+            if num_given == 3:
+                given = [seq.tokens[: seq.num_prompt_tokens], *given]
             name = f"logits_processors[{number}] ({getattr(function, '__qualname__', None) or shorten(function)})"
             try:
                 result = function(*given, row)

@@ -64,11 +64,11 @@ class Reasoning:
         yield from source.until()
 
     def _is_call(self, source: Source) -> Reading[bool]:
-        while FUNCTION.startswith(behind := source.rest[len(CALL) :].lstrip()) and not source.ended:
-            if behind == FUNCTION:
+        while FUNCTION.startswith(after := source.rest[len(CALL) :].lstrip()) and not source.ended:
+            if after == FUNCTION:
                 break
             yield None
-        return behind.startswith(FUNCTION)
+        return after.startswith(FUNCTION)
 
 
 class ReasoningCounter:

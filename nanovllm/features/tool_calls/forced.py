@@ -13,7 +13,7 @@ from nanovllm.features.tool_calls.json_formats import MISTRAL, NAME
 from nanovllm.features.tool_calls.parse import FORCED_LIST
 from nanovllm.features.tool_calls.schema_types import in_standard_words, member_of, names_of, options
 
-# format -> text before a call's name, before its arguments, behind them, and between two calls
+# format -> text before a call's name, before its arguments, after them, and between two calls
 HERMES = '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n"
 LLAMA = '{"name": ', ', "parameters": ', "}", "; "
 LIST = '{"name": ', ', "arguments": ', "}", ", "
@@ -85,16 +85,16 @@ def _not_held_in_xml(name: str, given: Any) -> list[str]:
 def _tags_of_xml(functions: dict[str, Any], strict: Set[str]) -> list[dict[str, Any]]:
     """With the outer tags, which some answers leave out, and without."""
     tags = []
-    for before, behind in (("<tool_call>\n", "\n</tool_call>"), ("", "")):
+    for before, after in (("<tool_call>\n", "\n</tool_call>"), ("", "")):
         for name, schema in functions.items():
             content = _fitting(schema, "qwen_xml_parameter") if name in strict else {"type": "any_text"}
-            begin, end = f"{before}<function={name}>\n", f"</function>{behind}"
+            begin, end = f"{before}<function={name}>\n", f"</function>{after}"
             tags.append({"type": "tag", "begin": begin, "content": content, "end": end})
     return tags
 
 
 def _tags_of_mistral(schemas: dict[str, Any], several: bool) -> list[dict[str, Any]]:
-    """A list behind the marker, as older models write it, or one call, as newer ones do."""
+    """A list after the marker, as older models write it, or one call, as newer ones do."""
     in_list = [_tag(LIST, name, schema) for name, schema in schemas.items()]
     calls = {"type": "tags_with_separator", "tags": in_list, "separator": LIST[3], "at_least_one": True}
     calls["stop_after_first"] = not several
@@ -109,9 +109,9 @@ def _tags_of_mistral(schemas: dict[str, Any], several: bool) -> list[dict[str, A
 
 
 def _tag(frame: tuple[str, str, str, str], name: str, schema: Any) -> dict[str, Any]:
-    before, between, behind, _ = frame
+    before, between, after, _ = frame
     begin = f"{before}{json.dumps(name, ensure_ascii=False)}{between}"
-    return {"type": "tag", "begin": begin, "content": _fitting(schema, "json_schema"), "end": behind}
+    return {"type": "tag", "begin": begin, "content": _fitting(schema, "json_schema"), "end": after}
 
 
 def _fitting(given: Any, form: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ KNOWN = {"name", "type", "id", *ARGUMENTS}
 def in_tags(source: Source, beginnings: tuple[str, ...], call: Callable[[Source], Reading[None]]) -> Reading[None]:
     """Calls that begin with one of these texts and end with </tool_call>, which may be missing.
 
-    call: call(source) reads one, the first of these texts included, if it is there. A bracket too many behind a call is
+    call: call(source) reads one, the first of these texts included, if it is there. A bracket too many after a call is
     nobody's; other text is the answer's.
     """
     closing: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ def hermes(source: Source) -> Reading[None]:
 
 
 def llama3_json(source: Source) -> Reading[None]:
-    """{"name": "f", "parameters": {...}}, several with ";" or a line's end between them, perhaps behind a tag."""
+    """{"name": "f", "parameters": {...}}, several with ";" or a line's end between them, perhaps after a tag."""
 
     def call() -> Reading[None]:
         yield from source.skip("<|python_tag|>")
@@ -94,7 +94,7 @@ def mistral(source: Source) -> Reading[None]:
 
 
 def _list(source: Source, marker: str) -> Reading[None]:
-    """Calls in a list behind a marker. It ends where no other item can be read."""
+    """Calls in a list after a marker. It ends where no other item can be read."""
 
     def item(beginnings: tuple[str, ...]) -> Reading[None]:
         for text in beginnings:
@@ -112,7 +112,7 @@ def _list(source: Source, marker: str) -> Reading[None]:
 
 
 def _object(source: Source, stops: tuple[str, ...], is_bare: bool = False) -> Reading[None]:
-    """A call. Arguments behind the name go out as they come; otherwise they wait for it.
+    """A call. Arguments after the name go out as they come; otherwise they wait for it.
 
     is_bare: nothing else says that a call comes here. So an object without arguments is none, nor one that has other
     keys, or names a function that the source does not know. Raises Malformed.

@@ -78,7 +78,7 @@ def _container(source: Source, stops: tuple[str, ...], outer: str) -> Reading[No
 
 
 def _key(source: Source, stops: tuple[str, ...], outer: str) -> Reading[str | None]:
-    """As JSON, behind its colon. None for what is no key: no colon follows."""
+    """As JSON; its colon is read, too. None for what is no key: no colon follows."""
     is_quoted = source.rest[0] in "'\""
     key = yield from collected(string(source, ":,}]", stops) if is_quoted else value(source, stops, outer))
     if (yield from source.skip_spaces()) != ":":
@@ -87,7 +87,7 @@ def _key(source: Source, stops: tuple[str, ...], outer: str) -> Reading[str | No
     return key if key.startswith('"') else json.dumps(key)
 
 
-def string(source: Source, ends: str, stops: tuple[str, ...] = ()) -> Reading[None]:
+def string(source: Source, ends: str, stops: tuple[str, ...]) -> Reading[None]:
     """Say a string. A quote within it is one that is followed by none of `ends`. Python's may begin with three."""
     quote = source.take(1)
     yield _say('"')
@@ -109,9 +109,9 @@ def string(source: Source, ends: str, stops: tuple[str, ...] = ()) -> Reading[No
 def _is_end(source: Source, quote: str, ends: str, stops: tuple[str, ...]) -> Reading[bool]:
     if not (yield from source.starts_with(quote)):
         return False
-    while not (behind := source.rest[len(quote) :].lstrip()) and not source.ended:
+    while not (after := source.rest[len(quote) :].lstrip()) and not source.ended:
         yield None
-    return not behind or behind[0] in ends or bool((yield from source.starts_with(*stops, after_spaces=len(quote))))
+    return not after or after[0] in ends or bool((yield from source.starts_with(*stops, after_spaces=len(quote))))
 
 
 def _escape(source: Source) -> Reading[str]:

@@ -130,7 +130,7 @@ def parsed(events: Iterable[Event]) -> Parsed:
 class ToolCallStream:
     """An answer's events (source.py) as its text comes. White space, and ";", alone beside calls is nobody's."""
 
-    def __init__(self, format_name: str = "hermes", tools: Iterable[Any] = ()) -> None:
+    def __init__(self, format_name: str, tools: Iterable[Any]) -> None:
         check_choice("the format of tool calls", format_name, READERS)
         self._source = Source(functions_of(tools))
         self._events = READERS[format_name](self._source)

@@ -11,7 +11,7 @@ START, END = "<|python_start|>", "<|python_end|>"
 
 
 def pythonic(source: Source) -> Reading[None]:
-    """Lists at the answer's beginning, perhaps between two tags. What is behind them, or no call, is text."""
+    """Lists at the answer's beginning, perhaps between two tags. What follows them, or no call, is text."""
     beginnings: tuple[str, ...] = (START, "[")
     while (yield from source.call(_call(source, beginnings))):
         beginnings = (",",)

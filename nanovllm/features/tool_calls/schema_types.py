@@ -99,7 +99,7 @@ def member_of(schema: Any, name: str, root: Any = None) -> Schema:
     return {"anyOf": found} if found else {}
 
 
-def item_of(schema: Any, place: int, root: Any = None) -> Schema:
+def item_of(schema: Any, place: int, root: Any) -> Schema:
     """What any of an array's alternatives says of the item at a place."""
     found = []
     for parts in options(schema, root):

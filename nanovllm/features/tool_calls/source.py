@@ -93,7 +93,7 @@ class Source:
         return self.rest[:num_chars]
 
     def starts_with(self, *texts: str, after_spaces: int | None = None) -> Reading[str]:
-        """The first of these texts that comes next; "" if none does. after_spaces: behind so many characters of rest,
+        """The first of these texts that comes next; "" if none does. after_spaces: after so many characters of rest,
         and the white space that follows them."""
         while True:
             following = self.rest if after_spaces is None else self.rest[after_spaces:].lstrip()

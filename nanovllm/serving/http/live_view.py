@@ -100,9 +100,11 @@ class Inside:
         try:
             await self.llm.call(self.drawing.open)
             while self.viewers:
-                frame, seconds = None, MAX_SHARE  # one that fails is tried again after a second
+                frame = None
+                pause_s = 1.0  # after a drawing that has failed
                 try:
                     frame, seconds = await self.llm.call(self.drawing.draw)
+                    pause_s = max(INTERVAL_S, seconds / MAX_SHARE)
                 except Exception:
                     logger.exception("a picture could not be drawn")
                 if frame is not None:
@@ -111,7 +113,7 @@ class Inside:
                     for viewer in self.viewers:
                         viewer.stale.update(frame.cells)
                         viewer.changed.set()
-                await asyncio.sleep(max(INTERVAL_S, seconds / MAX_SHARE))
+                await asyncio.sleep(pause_s)
         finally:
             self._task = None
             if self.classroom:  # whoever has paused the engine has gone

@@ -26,7 +26,7 @@ from nanovllm.serving.openai.shown import CHAT
 logger = logging.getLogger("nanovllm")
 
 RESPONSES = "/v1/responses"
-ABORT_AGAIN_S = 0.05  # who is not in the engine's queue yet is not aborted
+ABORT_AGAIN_S = 0.05  # a request that is not in the engine's queue yet is not aborted
 
 
 class Recording:

@@ -103,7 +103,7 @@ class Reader:
         self.has_thought = self.has_called = False
 
     def read(self, text: str, has_ended: bool) -> list[Said]:
-        """What is new, as OpenAI's chunks say it; behind the last piece, what the end of the answer brings."""
+        """What is new, as OpenAI's chunks say it; after the last piece, what the end of the answer brings."""
         said = []
         for event in self.events(text, has_ended):
             if event.kind == "text":

@@ -138,7 +138,7 @@ class GrowingResponse:
         return events if kind == CALL else [*events, self._of_part("added", item.part(False))]
 
     def _close(self, status: str) -> list[Event]:
-        """The item is complete, or cut short; the next one begins behind it."""
+        """The item is complete, or cut short; the next one begins after it."""
         item = self._item
         if item is None:
             return []

@@ -213,7 +213,7 @@ def input_items(items: list[dict[str, Any]], unique: str) -> list[dict[str, Any]
 
 
 def page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Those behind the item `after`, `limit` of them, in the order asc or desc. Raises ValueError."""
+    """Those after the item `after`, `limit` of them, in the order asc or desc. Raises ValueError."""
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     if order not in ("asc", "desc"):
         raise ValueError(f"order must be asc or desc, found {shorten(order)}")

@@ -1,4 +1,4 @@
-"""Answers that are kept for who asks again: in memory, within a bound, the oldest given up first."""
+"""Answers that are kept to be asked for again: in memory, within a bound, the oldest given up first."""
 
 import json
 from collections.abc import Iterable, Sequence
