@@ -435,7 +435,7 @@ class AsyncLLM:
                 await asyncio.sleep(0.005)
 
         try:
-            await asyncio.wait_for(drained(), drain_timeout)
+            await wait_for(drained(), drain_timeout)
         except asyncio.TimeoutError:
             raise TimeoutError(f"after {drain_timeout:g} s requests were still there") from None
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,13 +128,33 @@ def test_same_outputs_as_generate(make, checkpoint):
         ]
 
 
+def wait_for_event(is_done: asyncio.Event):
+    return wait_for(is_done.wait(), 60)
+
+
+def drain_until(is_done: asyncio.Event):
+    """Wait for the one request of an engine, which ends with the event."""
+
+    async def call(function):
+        left = function()
+        if not isinstance(left, list):
+            await is_done.wait()
+            return False
+        return left
+
+    request = SimpleNamespace(request_id="a")
+    llm = SimpleNamespace(engine=SimpleNamespace(requests={"a": request}), call=call)
+    return AsyncLLM.wait_for_requests_to_drain(llm, 60)
+
+
+@pytest.mark.parametrize("wait", [wait_for_event, drain_until])
 @pytest.mark.parametrize("num_turns", range(5))
-def test_a_cancellation_is_never_lost(num_turns):
+def test_a_cancellation_is_never_lost(wait, num_turns):
     """In whatever turn of the event loop it comes, before the work is done or with it."""
 
     async def run():
         is_done = asyncio.Event()
-        waiting = asyncio.create_task(wait_for(is_done.wait(), 60))
+        waiting = asyncio.create_task(wait(is_done))
         await asyncio.sleep(0.01)
         is_done.set()
         for _ in range(num_turns):

@@ -8,6 +8,7 @@ are the answer.
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from nanovllm.checks.names import known_names
 from nanovllm.checks.values import check_number, make_all
 from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from nanovllm.outputs import RequestOutput
@@ -76,8 +77,10 @@ def beam_search(
     priority: Any = None,
     use_tqdm: bool = False,
     concurrency_limit: int | None = None,
+    **unknown: Any,
 ) -> list[BeamSearchOutput]:
     """See LLM.beam_search. max_model_len ends a search as max_tokens does."""
+    known_names(unknown, ("lora_request", "priority", "use_tqdm", "concurrency_limit"), "beam_search")
     if not isinstance(params, BeamSearchParams):
         raise ValueError(f"params must be BeamSearchParams, found {type(params).__name__}")
     engine, tokenizer, given = llm.engine, llm.get_tokenizer(), split_prompts(prompts)
@@ -110,6 +113,8 @@ def beam_search(
             for _ in range(params.max_tokens):
                 active = [s for s in active if s.beams and len(s.beams[0].tokens) < engine.scheduler.max_model_len]
                 advance(num_done - len(active))
+                if not active:
+                    break
                 beams = [beam for search in active for beam in search.beams]
                 asked = [beam.orig_prompt | {"prompt_token_ids": beam.tokens} for beam in beams]
                 adapters = [search.adapter for search in active for _ in search.beams]

@@ -71,20 +71,23 @@ def fetch(url: str, domains: tuple[str, ...]) -> bytes:
 def _connected(host: str, port: int, is_tls: bool) -> http.client.HTTPConnection:
     """A connection to an address that was looked at: a name that is asked for twice may give two addresses."""
     address = _public_address(host, port)
-    connection = http.client.HTTPConnection(host, port, timeout=MAX_SECONDS)
-    connection.sock = socket.create_connection((address, port), timeout=MAX_SECONDS)
-    if is_tls:
-        connection.sock = ssl.create_default_context().wrap_socket(connection.sock, server_hostname=host)
+    plain = socket.create_connection((address, port), timeout=MAX_SECONDS)
+    if not is_tls:
+        connection = http.client.HTTPConnection(host, port, timeout=MAX_SECONDS)
+        connection.sock = plain
+        return connection
+    context = ssl.create_default_context()
+    connection = http.client.HTTPSConnection(host, port, timeout=MAX_SECONDS, context=context)
+    connection.sock = context.wrap_socket(plain, server_hostname=host)
     return connection
 
 
 def _public_address(host: str, port: int) -> str:
-    for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        address = ipaddress.ip_address(str(place[0]).partition("%")[0])
-        if not is_public(address):
-            raise ValueError("its address belongs to a private network")
-        return str(place[0])
-    raise ValueError("it has no address")
+    *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    address = str(place[0])
+    if not is_public(ipaddress.ip_address(address.partition("%")[0])):
+        raise ValueError("its address belongs to a private network")
+    return address
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

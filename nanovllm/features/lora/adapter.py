@@ -4,6 +4,7 @@ In the format of the `peft` package a directory has adapter_config.json and adap
 layer y = W x it holds two thin matrices, A [r, in] and B [out, r], and the layer becomes y = W x + scale * B (A x).
 """
 
+import hashlib
 import logging
 import math
 import os
@@ -12,8 +13,6 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import xxhash
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.sandbox import Sandbox, TooMuch
@@ -99,7 +98,7 @@ class Adapter(SequencePart):
     """An adapter in the CPU's memory: its files may change or go while requests wait for it.
 
     lora_id:  stands for these weights, in the hashes of blocks and in slots; the registry chooses it
-    digest:   of all that it computes
+    digest:   SHA-256 of all that it computes
     matrices: {path of a linear layer: (A [r, in], scale * B [out, r])}
     """
 
@@ -168,12 +167,13 @@ class Adapter(SequencePart):
             lines = "\n  ".join(shown or ["it has no tensors of the layers that it targets"])
             base = options.get("base_model_name_or_path")
             raise ValueError(f"{where} in {folder} (made for {shorten(base)}) does not fit this model:\n  {lines}")
-        digest = xxhash.xxh3_128(data + repr(scales).encode()).hexdigest()
+        digest = hashlib.sha256(data)
+        digest.update(repr(scales).encode())
         if model.hybrid is not None:
             from nanovllm.features.hybrid.adapters import split_matrices
 
             matrices = split_matrices(matrices, model)
-        return cls(request, request.lora_int_id, digest, matrices)
+        return cls(request, request.lora_int_id, digest.hexdigest(), matrices)
 
 
 def adapter_folder(request: LoRARequest) -> Path:

@@ -10,6 +10,7 @@ Each raises one ValueError that lists every bad prompt by its index, before any 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nanovllm.checks.names import known_names
 from nanovllm.checks.values import make_all, shorten
 from nanovllm.features.pooling.outputs import (
     ClassificationRequestOutput,
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
     Adapters = list[LoRARequest | None] | LoRARequest | None
     Priorities = list[int] | int | None
 
+# The options of all four, for the error that an unknown one gets.
+OPTIONS = (
+    "use_tqdm",
+    "pooling_params",
+    "lora_request",
+    "priority",
+    "truncate_prompt_tokens",
+    "tokenization_kwargs",
+)
+
 
 def encode(
     llm: Any,
@@ -41,10 +52,12 @@ def encode(
     pooling_task: str | None = None,
     truncate_prompt_tokens: int | None = None,
     tokenization_kwargs: dict[str, Any] | None = None,
+    **unknown: Any,
 ) -> list[PoolingRequestOutput]:
     """Compute what embed() or classify() returns, as a tensor in outputs.data. pooling_task: "embed" or "classify"."""
     from nanovllm.features.pooling.requests import make_request, pooling_of
 
+    known_names(unknown, (*OPTIONS, "pooling_task"), "encode")
     pooling_of(llm.engine, "encode()")
     if pooling_task is None:
         raise ValueError(f"encode() needs a pooling_task, {' or '.join(TASKS)}; or call embed() or classify()")
@@ -71,6 +84,7 @@ def embed(
     llm: Any, prompts: "Prompt | Sequence[Prompt]", *, pooling_params: "Params" = None, **options: Any
 ) -> list[EmbeddingRequestOutput]:
     """outputs.embedding of each prompt: numbers, as a vector of length 1 if nothing else is asked."""
+    options = known_names(options, OPTIONS, "embed")
     outputs = encode(llm, prompts, pooling_params, pooling_task="embed", **options)
     return list(map(EmbeddingRequestOutput.from_base, outputs))
 
@@ -79,6 +93,7 @@ def classify(
     llm: Any, prompts: "Prompt | Sequence[Prompt]", *, pooling_params: "Params" = None, **options: Any
 ) -> list[ClassificationRequestOutput]:
     """outputs.probs of each prompt, a number for each label of the checkpoint. options: encode's."""
+    options = known_names(options, OPTIONS, "classify")
     outputs = encode(llm, prompts, pooling_params, pooling_task="classify", **options)
     return list(map(ClassificationRequestOutput.from_base, outputs))
 
@@ -96,6 +111,7 @@ def score(
     truncate_prompt_tokens: int | None = None,
     tokenization_kwargs: dict[str, Any] | None = None,
     chat_template: str | None = None,
+    **unknown: Any,
 ) -> list[ScoringRequestOutput]:
     """outputs.score of each pair: one query and one document, one and many, or as many of each.
 
@@ -105,6 +121,7 @@ def score(
     from nanovllm.features.pooling.requests import pooling_of
     from nanovllm.features.pooling.scoring import Pairs
 
+    known_names(unknown, (*OPTIONS, "chat_template"), "score")
     pooling, pairs = pooling_of(llm.engine, "score()"), Pairs.of(data_1, data_2)
     if not isinstance(chat_template, str | None):
         raise ValueError(f"chat_template must be a template's text, found {shorten(chat_template)}")

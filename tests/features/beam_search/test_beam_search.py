@@ -121,6 +121,21 @@ def test_company_salts_and_limits(checkpoint):
     assert llm.beam_search([], params) == []
 
 
+def test_nothing_is_asked_once_all_beams_have_ended(checkpoint, monkeypatch):
+    """However many tokens are allowed, and whatever is left of the prompts."""
+    llm = LLM(str(checkpoint()), **SMALL | dict(max_model_len=24))
+    generate, num_asked = llm.generate, []
+
+    def counted(prompts, *options):
+        num_asked.append(len(prompts))
+        assert prompts, "a call without any beam"
+        return generate(prompts, *options)
+
+    monkeypatch.setattr(llm, "generate", counted)
+    llm.beam_search(PROMPTS, BeamSearchParams(2, 2**31 - 1, ignore_eos=True))
+    assert len(num_asked) == 24 - min(map(len, PROMPTS))
+
+
 def test_a_text_as_a_prompt(llm):
     [output] = llm.beam_search(["the quick"], BeamSearchParams(beam_width=2, max_tokens=3))
     assert all(beam.text.startswith("the quick") for beam in output.sequences)
@@ -174,6 +189,8 @@ def test_what_is_refused(llm):
     expect("prompts[1]: token id 5000", llm.beam_search, [[5], [5000]], params)
     expect("3 prompts need 3 lora_request", llm.beam_search, PROMPTS, params, lora_request=[None])
     expect("priority=1 asks for another order", llm.beam_search, PROMPTS, params, priority=1)
+    expect("beam_search has no argument 'use_tdqm'", llm.beam_search, PROMPTS, params, use_tdqm=False)
+    expect("did you mean 'concurrency_limit'?", llm.beam_search, PROMPTS, params, concurrency_limits=2)
     expect("concurrency_limit must be a whole number from 1", llm.beam_search, PROMPTS, params, concurrency_limit=0)
     expect("beam_width must be a whole number between 1", BeamSearchParams, 0, 3)
     expect("max_tokens must be a whole number", BeamSearchParams, beam_width=2)

@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -271,6 +272,29 @@ def test_fetching(host, monkeypatch):
     monkeypatch.setattr(fetching, "MAX_BYTES", 1000)
     with pytest.raises(ValueError, match="more than 1,000 bytes"):
         allowed.open(f"{host}/endless.png")
+
+
+@pytest.mark.parametrize(
+    "place, named",
+    [
+        ("http://localhost", "localhost"),
+        ("https://localhost", "localhost"),
+        ("https://localhost:443", "localhost"),
+        ("http://localhost:443", "localhost:443"),
+        ("https://localhost:8443", "localhost:8443"),
+    ],
+)
+def test_the_host_is_asked_by_its_name(place, named, monkeypatch):
+    """With a port only where it is not the usual one of http or https."""
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(fetching, "_public_address", lambda host, port: "127.0.0.1")
+    monkeypatch.setattr(socket, "create_connection", lambda place, timeout: ours)
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", lambda context, plain, server_hostname: plain)
+    with theirs:
+        theirs.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n")
+        with pytest.raises(ValueError, match="the host answers 404"):
+            Sources(domains=("localhost",)).open(f"{place}/red.png")
+        assert f"\r\nHost: {named}\r\n".encode() in theirs.recv(4096)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

@@ -1,5 +1,6 @@
 """Adapters, end to end. The last word is the peft package on the same adapter, in float32, token for token."""
 
+import hashlib
 import shutil
 import struct
 from dataclasses import replace
@@ -202,6 +203,14 @@ def test_an_id_stands_for_one_adapter(base, adapters):
     same = LoRARequest(adapters[0].lora_name, 1, adapters[0].lora_path + "/")
     [output] = llm.generate([SHARED], GREEDY, lora_request=same)
     assert output.num_cached_tokens > 0
+
+
+def test_an_adapters_digest(base, adapters):
+    """It stands for the adapter in the hashes of blocks, so it must be as hard to collide as they are."""
+    llm = LLM(str(base), dtype="float32", enable_lora=True)
+    one, other = (llm.engine.known_adapters.check(adapter) for adapter in adapters[:2])
+    assert len(bytes.fromhex(one.digest)) == hashlib.sha256().digest_size
+    assert one.digest != other.digest
 
 
 @pytest.mark.parametrize("num_ranks", [1, by_night(3)])

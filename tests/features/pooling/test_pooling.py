@@ -3,6 +3,7 @@
 import json
 import shutil
 from copy import copy
+from functools import partial
 
 import pytest
 import torch
@@ -184,6 +185,9 @@ def test_what_is_asked(checkpoint, llm):
     expect("a token id of the prompt must be", llm.embed, [[5, 320]])
     expect("PoolingParams has no argument 'normalize' (found True)", PoolingParams, normalize=True)
     expect("did you mean 'dimensions'", PoolingParams, dimension=3)
+    for ask in (llm.encode, llm.embed, llm.classify, partial(llm.score, "x")):
+        name = getattr(ask, "func", ask).__name__
+        expect(f"{name} has no argument 'use_tdqm' (found False); did you mean 'use_tqdm'?", ask, "x", use_tdqm=False)
     expect("2 prompts need 2 pooling_params", llm.embed, ["x", "y"], pooling_params=[PoolingParams()])
     cut = make(checkpoint("qwen3"), hf_overrides={"is_matryoshka": True}, pooler_config={"use_activation": False})
     for params, expected in (
