@@ -42,12 +42,17 @@ class LLM:
 
     The constructor raises ValueError or FileNotFoundError for an option or a checkpoint that can't work, if possible
     before it reads any weight.
+
+    A method's work is here or in a wing, and does with the engine what the two below offer (calls.py).
+
+    turns   when a call may use the engine
+    calls   what it does there: queue requests, make steps, drop requests
     """
 
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
-        self._turns = wings.make_turns(self.engine)  # SharedTurns; Turns, if features/callers/ has been deleted
-        self._calls = Calls(self.engine, self._turns)
+        self.turns = wings.make_turns(self.engine)  # SharedTurns; Turns, if features/callers/ has been deleted
+        self.calls = Calls(self.engine, self.turns)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
@@ -80,7 +85,7 @@ class LLM:
         takes effect between two steps: the call's requests are dropped, and the LLM stays usable.
         """
         requests = self._requests("generate", prompts, sampling_params, lora_request, priority, vllm_options)
-        return self._calls.complete(requests, use_tqdm)
+        return self.calls.complete(requests, use_tqdm)
 
     def chat(
         self,
@@ -148,7 +153,7 @@ class LLM:
         The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
         """
         params = self._params_list(sampling_params, 1)[0]
-        outputs = self._calls.stream(self.engine.make_request(prompt, params, lora_request, priority, stream=True))
+        outputs = self.calls.stream(self.engine.make_request(prompt, params, lora_request, priority, stream=True))
         if params.output_kind is RequestOutputKind.CUMULATIVE:
             return outputs
         return wings.load("features.callers.output_kind").OutputFilter(params.output_kind).through(outputs)
@@ -163,7 +168,7 @@ class LLM:
         Raises ValueError.
         """
         beam_search = wings.load("features.beam_search.search").beam_search
-        return self._turns.call(partial(beam_search, self, prompts, params, **options))
+        return self.turns.call(partial(beam_search, self, prompts, params, **options))
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields a last output (finish_reason "abort"). Unknown ids are ignored.
@@ -172,7 +177,7 @@ class LLM:
         get_metrics(). Then the request ends when the step ends. What else needs the engine raises RuntimeError in the
         middle of a step.
         """
-        self._turns.take(partial(self.engine.abort_request, request_id), within=True)
+        self.turns.take(partial(self.engine.abort_request, request_id), within=True)
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
@@ -188,11 +193,11 @@ class LLM:
         tower_runs, one for each image that was looked at, and tower_bytes, of its weights on all ranks.
         """
         snapshot = wings.load("features.callers.snapshot").snapshot
-        return self._turns.take(partial(snapshot, self.engine), within=True)
+        return self.turns.take(partial(snapshot, self.engine), within=True)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes, as LLMEngine.reset_prefix_cache describes it."""
-        return self._turns.take(partial(self.engine.reset_prefix_cache, reset_running_requests, reset_connector))
+        return self.turns.take(partial(self.engine.reset_prefix_cache, reset_running_requests, reset_connector))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams, with vLLM's defaults for what it leaves out."""
@@ -208,14 +213,14 @@ class LLM:
     ) -> list[str]:
         """Queue prompts and compute nothing yet. The arguments are those of generate(). Returns the requests' ids."""
         requests = self._requests("enqueue", prompts, sampling_params, lora_request, priority, vllm_options)
-        return self._calls.enqueue(requests)
+        return self.calls.enqueue(requests)
 
     def wait_for_completion(self, output_type: Any = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Compute what was enqueued. Returns one output for each prompt, in the order in which the prompts came.
 
         output_type is accepted because vLLM has it. The outputs are RequestOutputs, whatever it says.
         """
-        return self._calls.wait(use_tqdm)
+        return self.calls.wait(use_tqdm)
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer, as transformers loads it."""
@@ -223,7 +228,7 @@ class LLM:
 
     def get_metrics(self) -> "list[Metric]":
         """Counters since the engine was built, under vLLM's names; stats() has more, under ours."""
-        return self._turns.take(self.engine.get_metrics, within=True)
+        return self.turns.take(self.engine.get_metrics, within=True)
 
     @property
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":

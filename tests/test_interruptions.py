@@ -217,7 +217,7 @@ def assert_usable(llm, call, expected):
     """The call answers as before, and nothing is left of one that was interrupted."""
     assert [output.outputs for output in llm.wait_for_completion(use_tqdm=False)] in ([], expected)
     assert call(llm) == expected
-    assert not llm.engine.requests and not llm._turns.lock.queue and not llm._calls.enqueued
+    assert not llm.engine.requests and not llm.turns.lock.queue and not llm.calls.enqueued
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     llm.engine.scheduler.check_integrity()
     assert len(llm.engine.block_manager.free_blocks) == NUM_BLOCKS, "a block was lost"

@@ -88,6 +88,18 @@ ASKS = {  # a wing -> what asks for it. llm is of a plain Llama, at `path`; {var
     "features/tool_calls": "import nanovllm.tools.check_model",
 }
 
+NOT_NEEDED = {  # what asks for one wing -> wings that it does not need
+    "llm.generate([[1]], SamplingParams(repetition_penalty=1.5))": ["features/grammar"],
+    "LLM(path, quantization='int8').generate([[1]])": ["features/experts", "features/parallel", "features/hybrid"],
+    "LLM(path, enable_lora=True).generate([[1]])": ["features/parallel", "features/hybrid"],
+    "LLM(path, runner='pooling').embed('hi')": ["features/hybrid"],
+    "LLM(path, runner='pooling').score('hi', 'there')": ["features/chat_template", "features/hybrid"],
+}
+NOT_NEEDED_BY_NIGHT = {
+    "llm.beam_search([[1]], nanovllm.sampling_params.BeamSearchParams(2, 2))": ["features/lora"],
+    "LLM(path, tensor_parallel_size=2).generate([[1]], SamplingParams(max_tokens=2))": ["features/grammar"],
+}
+
 
 def house_without(wings: list[str], folder: Path) -> Path:
     """A copy of the package from which these folders are gone."""
@@ -132,6 +144,19 @@ def test_one_wing_is_gone(checkpoint, tmp_path, expected, wing):
     told, [error] = report(house_without([wing], tmp_path), checkpoint(), asked(wing, checkpoint))
     assert told == expected
     assert f"nanovllm/{wing}/, which is not there" in error
+
+
+def test_what_a_wing_does_not_need(checkpoint, tmp_path):
+    house = house_without(sorted({wing for wings in NOT_NEEDED.values() for wing in wings}), tmp_path)
+    _, errors = report(house, checkpoint(), *NOT_NEEDED)
+    assert dict(zip(NOT_NEEDED, errors, strict=True)) == dict.fromkeys(NOT_NEEDED, "no error")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ask", NOT_NEEDED_BY_NIGHT)
+def test_what_others_do_not_need(checkpoint, tmp_path, ask):
+    _, errors = report(house_without(NOT_NEEDED_BY_NIGHT[ask], tmp_path), checkpoint(), ask)
+    assert errors == ["no error"]
 
 
 def test_every_wing_is_asked_for():

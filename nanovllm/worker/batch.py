@@ -24,6 +24,11 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def round_up(number: int, multiple: int) -> int:
+    """The least multiple that is not below the number."""
+    return cdiv(number, multiple) * multiple
+
+
 class Metadata(Protocol):
     """What a backend works out of a batch in the first layer of a step, for the others. Each backend has its class."""
 

@@ -83,9 +83,11 @@ class Linear(nn.Module):
 
     out_sizes: the size of each. projections: their names in a checkpoint; () if it has the whole weight as one.
     out_dtype: what an OutputHead asks its product for; here always None, the dtype of x.
+    stays_exact: its weight must not be rounded to fewer bits.
     """
 
     out_dtype: torch.dtype | None = None
+    stays_exact = False
 
     def __init__(
         self, in_size: int, out_sizes: int | tuple[int, ...], bias: bool, projections: tuple[str, ...] = ()

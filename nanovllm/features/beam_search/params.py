@@ -1,12 +1,14 @@
 """What a beam search is asked for, and what it gives. Shaped like vLLM's classes of the same names."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.names import check_options, names_checked, option
 from nanovllm.checks.values import MAX_INT32
-from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.outputs import Logprob
+
+if TYPE_CHECKING:
+    from nanovllm.features.lora.lora_request import LoRARequest
 
 
 @names_checked("BeamSearchParams")
@@ -43,7 +45,7 @@ class BeamSearchSequence:
     orig_prompt: dict[str, Any]
     tokens: list[int]
     logprobs: list[dict[int, Logprob]]
-    lora_request: LoRARequest | None = None
+    lora_request: "LoRARequest | None" = None
     cum_logprob: float = 0.0
     text: str | None = None
     finish_reason: str | None = None  # "error" or "abort" if that ended it, otherwise None, as in vLLM

@@ -56,8 +56,13 @@ class Search:
                 continue
             [entries] = sample.logprobs  # type: ignore[misc]
             for token_id, entry in entries.items():
-                about = beam.orig_prompt, [*beam.tokens, token_id], [*beam.logprobs, entries], beam.lora_request
-                longer = BeamSearchSequence(*about, cum_logprob=beam.cum_logprob + entry.logprob)
+                longer = BeamSearchSequence(
+                    orig_prompt=beam.orig_prompt,
+                    tokens=[*beam.tokens, token_id],
+                    logprobs=[*beam.logprobs, entries],
+                    lora_request=beam.lora_request,
+                    cum_logprob=beam.cum_logprob + entry.logprob,
+                )
                 is_complete = token_id in self.eos_token_ids and not self.params.ignore_eos
                 (self.completed if is_complete else candidates).append(longer)
         self.beams = self.best(candidates)
@@ -85,8 +90,7 @@ def beam_search(
         raise ValueError(f"params must be BeamSearchParams, found {type(params).__name__}")
     engine, tokenizer, given = llm.engine, llm.get_tokenizer(), split_prompts(prompts)
     num_logprobs = min(2 * params.beam_width, engine.model_config.vocab_size)
-    how: dict[str, Any] = dict(max_tokens=1, temperature=params.temperature, logprobs=num_logprobs, detokenize=False)
-    one_token = SamplingParams(**how)
+    one_token = SamplingParams(max_tokens=1, temperature=params.temperature, logprobs=num_logprobs, detokenize=False)
     adapters = one_per_prompt("lora_request", lora_request, len(given))
     priorities = one_per_prompt("priority", priority, len(given))
 
@@ -106,7 +110,7 @@ def beam_search(
     if concurrency_limit is not None:
         check_number("concurrency_limit", concurrency_limit, Integral, 1)
     num_at_a_time = concurrency_limit or max(len(searches), 1)
-    with llm._turns.progress(len(searches), use_tqdm) as advance:
+    with llm.turns.progress(len(searches), use_tqdm) as advance:
         for start in range(0, len(searches), num_at_a_time):
             active = searches[start : start + num_at_a_time]
             num_done = start + len(active)

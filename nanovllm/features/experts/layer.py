@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.rows import ExpertWeights, kernels_for
-from nanovllm.features.hybrid.hybrid_kernels import kernels_for as hybrid_kernels_for
 from nanovllm.worker.layers import MLP, ForwardContext, Linear
 
 
 class Router(Linear):
     """Scores of all experts [T, num_experts]. Its weight is never rounded to fewer bits: rows would change experts."""
+
+    stays_exact = True
 
 
 class Experts(nn.Module):
@@ -51,5 +52,7 @@ class Experts(nn.Module):
         out = kernels.weighted_sum(x, by_expert.places, weights)
         if self.shared_expert is None:
             return out
+        from nanovllm.features.hybrid import hybrid_kernels
+
         shared, gate = self.shared_expert(hidden, context), self.shared_expert_gate(hidden)
-        return hybrid_kernels_for(context.kernels).add_gated(out, shared, gate)
+        return hybrid_kernels.kernels_for(context.kernels).add_gated(out, shared, gate)

@@ -12,19 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanovllm.worker.batch import cdiv
 from nanovllm.worker.c_calls import address
 
 
 class PendingBits:
     """Bits that another thread is working out; in another process, that the driver sends when they are done."""
 
-    receive: Callable[[], Tensor]  # set where steps are received (features/parallel/ranks.py)
-
     def __init__(self, future: "Future[Tensor] | None" = None) -> None:
         self._future = future
+        self.receive: Callable[[], Tensor] | None = None  # RankRunner.run_packed says how, in another process
 
     def wait(self) -> Tensor:
-        return self.receive() if self._future is None else self._future.result()
+        if self._future is not None:
+            return self._future.result()
+        assert self.receive is not None
+        return self.receive()
 
     def __reduce__(self) -> tuple:
         return PendingBits, ()
@@ -42,7 +45,7 @@ def _worker() -> ThreadPoolExecutor:
 
 def _bits(grammars: list[tuple[Any, list[int]]]) -> Tensor:
     """[rows, vocab_size / 32], of each grammar's next token."""
-    for_row = -(-grammars[0][0].vocab_size // 32)
+    for_row = cdiv(grammars[0][0].vocab_size, 32)
     bits = torch.zeros(len(grammars), for_row, dtype=torch.int32, device="cpu")
     for row, (grammar, token_ids) in zip(bits, grammars, strict=True):
         grammar.write_mask(token_ids, address(row, torch.int32, (for_row,)), row.nbytes)

@@ -23,7 +23,7 @@ class StructuredOutputsParams:
     disable_any_whitespace:        JSON without line breaks and indentation
     disable_additional_properties: objects of a schema have only the properties that it names
     reasoning: (opening, closing), texts around reasoning that may come first and is free; opening is "" where the
-        prompt has opened it. What has to fit begins behind it. vLLM takes this from its reasoning parser
+        prompt has opened it. What has to fit begins after it. vLLM takes this from its reasoning parser
 
     A server's clients may send a grammar that takes 2 s of a processor and 32 MB to compile: 30,000 short choices do,
     100,000 take more. A script's own has no such limit. An answer whose masks take too long ends with finish_reason

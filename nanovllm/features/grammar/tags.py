@@ -109,7 +109,7 @@ class Rules:
 
     def _text_until(self, end: str, fits: Iterable[str] = ()) -> str:
         """Any text up to the first place where this end comes, and the end. fits: regular expressions for all of it."""
-        head = self._tokens.split(end)[0]  # a token behind it, or in its place, ends a text by itself
+        head = self._tokens.split(end)[0]  # a token after it, or in its place, ends a text by itself
         text = "TAGS_TEXT"
         if fits:
             text = f"TAGS_TEXT_{len(self.lines)}"

@@ -87,7 +87,7 @@ static void conv_of_value(const delta_args *a, int64_t head) {
     for (const delta_segment *s = a->step->segments; s < a->step->segments + a->step->num_segments; s++) {
         for (int64_t i = 0; i < s->num_logged + s->num_rows; i++, row++) {
             float *value = a->values + (head * num_blocks * num_rows + row) * COLUMNS;
-            if (size % COLUMNS) /* what lies behind the last */
+            if (size % COLUMNS) /* what lies after the last */
                 memset(value + (num_blocks - 1) * num_rows * COLUMNS, 0, COLUMNS * sizeof(float));
             convolve(value, num_rows * COLUMNS, a, s, i, channel, size);
             const num *b = seen_at(a, s, i, (i < s->num_logged ? channels : gates) + head);

@@ -25,7 +25,7 @@ typedef struct {
 } delta_step;
 
 /* Strides count numbers. conv_size = 2 * key_heads * key_dim + value_heads * value_dim. Padded: a key's numbers to a
- * multiple of SUMS, a value's to one of COLUMNS; behind the last there are zeros. */
+ * multiple of SUMS, a value's to one of COLUMNS; after the last there are zeros. */
 typedef struct {
     int64_t num_rows;
     num *out;      /* [num_rows][value_heads][value_dim] */
@@ -34,7 +34,7 @@ typedef struct {
     num *windows;  /* [slots], window_stride apart: [kernel_size - 1][conv_size] */
     num *log;      /* [slots], log_stride apart: rows of [conv_size + 2 * value_heads]: q, k, v, b, a */
     const float *conv, *a, *dt_bias; /* [kernel_size][conv_size]; [value_heads] -exp(A_log); [value_heads] */
-    const float *norm;               /* [value_dim]; behind it, as behind conv, COLUMNS numbers can be read */
+    const float *norm;               /* [value_dim]; after it, as after conv, COLUMNS numbers can be read */
     /* Scratch memory for R rows, those from the log included, in the order in which a thread reads it. */
     float *keys;    /* [2 * key_heads][R][padded key_dim]: q of all heads, then k */
     float *values;  /* [value_heads * padded value_dim / COLUMNS][R][COLUMNS] */
@@ -71,7 +71,7 @@ static inline vec sigmoid(vec x) {
     return choose(x < 0, e, in_all(1)) / (1 + e);
 }
 
-static inline vec some_floats(const num *x, int64_t count) { /* LANES at most; behind them zeros */
+static inline vec some_floats(const num *x, int64_t count) { /* LANES at most; after them zeros */
     num padded[LANES] = {0};
     return floats_at(memcpy(padded, x, count * sizeof(num)));
 }
@@ -104,7 +104,7 @@ static inline double log_one_plus(double y) { /* for y in [0, 1]: 2 artanh(y / (
     return 2 * z * sum;
 }
 
-/* beta and decay of a value head. b: of the head; its a lies value_heads numbers behind. */
+/* beta and decay of a value head. b: of the head; its a lies value_heads numbers after it. */
 static inline void gates_of(float *gates, const num *b, const delta_args *a, int64_t head) {
     const double x = load(b[0]), step = load(b[a->value_heads]) + a->dt_bias[head];
     const double e = exp_double(x < 0 ? x : -x), more = log_one_plus(exp_double(step < 0 ? step : -step));

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from nanovllm.core.snapshots.segments import fresh_segments
 from nanovllm.features.hybrid.batch_states import segments_of
-from nanovllm.features.hybrid.state_pool import COLUMNS, SUMS, padded
-from nanovllm.worker.batch import Batch
+from nanovllm.features.hybrid.state_pool import COLUMNS, SUMS
+from nanovllm.worker.batch import Batch, round_up
 from nanovllm.worker.c_calls import FLOAT, INT, PTR, address, args_of
 from nanovllm.worker.kernels import Kernels
 
@@ -57,7 +57,7 @@ def delta_net(
     kernels: Kernels, library: Any, x: Tensor, net: "GatedDeltaNet", state_layer: tuple[Tensor, ...], batch: Batch
 ) -> Tensor:
     dtype, sizes, step, num_rows = kernels.dtype, net.sizes, batch.metadata(DeltaStep), len(x)
-    key_dim, value_dim = padded(sizes.key_dim, SUMS), padded(sizes.value_dim)
+    key_dim, value_dim = round_up(sizes.key_dim, SUMS), round_up(sizes.value_dim, COLUMNS)
     keys = 2 * sizes.num_key_heads * key_dim  # numbers of a row; those of q and k
     values, gates = sizes.num_value_heads * value_dim, 2 * sizes.num_value_heads
     in_all = num_rows + step.num_logged

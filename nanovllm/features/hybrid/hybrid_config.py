@@ -76,8 +76,9 @@ class HybridConfig:
 
     def share(self, num_ranks: int) -> "HybridConfig":
         """One rank's share: heads are divided."""
-        heads = self.num_key_heads // num_ranks, self.num_value_heads // num_ranks
-        return replace(self, num_key_heads=heads[0], num_value_heads=heads[1])
+        return replace(
+            self, num_key_heads=self.num_key_heads // num_ranks, num_value_heads=self.num_value_heads // num_ranks
+        )
 
 
 def read_hybrid(text: Any, path: Path) -> dict[str, Any]:

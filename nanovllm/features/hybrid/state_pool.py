@@ -11,6 +11,7 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.snapshots.state import StateSlots
+from nanovllm.worker.batch import round_up
 from nanovllm.worker.kv_cache import lazy_zeros
 
 logger = logging.getLogger("nanovllm")
@@ -18,10 +19,6 @@ logger = logging.getLogger("nanovllm")
 SHARE = 4  # a quarter of the memory for K/V and states is for snapshots, another for running sequences, at most
 MAX_SNAPSHOTS = 4096
 COLUMNS, SUMS = 16, 4  # as in delta_rule.h: the sides of a state are rounded up to multiples of these
-
-
-def padded(size: int, multiple: int = COLUMNS) -> int:
-    return -(-size // multiple) * multiple
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class StateSizes:
     def of(cls, model: ModelConfig, num_draft_tokens: int) -> "StateSizes":
         sizes, num_layers = model.hybrid, len(model.hybrid.linear_layers)
         log = num_layers, num_draft_tokens, sizes.conv_size + 2 * sizes.num_value_heads
-        state = num_layers, sizes.num_value_heads, padded(sizes.key_dim, SUMS), padded(sizes.value_dim)
+        state = num_layers, sizes.num_value_heads, round_up(sizes.key_dim, SUMS), round_up(sizes.value_dim, COLUMNS)
         return cls(state, (num_layers, sizes.kernel_size - 1, sizes.conv_size), log)
 
     def num_bytes(self, itemsize: int) -> int:

@@ -103,7 +103,7 @@ def hybrid_tensors(files: Mapping[str, Any], config: ModelConfig, is_gguf: bool)
     for stored, file in files.items():
         name = stored.replace("model.language_model.", "model.").replace(".linear_attn.", ".self_attn.")
         layer = re.match(r"model\.layers\.(\d+)\.", name)
-        if layer and int(layer[1]) >= config.num_hidden_layers:  # in GGUF files they come behind the model's own
+        if layer and int(layer[1]) >= config.num_hidden_layers:  # in GGUF files they come after the model's own
             skipped.add(HEADS)
         elif what := next((what for what, pattern in SKIPPED.items() if pattern.match(name)), None):
             skipped.add(what)

@@ -19,7 +19,7 @@ from transformers.activations import ACT2CLS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from nanovllm.worker.batch import Batch, cdiv
+from nanovllm.worker.batch import Batch, round_up
 from nanovllm.worker.c_calls import FLOAT, INT, PTR, address, args_of
 from nanovllm.worker.cpu.c_kernels import BIDIRECTIONAL_ROWS, AttentionStep
 from nanovllm.worker.cpu.threads import pytorch_threads
@@ -158,7 +158,7 @@ def bidirectional_attention(kernels: Kernels, q: Tensor, k: Tensor, v: Tensor, m
     all rows of an image. Returns [images, rows, heads, head_dim].
     """
     num, num_heads, num_rows, head_dim = q.shape
-    block_size = cdiv(num_rows, BLOCK_MULTIPLE) * BLOCK_MULTIPLE
+    block_size = round_up(num_rows, BLOCK_MULTIPLE)
     if mask is None:
         batch = batch_of(num, num_rows, block_size)
     else:

@@ -10,14 +10,16 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanovllm.core.sequence import Sequence
-from nanovllm.features.grammar.masks import PendingBits, compute_bits, unpack
 from nanovllm.worker.batch import move_together
+
+if TYPE_CHECKING:
+    from nanovllm.features.grammar.masks import PendingBits
 
 EntriesOfRows = dict[int, tuple[Collection[int], Collection[float]]]  # row -> (token ids, as many values)
 
@@ -69,7 +71,7 @@ class LogitsProcessors:
     seen: Entries | None
     generated: Entries | None
     grammar_rows: list[int]
-    pending: PendingBits | None = None
+    pending: "PendingBits | None" = None
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int]) -> "LogitsProcessors":
@@ -106,6 +108,8 @@ class LogitsProcessors:
         made.seen = Entries.of(seen)
         made.generated = Entries.of(generated)
         if grammars:
+            from nanovllm.features.grammar.masks import compute_bits
+
             made.pending = compute_bits(grammars)
         return made
 
@@ -116,6 +120,8 @@ class LogitsProcessors:
     def apply_grammars(self, logits: Tensor) -> None:
         """Let the rows' logits be -inf where the grammar allows no token. Changes them in place, as apply() does."""
         if self.pending is not None:
+            from nanovllm.features.grammar.masks import unpack
+
             added = unpack(move_together(self.pending.wait(), logits.device))[:, : logits.shape[1]]
             for row, values in zip(self.grammar_rows, added, strict=True):
                 logits[row].add_(values)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.features.lora.adapter_rows import PADDING, TILE_ROWS, AdapterRows, LoRAWeights
+from nanovllm.worker.batch import round_up
 from nanovllm.worker.c_calls import INT, PTR, address, args_of, out_address
 from nanovllm.worker.kernels import Kernels
 
@@ -36,7 +37,7 @@ def add_adapters(kernels: Kernels, library: Any, y: Tensor, x: Tensor, rows: Ada
     num_slots, num_parts, max_rank, padded_k = weights.a.shape
     args = AdapterArgs(
         **out_address(y, dtype, (num_rows, n), "y"), x=address(x, dtype, (num_rows, k)),
-        a=address(weights.a, dtype, (num_slots, len(weights.out_sizes), max_rank, -(-k // PADDING) * PADDING)),
+        a=address(weights.a, dtype, (num_slots, len(weights.out_sizes), max_rank, round_up(k, PADDING))),
         b=address(weights.b, dtype, (num_slots, max_rank, n), room=num_slots * max_rank * n + PADDING),
         ranks=address(weights.ranks, torch.int64, (num_slots,)), part_ends=ctypes.addressof(part_ends),
         tasks=address(tiles, torch.int64, (len(tiles), 2 + TILE_ROWS)),

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanovllm.worker.batch import round_up
 from nanovllm.worker.kernels import Kernels
 
 TILE_ROWS = 4  # of a group: a kernel computes them together
-PADDING = 16  # numbers: the inputs of A are a multiple of it, and so many lie behind B; PARTIAL_SUMS of cpu/vectors.h
+PADDING = 16  # numbers: the inputs of A are a multiple of it, and so many lie after B; PARTIAL_SUMS of cpu/vectors.h
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ class LoRAWeights:
     def empty(
         cls, num_slots: int, max_rank: int, in_size: int, out_sizes: tuple[int, ...], dtype: Any, device: Any
     ) -> "LoRAWeights":
-        padded, out_size = -(-in_size // PADDING) * PADDING, sum(out_sizes)
+        out_size = sum(out_sizes)
         b = torch.zeros(num_slots * max_rank * out_size + PADDING, dtype=dtype, device=device)[:-PADDING]
-        a = torch.zeros(num_slots, len(out_sizes), max_rank, padded, dtype=dtype, device=device)
+        a = torch.zeros(num_slots, len(out_sizes), max_rank, round_up(in_size, PADDING), dtype=dtype, device=device)
         ranks = torch.zeros(num_slots, dtype=torch.int64, device="cpu")
         return cls(a, b.view(num_slots, max_rank, out_size), ranks, out_sizes)
 

@@ -15,13 +15,13 @@ typedef struct {
     num *y;                    /* [rows][n]; or NULL: */
     float *y_floats;           /* the same in float32: logits */
     const num *x, *a, *b;      /* [rows][k], rows x_stride apart; [slots][num_parts][max_rank][padded_k]; */
-    const int64_t *ranks;      /* [slots][max_rank][n], with LANES numbers behind it; [slots] */
+    const int64_t *ranks;      /* [slots][max_rank][n], with LANES numbers after it; [slots] */
     const int64_t *part_ends;  /* [num_parts]: where each part's columns of y end */
     const adapter_task *tasks; /* [num_tasks] */
     int64_t num_parts, max_rank, n, k, padded_k, x_stride;
 } adapter_args;
 
-/* inner[j][r] = row j of A times the task's row r of x. Numbers of x behind k count as 0. `rows` is a constant, 1 or all, so
+/* inner[j][r] = row j of A times the task's row r of x. Numbers of x after k count as 0. `rows` is a constant, 1 or all, so
  * that the sums stay in registers. */
 static inline __attribute__((always_inline)) void multiply_a(const int rows, float (*restrict inner)[TILE_ROWS],
                                                              const adapter_args *args, const adapter_task *task,

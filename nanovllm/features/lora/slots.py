@@ -15,13 +15,13 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.features.lora.adapter import Adapter, linear_shapes
 from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights, kernel_for
-from nanovllm.features.parallel.group import RankGroup
 from nanovllm.worker.batch import Batch, BatchPart
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder, ModelPart
 
 if TYPE_CHECKING:
+    from nanovllm.features.parallel.group import RankGroup
     from nanovllm.worker.model_runner import ModelRunner
 
 
@@ -111,10 +111,10 @@ class AdapterSlots(ModelPart):
         kernels: Kernels,
         dtype: torch.dtype,
         device: torch.device,
-        group: RankGroup | None = None,
+        group: "RankGroup | None" = None,
     ) -> None:
         """Let the model's linear layers look here. model_config: of the whole model. group: its ranks, if there are."""
-        self.config, self.model_config, self.group = config, model_config, group or RankGroup()
+        self.config, self.model_config, self.group = config, model_config, group
         self.add_adapters, self.dtype, self.device = kernel_for(kernels), dtype, device
         self.slots: dict[int, int] = {}
         self._loaded: dict[int, int] = {}  # {slot: lora_int_id of the adapter that is in it, whole}
@@ -171,12 +171,22 @@ class AdapterSlots(ModelPart):
         for part, (path, column) in enumerate(zip(layer.projections, columns, strict=True)):
             if path in adapter.matrices:
                 a, b = adapter.matrices[path]
-                weights.a[slot, part, : len(a), :in_size] = a[:, self.group.share(whole_in, in_size)]
-                column[: len(a)] = b[self.group.share(self._whole[path][0], column.shape[1])].mT
+                weights.a[slot, part, : len(a), :in_size] = a[:, self._share(whole_in, in_size)]
+                column[: len(a)] = b[self._share(self._whole[path][0], column.shape[1])].mT
                 weights.ranks[slot] = max(int(weights.ranks[slot]), len(a))
 
+    def _share(self, whole_size: int, size: int) -> slice:
+        """This rank's part, `size` indices, of a dimension."""
+        return slice(0, size) if self.group is None else self.group.share(whole_size, size)
+
     def _reserve(self, layer: AdaptedLinear) -> LoRAWeights:
-        sizes = self.config.max_loras, self.config.max_lora_rank, self._local[layer.projections[0]][1], layer.out_sizes
-        layer.weights = LoRAWeights.empty(*sizes, self.dtype, self.device)
+        layer.weights = LoRAWeights.empty(
+            num_slots=self.config.max_loras,
+            max_rank=self.config.max_lora_rank,
+            in_size=self._local[layer.projections[0]][1],
+            out_sizes=layer.out_sizes,
+            dtype=self.dtype,
+            device=self.device,
+        )
         self.num_bytes += layer.weights.a.nbytes + layer.weights.b.nbytes
         return layer.weights

@@ -81,9 +81,9 @@ class RankGroup:
         """The smallest of the ranks' numbers. device: the one whose tensors the ranks exchange."""
         if self.size == 1:
             return number
-        tensor = torch.tensor([-number], device=device, dtype=torch.int64)
-        self._together("all_reduce", tensor, dist.ReduceOp.MAX)
-        return -int(tensor)
+        tensor = torch.tensor([number], device=device, dtype=torch.int64)
+        self._together("all_reduce", tensor, dist.ReduceOp.MIN)
+        return int(tensor)
 
     def _add_up(self, x: Tensor) -> None:
         """On a CPU in the order of ranks: gloo adds up each part of x in another one, so a row's place would matter."""

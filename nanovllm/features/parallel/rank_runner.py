@@ -1,12 +1,17 @@
 """RankRunner: the model runner of one rank (chapter 9)."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.features.parallel.group import RankGroup, shard_config
-from nanovllm.worker.model_runner import ModelRunner
+from nanovllm.worker.batch import Batch
+from nanovllm.worker.model_runner import ModelRunner, ModelRunnerOutput
+from nanovllm.worker.sampler import SamplingBatch
 
 if TYPE_CHECKING:
     from nanovllm.features.tiers.pool_data import RankData
@@ -20,7 +25,15 @@ class RankRunner(ModelRunner):
 
     group: RankGroup
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, group: RankGroup) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        group: RankGroup,
+        receive_bits: Callable[[], Tensor] | None = None,
+    ) -> None:
+        """receive_bits: gets the bits of a step's grammars from the driver. None: the driver is in this process."""
+        self.receive_bits = receive_bits
         super().__init__(config, model_config, local_config=shard_config(model_config, group.size), group=group)
 
     def allocate_kv_cache(self, free_bytes: int) -> None:
@@ -28,6 +41,12 @@ class RankRunner(ModelRunner):
         if self.device.type == "cpu":
             free_bytes //= self.group.size
         super().allocate_kv_cache(self.group.smallest(free_bytes, self.device))
+
+    def run_packed(self, batch: Batch, sampling: SamplingBatch) -> ModelRunnerOutput:
+        pending = None if sampling.processors is None else sampling.processors.pending
+        if pending is not None:
+            pending.receive = self.receive_bits  # they come after the step
+        return super().run_packed(batch, sampling)
 
     def get(self, name: str) -> Any:
         """An attribute of this runner, for the driver."""

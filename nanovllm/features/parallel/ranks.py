@@ -245,6 +245,9 @@ def serve(fd: int, rank: int) -> None:
         except OSError:
             os._exit(1)  # the driver has gone, and there is nobody to tell
 
+    def receive() -> Any:
+        return pickle.loads(connection.recv_bytes())
+
     def beat() -> None:
         while True:
             send("alive")
@@ -254,19 +257,17 @@ def serve(fd: int, rank: int) -> None:
     from nanovllm.features.parallel.group import PeerError, RankGroup
 
     try:
-        port, config, model_config = pickle.loads(connection.recv_bytes())
+        port, config, model_config = receive()
         if rank > 0:  # what rank 0 warns of holds for all
             logging.getLogger("nanovllm").setLevel(logging.ERROR)
         group = RankGroup(rank, config.tensor_parallel_size)
         group.join(port)
-        from nanovllm.features.grammar.masks import PendingBits
         from nanovllm.features.parallel.rank_runner import RankRunner
 
-        PendingBits.receive = staticmethod(lambda: pickle.loads(connection.recv_bytes()))
-        runner = RankRunner(config, model_config, group)
+        runner = RankRunner(config, model_config, group, receive_bits=receive)
         send("done")
         while True:
-            method, *arguments = pickle.loads(connection.recv_bytes())
+            method, *arguments = receive()
             send("done", getattr(runner, method)(*arguments))
     except PeerError as error:
         send("lost", str(error))

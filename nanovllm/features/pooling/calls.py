@@ -31,14 +31,7 @@ if TYPE_CHECKING:
     Priorities = list[int] | int | None
 
 # The options of all four, for the error that an unknown one gets.
-OPTIONS = (
-    "use_tqdm",
-    "pooling_params",
-    "lora_request",
-    "priority",
-    "truncate_prompt_tokens",
-    "tokenization_kwargs",
-)
+OPTIONS = ("use_tqdm", "pooling_params", "lora_request", "priority", "truncate_prompt_tokens", "tokenization_kwargs")
 
 
 def encode(
@@ -77,7 +70,7 @@ def encode(
         )
 
     requests = make_all("prompts", list(zip(given, params, adapters, priorities, strict=True)), make)
-    return llm._calls.complete(requests, use_tqdm)
+    return llm.calls.complete(requests, use_tqdm)
 
 
 def embed(
@@ -132,7 +125,7 @@ def score(
     requests = pairs.make_requests(
         llm.engine, pooling_params, adapters, truncation, chat_template, priorities=priorities
     )
-    return pairs.scores(llm.engine, llm._calls.complete(requests, use_tqdm))
+    return pairs.scores(llm.engine, llm.calls.complete(requests, use_tqdm))
 
 
 def truncation_of(num_tokens: int | None, more: dict[str, Any] | None) -> Any:

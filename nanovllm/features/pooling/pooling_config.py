@@ -92,7 +92,7 @@ def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, pa
     if engine_config.speculative_config is not None:
         raise ValueError("speculative_config proposes tokens that are sampled; with runner='pooling' none are")
     if config.get("use_bidirectional_attention"):
-        raise ValueError(f"{path}: its tokens see those behind them (use_bidirectional_attention)")
+        raise ValueError(f"{path}: its tokens see later ones (use_bidirectional_attention)")
     pooler = engine_config.pooler_config or PoolerConfig()
     task = convert if is_converted else pooler.task or ("classify" if made_for == "classify" else "embed")
     if task == "classify":

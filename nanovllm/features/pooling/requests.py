@@ -160,9 +160,17 @@ def make_request(
     seq.priority, seq.is_pooling = priority, True
     if adapter is not None:
         seq.parts["adapter"] = adapter
-    samples, metrics = [PoolingSample(seq, Detokenizer(engine.tokenizer, nothing))], RequestMetrics(time.perf_counter())
-    fields = dict(pooling_params=params, pooling=pooling)
-    return PoolingRequest(request_id or "", None, token_ids, nothing, samples, False, metrics, **fields)  # type: ignore[arg-type]
+    return PoolingRequest(
+        request_id=request_id or "",
+        prompt=None,
+        prompt_token_ids=token_ids,
+        params=nothing,
+        samples=[PoolingSample(seq, Detokenizer(engine.tokenizer, nothing))],
+        stream=False,
+        metrics=RequestMetrics(arrival_time=time.perf_counter()),
+        pooling_params=params,
+        pooling=pooling,
+    )
 
 
 def check_params(

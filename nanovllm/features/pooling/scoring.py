@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import make_all, shorten
-from nanovllm.features.chat_template.renderer import render
 from nanovllm.features.pooling.cutting import Cut
 from nanovllm.features.pooling.outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
@@ -82,8 +81,9 @@ class Pairs:
         prompts: list[Any] = queries + documents
         if pooling.task == "classify":
             pairs = list(zip(queries * (len(documents) if len(queries) == 1 else 1), documents, strict=True))
-            how = chat_template, instruction, truncation
-            prompts = make_all("pairs", pairs, lambda pair: pair_prompt(engine, pair, *how))
+            prompts = make_all(
+                "pairs", pairs, lambda pair: pair_prompt(engine, pair, chat_template, instruction, truncation)
+            )
         elif chat_template is not None or instruction is not None:
             raise ValueError(
                 "a template joins the texts of a pair, and this LLM embeds each alone; write it into the texts"
@@ -178,6 +178,8 @@ def _joined(
     """How the query is joined with a document. Raises ValueError."""
     pooling, tokenizer = pooling_of(engine, "score()"), engine.tokenizer
     if chat_template is not None:
+        from nanovllm.features.chat_template.renderer import render
+
         options = {**tokenizer.special_tokens_map} | ({} if instruction is None else {"instruction": instruction})
 
         def rendered(document: str) -> str:

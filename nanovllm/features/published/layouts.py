@@ -41,6 +41,7 @@ from nanovllm.features.quantization.formats import (
     quantize_q8_0,
 )
 from nanovllm.files.tensor_files import UNPACKED
+from nanovllm.worker.batch import cdiv
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each 4 bits of a word hold, from the lowest on
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
@@ -222,7 +223,7 @@ class PublishedWeight:
         size = self.scheme.block[1] or k
         if k % size and self.scheme.block[0] == 1:
             raise ValueError(f"wrong group size: {size} inputs share a scale, and {self.name} has {k}")
-        return -(-k // size)
+        return cdiv(k, size)
 
 
 def whole(stored: Any) -> Tensor:
@@ -266,7 +267,7 @@ def in_words(part: slice, per_word: int) -> tuple[slice, slice]:
     """The words that hold these codes, and where the codes are among theirs."""
     first = part.start // per_word
     begin = part.start - first * per_word
-    return slice(first, -(-part.stop // per_word)), slice(begin, begin + part.stop - part.start)
+    return slice(first, cdiv(part.stop, per_word)), slice(begin, begin + part.stop - part.start)
 
 
 class GPTQ(PublishedWeight):
@@ -281,7 +282,7 @@ class GPTQ(PublishedWeight):
         k = num_words * self.per_word
         num_groups = self.num_groups(k)
         self._scales = self.part(f"{module}.scales", NUMBERS, [num_groups, n])
-        self._zeros = self.part(f"{module}.qzeros", ("I32",), [num_groups, -(-n // self.per_word)])
+        self._zeros = self.part(f"{module}.qzeros", ("I32",), [num_groups, cdiv(n, self.per_word)])
         self.read_order(f"{module}.g_idx", num_groups, k)
         return [n, k]
 
@@ -348,7 +349,7 @@ class RowMajor(PublishedWeight):
 
     def check_scales(self, name: str, lead: list[int], n: int, k: int) -> None:
         rows = self.scheme.block[0] or n
-        grid = [-(-n // rows), self.num_groups(k)]
+        grid = [cdiv(n, rows), self.num_groups(k)]
         shapes = [[*lead, *grid]]
         if grid[1] == 1:
             shapes.append([*lead, grid[0]])
@@ -408,7 +409,7 @@ class Packed(RowMajor):
         if not lead or self.has(f"{weight}_shape"):  # of a stack, few packers write it
             k = self.check_shape(f"{weight}_shape", lead, n, num_words)
         self.check_scales(f"{weight}_scale", lead, n, k)
-        self.check_zeros(f"{weight}_zero_point", [*lead, -(-n // self.per_word), self._grid[1]])
+        self.check_zeros(f"{weight}_zero_point", [*lead, cdiv(n, self.per_word), self._grid[1]])
         self.read_order(f"{weight}_g_idx", self._grid[1], k)
         return [*lead, n, k]
 
@@ -416,7 +417,7 @@ class Packed(RowMajor):
         """k as the file says it: [n, k], of a stack also for each matrix or [num_experts, n, k]."""
         stored = whole(self.part(name, ("I64", "I32"), [2], [*lead, 2], [len(lead) + 2])).tolist()
         *_, rows, k = stored[0] if isinstance(stored[0], list) else stored
-        if rows != n or -(-k // self.per_word) != num_words:
+        if rows != n or cdiv(k, self.per_word) != num_words:
             raise ValueError(f"wrong shape: {self.name} is {[*lead, n, num_words]}, {name} says {stored}")
         return k
 
@@ -502,7 +503,7 @@ class BitsAndBytes(PublishedWeight):
             raise ValueError(f"wrong state: {state} has a shape of {[n, k]} and a blocksize of {self.size}")
         if prod(self._codes.get_shape()) != n * k // 2 or k % 2:
             raise ValueError(f"wrong shape: {self.name} is {self._codes.get_shape()}, its state says {[n, k]}")
-        num_blocks = -(-n * k // self.size)
+        num_blocks = cdiv(n * k, self.size)
         self._table = self.part(f"{self.name}.quant_map", ("F32",), [16])
         self._scales = self.part(f"{self.name}.absmax", ("F32", "U8"), [num_blocks])
         self.is_nested = self._scales.get_dtype() == "U8"
@@ -510,7 +511,7 @@ class BitsAndBytes(PublishedWeight):
             if self.nested_size < 1 or "nested_offset" not in self.state:
                 raise ValueError(f"wrong state: {state} does not say how {self.name}.absmax is packed")
             self._nested_table = self.part(f"{self.name}.nested_quant_map", ("F32",), [256])
-            self._nested = self.part(f"{self.name}.nested_absmax", ("F32",), [-(-num_blocks // self.nested_size)])
+            self._nested = self.part(f"{self.name}.nested_absmax", ("F32",), [cdiv(num_blocks, self.nested_size)])
         return [n, k]
 
     def numbers(self, lead: list[int], rows: slice, inputs: slice) -> Tensor:
@@ -520,7 +521,7 @@ class BitsAndBytes(PublishedWeight):
         stored = self._codes[share].flatten()
         codes = torch.stack((stored >> 4, stored & 15), dim=-1).flatten()
         blocks = torch.arange(first, end, device="cpu") // self.size
-        scales = self._block_scales(slice(first // self.size, -(-end // self.size)))
+        scales = self._block_scales(slice(first // self.size, cdiv(end, self.size)))
         table = self._table[(slice(0, 16),)]
         weights = (table[codes.long()] * scales[blocks - first // self.size]).view(-1, k)
         return weights[:, inputs]

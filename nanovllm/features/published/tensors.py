@@ -1,7 +1,7 @@
 """The tensors of a checkpoint that others quantized, each weight under its own name (chapter 12).
 
 A file of GPTQ holds X.qweight, X.qzeros and X.scales, and the loader asks for X.weight. Here is a mapping in which it
-finds that: everything behind it, from the shares of ranks to the memory that is needed, is as for a GGUF file.
+finds that: everything after it, from the shares of ranks to the memory that is needed, is as for a GGUF file.
 """
 
 import logging

@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.parallel.parallel_layers import RowParallelLinear
 from nanovllm.features.quantization.formats import (
     FORMATS,
     GROUP_SIZE,
@@ -76,11 +75,8 @@ def quantize_weights(
     layers, size = linears_of(model), whole.vocab_size // model.config.vocab_size
     if not layers[0].weight.is_cpu:
         raise ValueError("weights of 8 and 4 bits are computed with on a CPU only; CUDA_VISIBLE_DEVICES= hides a GPU")
-    for layer in layers:
-        k = layer.weight.shape[1]
-        if isinstance(layer, RowParallelLinear) and size > 1 and k % GROUP_SIZE:
-            share = f"{k} of the inputs of a layer, which is no multiple of the {GROUP_SIZE} that share a scale"
-            raise ValueError(f"tensor_parallel_size={size} gives each rank {share}; choose another, or no quantization")
+    if size > 1:
+        check_shares(layers, size)
     if files.are_quantized and quantization is not None:
         found = f"{files.directory} holds quantized weights already"
         raise ValueError(f"{found}; leave quantization={quantization!r} out")
@@ -129,6 +125,17 @@ def quantize_weights(
             "about 6 times as long as with bf16 weights, and 30 times as long as with C kernels"
         )
     take_embeddings(model, places, files, quantization)
+
+
+def check_shares(layers: list[Linear], size: int) -> None:
+    """Raises ValueError if one of `size` ranks has a part of a group."""
+    from nanovllm.features.parallel.parallel_layers import RowParallelLinear
+
+    for layer in layers:
+        k = layer.weight.shape[1]
+        if isinstance(layer, RowParallelLinear) and k % GROUP_SIZE:
+            share = f"{k} of the inputs of a layer, which is no multiple of the {GROUP_SIZE} that share a scale"
+            raise ValueError(f"tensor_parallel_size={size} gives each rank {share}; choose another, or no quantization")
 
 
 def searched_with(importance: Tensor, search: Callable[[Tensor, Tensor], QuantizedRows]) -> RoundRows:

@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanovllm.worker.batch import cdiv
+
 GROUP_SIZE = 32
 BLOCK_ROWS = 32  # rows of a weight (outputs) that lie together in memory
 SMALLEST = 2.0**-100  # of a group's largest magnitude: its inverse is finite
@@ -84,7 +86,7 @@ def unpack_nibbles(codes: Tensor) -> Tensor:
 
 
 def in_groups(x: Tensor) -> Tensor:
-    """float32 [rows, num_groups, 32] of x [rows, k], with zeros behind the last number."""
+    """float32 [rows, num_groups, 32] of x [rows, k], with zeros after the last number."""
     return F.pad(x.float(), (0, -x.shape[1] % GROUP_SIZE)).unflatten(1, (-1, GROUP_SIZE))
 
 
@@ -114,7 +116,7 @@ class QuantizedWeight(nn.Module):
     """A weight [n, k] as the kernels read it: blocks of 32 rows, so that 32 outputs are computed side by side.
 
     blocks: uint8 [num_blocks, num_groups, 32 * group_bytes]. For each group of k: 32 scales, 32 minimums if the format
-    has them, and the codes in steps of 4 bytes, [code_bytes / 4][32 rows][4]. Rows behind the last one have scale 0.
+    has them, and the codes in steps of 4 bytes, [code_bytes / 4][32 rows][4]. Rows after the last one have scale 0.
     order: as of QuantizedRows.
     """
 
@@ -127,8 +129,8 @@ class QuantizedWeight(nn.Module):
 
         super().__init__()
         self.format, self.shape = form, torch.Size((n, k))
-        self.num_groups = -(-(k if order is None else len(order)) // GROUP_SIZE)
-        shape = -(-n // BLOCK_ROWS), self.num_groups, BLOCK_ROWS * form.group_bytes
+        self.num_groups = cdiv(k if order is None else len(order), GROUP_SIZE)
+        shape = cdiv(n, BLOCK_ROWS), self.num_groups, BLOCK_ROWS * form.group_bytes
         self.register_buffer("blocks", memory_for_weight(prod(shape), torch.uint8).view(shape))
         self.register_buffer("order", order)
 
@@ -161,7 +163,7 @@ class QuantizedWeight(nn.Module):
         return self._groups(*(x[block, :, :, row] for x in self._views(self.blocks)))
 
     def chunks(self, num_blocks: int) -> Iterable[QuantizedRows]:
-        """All rows and those behind the last one, so many blocks at a time. rows() takes several times as long."""
+        """All rows and those after the last one, so many blocks at a time. rows() takes several times as long."""
         for blocks in self.blocks.split(num_blocks):
             yield self._groups(*(x.permute(0, 3, 1, 2).flatten(0, 1) for x in self._views(blocks)))
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.experts.layer import Router
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
@@ -78,7 +77,7 @@ def measure_importance(
 
 def linears_of(module: nn.Module) -> list[Linear]:
     """Those whose weights may be rounded."""
-    return [part for part in module.modules() if isinstance(part, Linear) and not isinstance(part, Router)]
+    return [part for part in module.modules() if isinstance(part, Linear) and not part.stays_exact]
 
 
 def measuring_product(linear: Linear, seen: dict[Linear, Tensor], kernels: Kernels) -> Callable[..., Tensor]:

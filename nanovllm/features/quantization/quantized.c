@@ -92,7 +92,7 @@ typedef struct {
     int64_t rows, columns, n, num_groups;
 } block_args;
 
-/* The products of a tile of `rows` rows with one block. The rows behind a->rows are computed and not stored. */
+/* The products of a tile of `rows` rows with one block. The rows after a->rows are computed and not stored. */
 static inline __attribute__((always_inline)) void multiply_block(const int format, int rows, const block_args *a) {
     const int bits = format == Q4_0 || format == Q4_1 ? 4 : 8, code_bytes = BLOCK_ROWS * GROUP_SIZE * bits / 8;
     const int has_minimum = format == Q4_1 || format == Q8_M, number_bytes = 2 * BLOCK_ROWS * (1 + has_minimum);
@@ -194,7 +194,7 @@ static void multiply_blocks(const void *args, int64_t first, int64_t end) {
     }
 }
 
-/* Fill a slab with the rows from `row` on, the first of them of weight w. Returns the row and sets the weight behind. */
+/* Fill a slab with the rows from `row` on, the first of them of weight w. Returns the next row and sets its weight. */
 static int64_t fill(slab *s, int64_t row, int64_t *w) {
     s->first_weight = *w;
     s->num_weights = s->num_tiles = s->tile[0] = 0;

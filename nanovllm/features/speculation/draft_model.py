@@ -30,7 +30,7 @@ from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.files.tensor_files import free_gpu_bytes
 from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.wings import make_block_manager
-from nanovllm.worker.batch import cdiv
+from nanovllm.worker.batch import round_up
 from nanovllm.worker.model_runner import ModelRunner, ModelRunnerOutput
 from nanovllm.worker.sampler import SamplingBatch
 
@@ -82,7 +82,7 @@ def load_draft_model(
     dtype = target.dtype if config.dtype == "auto" else config.dtype
     max_model_len = min(chosen.max_model_len or config.max_model_len or 2**31, model.max_position_embeddings)
     block_size = config.block_size or LARGEST_BLOCK_SIZE
-    num_tokens = cdiv(max_model_len, block_size) * block_size * config.max_num_seqs
+    num_tokens = round_up(max_model_len, block_size) * config.max_num_seqs
     num_bytes = num_tokens * model.kv_bytes_per_token(getattr(torch, dtype).itemsize)
     if torch.cuda.is_available():
         free_bytes = free_gpu_bytes()
@@ -110,8 +110,13 @@ def load_draft_model(
     runner.load(directory)
     pool = runner.prepare()
     manager = make_block_manager(pool)
-    limits = min(max_model_len, pool.max_model_len), min(model.vocab_size, target.vocab_size)
-    return DraftModel(runner, manager, config.max_num_batched_tokens, *limits)
+    return DraftModel(
+        runner,
+        manager,
+        config.max_num_batched_tokens,
+        max_model_len=min(max_model_len, pool.max_model_len),
+        vocab_size=min(model.vocab_size, target.vocab_size),
+    )
 
 
 def check_vocabulary(drafts: dict[str, int], ours: dict[str, int], name: str) -> None:

@@ -1,8 +1,8 @@
 """A directory of cached prefixes: segments, and a budget in bytes that holds at every moment.
 
 Several processes may use it at once. Each appends to a segment of its own, and continues one that an ended process has
-left. Room is made by removing the segment that was used least recently, as a whole: nothing is ever written over. Who
-wants to write holds the directory's lock for that moment; reading needs none. Whatever is read is compared with what
+left. Room is made by removing the segment that was used least recently, as a whole: nothing is ever written over.
+Writing takes the directory's lock for that moment; reading needs none. Whatever is read is compared with what
 was asked for, so a segment that goes meanwhile is a miss, and nothing worse.
 
 A block is found only through its parents, so these must not go first. They do not: whoever uses a block uses all before

@@ -27,7 +27,7 @@ from nanovllm.features.tiers.directory import CacheDirectory
 logger = logging.getLogger("nanovllm")
 
 QUEUE_BYTES = 256 << 20  # that wait to be written
-BATCH = 16  # records written between two looks at who wants to read
+BATCH = 16  # records written before it looks again whether somebody wants to read
 PAUSE_S = 0.05  # after a write that found the directory locked, at first
 LONGEST_PAUSE_S = 5.0
 NUM_LAST_TRIES = 10  # of close(), while the directory is locked

@@ -197,7 +197,7 @@ def test_a_signal_handler_while_its_thread_waits_for_a_turn(llm):
 
     def step(*news):  # of another thread, which has the turn
         waits.set()
-        while len(llm._turns.lock.queue) < 2:
+        while len(llm.turns.lock.queue) < 2:
             time.sleep(0.001)
         signal.pthread_kill(main, signal.SIGUSR1)
         while not heard:

@@ -50,7 +50,7 @@ def test_requests_that_wait_hold_pictures_and_no_floats(kind, folder_of):
     requests = [llm.engine.make_request(prompt, GREEDY) for prompt in prompts]
     assert num_pixels_of_towers() <= before + 1
     assert [request.num_held_bytes for request in requests] == [60 * 40 * 3] * 12
-    assert llm._calls.complete(requests, use_tqdm=False) and num_pixels_of_towers() <= before + 1
+    assert llm.calls.complete(requests, use_tqdm=False) and num_pixels_of_towers() <= before + 1
     assert [request.output().outputs[0].token_ids for request in requests] == expected
     assert llm.stats()["images"]["tower_runs"] == 12
 

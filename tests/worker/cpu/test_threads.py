@@ -310,7 +310,7 @@ def test_a_child_of_fork_says_that_it_cannot_compute(llm, checkpoint):
         lambda: asyncio.run(answer()),
         lambda: asyncio.run(asynchronous.stats()),
     )
-    llm._turns.take(lambda: check(llm.stats))
+    llm.turns.take(lambda: check(llm.stats))
     assert "it returned None" in in_fork(asynchronous.shutdown)
     assert list(stream)[-1].finished and llm.generate([5], greedy)[0].outputs == before[1]
     asynchronous.shutdown()
