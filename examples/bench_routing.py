@@ -69,7 +69,7 @@ def main() -> None:
 # -- who gets a request: the arguments are those of nanovllm.serving.routing.soonest -----------------------------------
 
 
-def least_busy(names: Items[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
+def least_busy(block_hashes: Items[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
     return min(loads, key=loads.__getitem__)
 
 
@@ -82,9 +82,9 @@ class ConsistentHashing:
     def __init__(self) -> None:
         self.points: dict[Any, list[int]] = {}
 
-    def __call__(self, names: Items[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
+    def __call__(self, block_hashes: Items[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
         ring = sorted((point, engine) for engine in loads for point in self.points_of(engine))
-        beginning = names[:HASHED_BLOCKS]
+        beginning = block_hashes[:HASHED_BLOCKS]
         place = hash_of(beginning[-1] if beginning else b"")
         index = bisect([point for point, _ in ring], place)
         return ring[index % len(ring)][1]
@@ -194,7 +194,7 @@ class Workload:
         """An equal part of a quarter of the workload's blocks, but room for two of its longest requests."""
         requests = self.make(num_engines, size, seed)
         announced = Announced(BLOCK_SIZE)
-        num_blocks = len(set(chain.from_iterable(announced.names_of(request.prompt) for request in requests)))
+        num_blocks = len(set(chain.from_iterable(announced.block_hashes_of(request.prompt) for request in requests)))
         longest = max(len(request.prompt) + request.num_output_tokens for request in requests)
         part = num_blocks if self.fits else num_blocks // (4 * num_engines)
         return max(part, 2 * -(-longest // BLOCK_SIZE))
@@ -326,13 +326,13 @@ class Fleet:
         """The router hears that an engine has died or leaves."""
         if name not in self.listed:
             return
-        before = {engine: set(names) for engine, names in self.traffic.announced.names.items()}
+        before = {engine: set(block_hashes) for engine, block_hashes in self.traffic.announced.block_hashes.items()}
         self.listed.remove(name)
         self.traffic.forget(name)
-        after = self.traffic.announced.names
-        for engine, names in before.items():
+        after = self.traffic.announced.block_hashes
+        for engine, block_hashes in before.items():
             whose = "its own" if engine == name else "others'"
-            self.lost[whose] += len(names - after.get(engine, set()))
+            self.lost[whose] += len(block_hashes - after.get(engine, set()))
 
     # -- what has come out ----------------------------------------------------------------------------------------
 

@@ -26,16 +26,18 @@ Told = tuple[int, KVCacheEvent]  # by which replica
 Route = Callable[[dict[Any, Any], list[bytes], list[int], list[Told]], int]
 
 
-def names_of(text: str, num_blocks: int) -> list[bytes]:
+def block_hashes_of(text: str, num_blocks: int) -> list[bytes]:
     return [f"{text}{i}".encode() for i in range(num_blocks)]
 
 
-def stored(replica: int, names: list[bytes]) -> Told:
-    return replica, BlockStored(names, None, [0] * BLOCK_SIZE * len(names), BLOCK_SIZE, None, MEDIUM_GPU, None)
+def stored(replica: int, block_hashes: list[bytes]) -> Told:
+    return replica, BlockStored(
+        block_hashes, None, [0] * BLOCK_SIZE * len(block_hashes), BLOCK_SIZE, None, MEDIUM_GPU, None
+    )
 
 
-def removed(replica: int, names: list[bytes]) -> Told:
-    return replica, BlockRemoved(names, MEDIUM_GPU)
+def removed(replica: int, block_hashes: list[bytes]) -> Told:
+    return replica, BlockRemoved(block_hashes, MEDIUM_GPU)
 
 
 class Asked:
@@ -44,18 +46,20 @@ class Asked:
     def __init__(self, function: Route) -> None:
         self.function, self.memory, self.events = function, dict[Any, Any](), list[Told]()
 
-    def __call__(self, names: list[bytes], loads: dict[int, int], announced: Announced | None = None) -> int:
+    def __call__(self, block_hashes: list[bytes], loads: dict[int, int], announced: Announced | None = None) -> int:
         """announced: not for students, who follow the events."""
         given, events, self.events = list(loads.values()), self.events, []
-        with unchanged("names, loads and events, which you were given, have been changed", names, given, events):
-            got: Any = self.function(self.memory, names, given, events)
+        with unchanged(
+            "block_hashes, loads and events, which you were given, have been changed", block_hashes, given, events
+        ):
+            got: Any = self.function(self.memory, block_hashes, given, events)
         if not isinstance(got, int) or not 0 <= got < len(loads):
             raise Wrong("return the index of a replica", expected=f"0 to {len(loads) - 1}", got=repr(got))
         return got
 
-    def expect(self, expected: int, names: list[bytes], loads: list[int], hint: str) -> None:
-        got = self(names, dict(enumerate(loads)))
-        expect(expected, got, f"{len(names)} blocks, loads {loads}: {hint}")
+    def expect(self, expected: int, block_hashes: list[bytes], loads: list[int], hint: str) -> None:
+        got = self(block_hashes, dict(enumerate(loads)))
+        expect(expected, got, f"{len(block_hashes)} blocks, loads {loads}: {hint}")
 
 
 class AskedFleet(Fleet):
@@ -77,7 +81,7 @@ def ask(function: Route, *steps: Told | tuple[int, list[bytes], list[int], str])
             router.expect(*step)
 
 
-A, B, NOBODY = names_of("a", 16), names_of("b", 16), "nobody has any of its blocks"
+A, B, NOBODY = block_hashes_of("a", 16), block_hashes_of("b", 16), "nobody has any of its blocks"
 EXAMPLES = cases(
     ask,
     {
@@ -152,10 +156,10 @@ def check_memory(function: Route, bench: Bench) -> None:
     """Memory does not grow with blocks that no replica has any more"""
     router = Asked(function)
     for number in range(500):
-        names = names_of(f"{number} ", 4)
-        router.events += [stored(number % 3, names)]
-        router(names, {0: 0, 1: 1, 2: 2})
-        router.events += [removed(number % 3, names)]
+        block_hashes = block_hashes_of(f"{number} ", 4)
+        router.events += [stored(number % 3, block_hashes)]
+        router(block_hashes, {0: 0, 1: 1, 2: 2})
+        router.events += [removed(number % 3, block_hashes)]
     router([], {0: 0, 1: 0, 2: 0})
     if (num_kept := count(router.memory)) > 300:
         hint = "500 prompts were stored and removed again by three replicas, which have nothing now"

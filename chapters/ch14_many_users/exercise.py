@@ -62,18 +62,20 @@ def admit(state: State, deadline_s: float) -> bool:
     raise NotImplementedError
 
 
-def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], events: list[tuple[int, KVCacheEvent]]) -> int:
+def route(
+    memory: dict[Any, Any], block_hashes: list[bytes], loads: list[int], events: list[tuple[int, KVCacheEvent]]
+) -> int:
     """Which replica gets this request? Return its index in `loads`.
 
-        memory  yours, a dict that is empty at first. What you put into it is there at the next call
-        names   the hashes of the prompt's full blocks, from the first to the last; a block has 64 tokens. A hash
-                stands for the block and for all blocks before it (chapter 7), so two prompts with the same hash in
-                place 5 begin with the same six blocks. May be empty
-        loads   for each replica, how many tokens it still has to compute for requests that were sent to it
-        events  what replicas have announced since the last call, as (index of the replica, event), oldest first:
-                BlockStored       from now on it has the blocks with the hashes event.block_hashes
-                BlockRemoved      it no longer has those with the hashes event.block_hashes
-                AllBlocksCleared  it no longer has any blocks
+        memory        yours, a dict that is empty at first. What you put into it is there at the next call
+        block_hashes  the hashes of the prompt's full blocks, from the first to the last; a block has 64 tokens. A hash
+                      stands for the block and for all blocks before it (chapter 7), so two prompts with the same hash
+                      in place 5 begin with the same six blocks. May be empty
+        loads         for each replica, how many tokens it still has to compute for requests that were sent to it
+        events        what replicas have announced since the last call, as (index of the replica, event), oldest first:
+                      BlockStored       from now on it has the blocks with the hashes event.block_hashes
+                      BlockRemoved      it no longer has those with the hashes event.block_hashes
+                      AllBlocksCleared  it no longer has any blocks
 
     A replica has what it has announced, and nothing else: what you have sent to it has to be computed first, and may
     have been evicted since. It does not have to compute the leading blocks that it has. An event may be reported twice.
@@ -82,8 +84,8 @@ def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], events: 
     those of its own prompt's blocks that the replica does not have. Of replicas that are equally good, take the first.
     Do not keep hashes that no replica has any more.
 
-    The same calls always give the same answers: no clock, no random numbers. `names`, `loads` and `events` stay as they
-    are.
+    The same calls always give the same answers: no clock, no random numbers. `block_hashes`, `loads` and `events` stay
+    as they are.
     """
     raise NotImplementedError
 

@@ -197,7 +197,7 @@ class Fleet:
         for replica in self.replicas:
             replica.advance(job.arrival_s)
         loads = {index: self.load_of(replica) for index, replica in enumerate(self.replicas)}
-        job.replica = self.route(self.announced.names_of(job.prompt), loads, self.announced)
+        job.replica = self.route(self.announced.block_hashes_of(job.prompt), loads, self.announced)
         self.replicas[job.replica].add(job)
         self.jobs.append(job)
 

@@ -17,16 +17,16 @@ NUM_PROMPT_TOKENS, NUM_SHARED_TOKENS, BLOCK_SIZE = 2100, 1600, 16
 def way() -> str:
     """A prompt comes to the engine's router, which sends it to one of two replicas. Their loads are given here."""
     announced = Announced(BLOCK_SIZE)
-    names = announced.names_of(range(NUM_PROMPT_TOKENS))
-    announced.sent(0, names[: NUM_SHARED_TOKENS // BLOCK_SIZE])
+    block_hashes = announced.block_hashes_of(range(NUM_PROMPT_TOKENS))
+    announced.sent(0, block_hashes[: NUM_SHARED_TOKENS // BLOCK_SIZE])
     loads = {0: 900, 1: 300}
-    taken = soonest(names, loads, announced)
+    taken = soonest(block_hashes, loads, announced)
     parts = [words(160, 12, "requests, at random times", "name", "middle"), arrow(160, 18, 160, 34)]
     parts.append(box(72, 35, 176, 36, f"router\na prompt of {NUM_PROMPT_TOKENS:,} tokens", "four"))
     said = list[str]()
     for replica, load in loads.items():
         left = 1 + 163 * replica
-        missing = NUM_PROMPT_TOKENS - announced.num_tokens(replica, names)
+        missing = NUM_PROMPT_TOKENS - announced.num_tokens(replica, block_hashes)
         costs = f"{load:,} + {missing:,} = {load + missing:,}"
         said.append(f"replica {replica}: {load:,} tokens to do, {missing:,} of the prompt not cached")
         kind = "" if replica == taken else "dashed"

@@ -38,7 +38,9 @@ def admit(state: State, deadline_s: float) -> bool:
     return wait_s <= SHARE_OF_DEADLINE * deadline_s
 
 
-def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], events: list[tuple[int, KVCacheEvent]]) -> int:
+def route(
+    memory: dict[Any, Any], block_hashes: list[bytes], loads: list[int], events: list[tuple[int, KVCacheEvent]]
+) -> int:
     """See exercise.py."""
     for index, event in events:
         here = memory.setdefault(index, set())
@@ -52,9 +54,9 @@ def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], events: 
     for index, load in enumerate(loads):
         here = memory.get(index, set())
         num_found = 0
-        while num_found < len(names) and names[num_found] in here:
+        while num_found < len(block_hashes) and block_hashes[num_found] in here:
             num_found += 1
-        costs.append(load + BLOCK_SIZE * (len(names) - num_found))
+        costs.append(load + BLOCK_SIZE * (len(block_hashes) - num_found))
     return costs.index(min(costs))
 
 

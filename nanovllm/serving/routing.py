@@ -22,64 +22,64 @@ class Announced:
 
     Engines have equal checkpoints and options. What lies in tiers below an engine's pool is not counted.
 
-    names      engine -> hashes of the blocks that it has announced
-    under_way  engine -> {hash: how many prompts under way there have this block}
+    block_hashes  engine -> hashes of the blocks that it has announced
+    under_way     engine -> {hash: how many prompts under way there have this block}
     """
 
     def __init__(self, block_size: int, hash_algo: str = "xxh64") -> None:
         self.block_size, self.hasher = block_size, BlockHasher(block_size, hash_algo)
-        self.names: dict[Hashable, set[bytes]] = {}
+        self.block_hashes: dict[Hashable, set[bytes]] = {}
         self.under_way: dict[Hashable, Counter[bytes]] = {}
 
     def take(self, engine: Hashable, events: Iterable[KVCacheEvent]) -> None:
         """Take in events of one engine, in the order in which they happened."""
-        names = self.names.setdefault(engine, set())
+        block_hashes = self.block_hashes.setdefault(engine, set())
         for event in events:
             if isinstance(event, AllBlocksCleared):
-                names.clear()
+                block_hashes.clear()
             elif event.medium == MEDIUM_GPU:
-                change = names.update if isinstance(event, BlockStored) else names.difference_update
+                change = block_hashes.update if isinstance(event, BlockStored) else block_hashes.difference_update
                 change(event.block_hashes)
 
     def forget(self, engine: Hashable) -> None:
         """It is gone, and its pool with it."""
-        self.names.pop(engine, None)
+        self.block_hashes.pop(engine, None)
         self.under_way.pop(engine, None)
 
-    def sent(self, engine: Hashable, names: Sequence[bytes]) -> None:
-        """A prompt with these names has been sent there. The next one with the same beginning will find it."""
-        self.under_way.setdefault(engine, Counter()).update(names)
+    def sent(self, engine: Hashable, block_hashes: Sequence[bytes]) -> None:
+        """A prompt with these blocks has been sent there. The next one with the same beginning will find it."""
+        self.under_way.setdefault(engine, Counter()).update(block_hashes)
 
-    def ended(self, engine: Hashable, names: Sequence[bytes]) -> None:
+    def ended(self, engine: Hashable, block_hashes: Sequence[bytes]) -> None:
         """The prompt is under way no longer: from now on, only what has been announced counts."""
         counts = self.under_way[engine]
-        counts.subtract(names)
-        for name in names:
-            if not counts[name]:
-                del counts[name]
+        counts.subtract(block_hashes)
+        for block_hash in block_hashes:
+            if not counts[block_hash]:
+                del counts[block_hash]
 
-    def names_of(self, token_ids: Sequence[int], cache_salt: str | None = None) -> list[bytes]:
-        """Names of a prompt's full blocks, which every engine gives them."""
-        names: list[bytes] = []
+    def block_hashes_of(self, token_ids: Sequence[int], cache_salt: str | None = None) -> list[bytes]:
+        """Hashes of a prompt's full blocks. Every engine computes the same ones."""
+        block_hashes: list[bytes] = []
         for index in range(len(token_ids) // self.block_size):
             tokens = token_ids[index * self.block_size : (index + 1) * self.block_size]
             keys = extra_keys(index, self.block_size, cache_salt)
-            names.append(self.hasher.hash_block(names[-1] if names else None, tokens, keys))
-        return names
+            block_hashes.append(self.hasher.hash_block(block_hashes[-1] if block_hashes else None, tokens, keys))
+        return block_hashes
 
-    def num_tokens(self, engine: Hashable, names: Sequence[bytes]) -> int:
-        """How many tokens at the beginning of a prompt with these names the engine does not have to compute."""
-        here, coming = self.names.get(engine, ()), self.under_way.get(engine, ())
-        found = takewhile(lambda name: name in here or name in coming, names)
+    def num_tokens(self, engine: Hashable, block_hashes: Sequence[bytes]) -> int:
+        """How many tokens at the beginning of a prompt with these blocks the engine does not have to compute."""
+        here, coming = self.block_hashes.get(engine, ()), self.under_way.get(engine, ())
+        found = takewhile(lambda block_hash: block_hash in here or block_hash in coming, block_hashes)
         return self.block_size * sum(1 for _ in found)
 
 
-def soonest(names: Sequence[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
+def soonest(block_hashes: Sequence[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
     """The engine where the fewest tokens stand before a prompt's first one; of equals, the first.
 
     Those are the tokens that it has to compute in any case (loads), minus those that the prompt need not wait for.
     """
-    return min(loads, key=lambda engine: loads[engine] - announced.num_tokens(engine, names))
+    return min(loads, key=lambda engine: loads[engine] - announced.num_tokens(engine, block_hashes))
 
 
 class InTurn:
@@ -89,7 +89,7 @@ class InTurn:
         self.num_sent = 0
         self.last_sent: dict[Any, int] = {}  # engine -> the number of the last request that it got
 
-    def __call__(self, names: Sequence[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
+    def __call__(self, block_hashes: Sequence[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
         engine = min(loads, key=lambda engine: self.last_sent.get(engine, 0))
         self.num_sent += 1
         self.last_sent[engine] = self.num_sent
@@ -104,7 +104,7 @@ class UnderWay:
     """
 
     engine: Hashable
-    names: list[bytes]
+    block_hashes: list[bytes]
     num_done: int
 
 
@@ -141,13 +141,13 @@ class Traffic:
         """
         self._take_back(request_id)
         self.gone.difference_update(engines)
-        names = self.announced.names_of(token_ids, cache_salt)
+        block_hashes = self.announced.block_hashes_of(token_ids, cache_salt)
         loads = self.loads(sorted(engines, key=lambda engine: self.last_chosen.get(engine, 0)))
-        engine = self.route(names, loads, self.announced)
+        engine = self.route(block_hashes, loads, self.announced)
         if request_id not in self.ended_ids:
-            num_done = self.announced.num_tokens(engine, names) // self.announced.block_size
-            self.under_way[request_id] = UnderWay(engine, names, num_done)
-            self.announced.sent(engine, names)
+            num_done = self.announced.num_tokens(engine, block_hashes) // self.announced.block_size
+            self.under_way[request_id] = UnderWay(engine, block_hashes, num_done)
+            self.announced.sent(engine, block_hashes)
         self.num_chosen += 1
         self.last_chosen[engine] = self.num_chosen
         return engine
@@ -162,19 +162,23 @@ class Traffic:
     def _take_back(self, request_id: str) -> None:
         request = self.under_way.pop(request_id, None)
         if request is not None:
-            self.announced.ended(request.engine, request.names)
+            self.announced.ended(request.engine, request.block_hashes)
 
     def forget(self, engine: Hashable) -> None:
         """It has died, or it leaves: nothing is known of it any more, until it is among the engines of choose()."""
         self.gone.add(engine)
         self.announced.forget(engine)
         self.last_chosen.pop(engine, None)
-        self.under_way = {name: request for name, request in self.under_way.items() if request.engine != engine}
+        self.under_way = {
+            request_id: request for request_id, request in self.under_way.items() if request.engine != engine
+        }
 
     def known(self) -> dict[Hashable, dict[str, int]]:
         """What is known of each engine that has announced anything."""
-        loads = self.loads(self.announced.names)
-        return {engine: {"num_blocks": len(self.announced.names[engine]), "load": loads[engine]} for engine in loads}
+        loads = self.loads(self.announced.block_hashes)
+        return {
+            engine: {"num_blocks": len(self.announced.block_hashes[engine]), "load": loads[engine]} for engine in loads
+        }
 
     def loads(self, engines: Iterable[Engine]) -> dict[Engine, int]:
         """Tokens that each has still to compute: of prompts what it has not announced, of an answer the next token."""
@@ -186,7 +190,7 @@ class Traffic:
 
     def num_tokens_left(self, request: UnderWay) -> int:
         """Tokens of its prompt that are still to be computed, as far as one knows."""
-        here = self.announced.names.get(request.engine, ())
-        while request.num_done < len(request.names) and request.names[request.num_done] in here:
+        here = self.announced.block_hashes.get(request.engine, ())
+        while request.num_done < len(request.block_hashes) and request.block_hashes[request.num_done] in here:
             request.num_done += 1
-        return self.announced.block_size * (len(request.names) - request.num_done)
+        return self.announced.block_size * (len(request.block_hashes) - request.num_done)

@@ -17,8 +17,8 @@ EVENTS = {"enable_kv_cache_events": True, "publisher": "null"}
 A, B = list(range(10, 10 + 8 * SIZE)), list(range(60, 60 + 8 * SIZE))
 
 
-def stored(names: list[bytes], medium: str = "GPU") -> BlockStored:
-    return BlockStored(names, None, [0] * SIZE * len(names), SIZE, None, medium, None)
+def stored(block_hashes: list[bytes], medium: str = "GPU") -> BlockStored:
+    return BlockStored(block_hashes, None, [0] * SIZE * len(block_hashes), SIZE, None, medium, None)
 
 
 @pytest.mark.parametrize("hash_algo", ["xxh64", "sha256"])
@@ -34,7 +34,7 @@ def test_two_engines_find_what_they_have_announced(checkpoint, hash_algo):
     for number in range(80):
         prompt = rng.choice(beginnings)[: SIZE * rng.randint(1, 6)] + rng.choices(range(10, 300), k=rng.randint(0, 9))
         salt = rng.choice([None, None, "mine"])
-        known = [announced.num_tokens(each, announced.names_of(prompt, salt)) for each in (0, 1)]
+        known = [announced.num_tokens(each, announced.block_hashes_of(prompt, salt)) for each in (0, 1)]
         index = traffic.choose(str(number), prompt, salt, [0, 1])
         expected = known[index]
         assert expected == max(known)
@@ -44,10 +44,10 @@ def test_two_engines_find_what_they_have_announced(checkpoint, hash_algo):
         num_found += output.num_cached_tokens
         traffic.ended(str(number))
         if number % 30 == 29:
-            assert engines[index].reset_prefix_cache() and not announced.names[index]
+            assert engines[index].reset_prefix_cache() and not announced.block_hashes[index]
         for each, llm in enumerate(engines):
             manager = llm.engine.scheduler.block_manager
-            assert announced.names.get(each, set()) == manager.hash_to_block.keys()
+            assert announced.block_hashes.get(each, set()) == manager.hash_to_block.keys()
     assert num_found > 500 and any(llm.stats()["prefix_cache"]["evictions"] for llm in engines)
 
 
@@ -56,9 +56,9 @@ def test_where_a_prompt_goes():
     assert traffic.choose("first", A, None, [0, 1]) == 0
     assert traffic.choose("second", B, None, [0, 1]) == 1, "engine 0 has the first to compute"
     assert traffic.loads([0, 1]) == {0: 8 * SIZE, 1: 8 * SIZE}
-    traffic.take(0, [stored(traffic.announced.names_of(A)[:4])])
+    traffic.take(0, [stored(traffic.announced.block_hashes_of(A)[:4])])
     assert traffic.loads([0]) == {0: 4 * SIZE}, "half of it is computed"
-    traffic.take(0, [stored(traffic.announced.names_of(A))])
+    traffic.take(0, [stored(traffic.announced.block_hashes_of(A))])
     assert traffic.loads([0]) == {0: 1}, "it is being answered"
     assert traffic.choose("third", A + B, None, [0, 1]) == 0
     assert traffic.loads([0]) == {0: 1 + 8 * SIZE}
@@ -81,9 +81,9 @@ def test_a_beginning_that_is_being_computed_counts():
     assert traffic.loads([0, 1]) == {0: 16 * SIZE, 1: 16 * SIZE}, "the common beginning is computed once"
     for name in ("a", "more of a"):
         traffic.ended(name)
-    assert traffic.announced.num_tokens(0, traffic.announced.names_of(A)) == 0, "nothing was announced"
+    assert traffic.announced.num_tokens(0, traffic.announced.block_hashes_of(A)) == 0, "nothing was announced"
     assert not traffic.announced.under_way[0]
-    assert traffic.announced.num_tokens(1, traffic.announced.names_of(B + A)) == 16 * SIZE
+    assert traffic.announced.num_tokens(1, traffic.announced.block_hashes_of(B + A)) == 16 * SIZE
 
 
 def test_a_beginning_that_everybody_asks_for_gets_a_second_home():
@@ -125,23 +125,26 @@ def test_loads_and_beginnings_are_what_counting_anew_gives():
         action = rng.random()
         if action < 0.4:
             prompt = rng.choice(beginnings)[: SIZE * rng.randint(0, 6)] + rng.choices(range(300), k=rng.randint(0, 40))
-            names = traffic.announced.names_of(prompt)
+            block_hashes = traffic.announced.block_hashes_of(prompt)
             known = {engine: set(announced[engine]) for engine in announced}
             for engine, others, _ in under_way.values():
                 known[engine].update(others)
             found = {}
             for engine in announced:
-                found[engine] = next((i for i, name in enumerate(names) if name not in known[engine]), len(names))
-                assert traffic.announced.num_tokens(engine, names) == found[engine] * SIZE
+                found[engine] = next(
+                    (i for i, block_hash in enumerate(block_hashes) if block_hash not in known[engine]),
+                    len(block_hashes),
+                )
+                assert traffic.announced.num_tokens(engine, block_hashes) == found[engine] * SIZE
             loads = traffic.loads(announced)
             engine = traffic.choose(str(number), prompt, None, list(announced))
             cost = {each: loads[each] - found[each] * SIZE for each in announced}
             assert cost[engine] == min(cost.values())
-            under_way[str(number)] = engine, names, set(names[found[engine] :])
+            under_way[str(number)] = engine, block_hashes, set(block_hashes[found[engine] :])
         elif under_way and action < 0.7:
-            engine, names, _ = rng.choice(list(under_way.values()))
-            announced[engine].update(names)
-            traffic.take(engine, [stored(names)])
+            engine, block_hashes, _ = rng.choice(list(under_way.values()))
+            announced[engine].update(block_hashes)
+            traffic.take(engine, [stored(block_hashes)])
         elif under_way:
             ended = rng.choice(list(under_way))
             traffic.ended(ended)
@@ -154,18 +157,18 @@ def test_loads_and_beginnings_are_what_counting_anew_gives():
 
 def test_who_has_died_has_nothing():
     traffic = Traffic(SIZE)
-    names = traffic.announced.names_of(A)
-    traffic.take("one", [stored(names)])
-    traffic.take("two", [stored(names[:2])])
+    block_hashes = traffic.announced.block_hashes_of(A)
+    traffic.take("one", [stored(block_hashes)])
+    traffic.take("two", [stored(block_hashes[:2])])
     assert traffic.choose("first", A, None, ["two", "one"]) == "one"
     traffic.forget("one")
     assert traffic.known() == {"two": {"num_blocks": 2, "load": 0}} and not traffic.under_way
     traffic.ended("first")
-    traffic.take("one", [stored(names)])
+    traffic.take("one", [stored(block_hashes)])
     assert "one" not in traffic.known(), "an engine that leaves announces blocks while it ends its requests"
     assert traffic.choose("again", A, None, ["two", "three"]) == "two"
     assert traffic.choose("new", B, None, ["three", "one"]) in ("one", "three")
-    traffic.take("one", [stored(names)])
+    traffic.take("one", [stored(block_hashes)])
     assert traffic.known()["one"]["num_blocks"] == 8, "it is there again"
 
 
@@ -178,7 +181,7 @@ def test_who_leaves_before_an_engine_is_chosen_counts_nowhere():
     traffic.ended("refused")
     assert traffic.choose("refused", A, None, [0, 1]) == 0
     assert traffic.loads([0, 1]) == {0: 0, 1: 0} and not traffic.under_way
-    assert traffic.announced.num_tokens(1, traffic.announced.names_of(A)) == 0
+    assert traffic.announced.num_tokens(1, traffic.announced.block_hashes_of(A)) == 0
     assert traffic.choose("stays", A, None, [0]) == 0 and traffic.loads([0]) == {0: 8 * SIZE}
     for number in range(2 * MAX_ENDED_IDS):
         traffic.ended(str(number))
@@ -187,12 +190,14 @@ def test_who_leaves_before_an_engine_is_chosen_counts_nowhere():
 
 def test_what_events_say():
     announced = Announced(SIZE)
-    names = announced.names_of([*A, 1])
-    assert len(names) == 8 and announced.num_tokens(0, names) == 0
-    announced.take(0, [stored(names), BlockRemoved(names[5:], "GPU"), BlockRemoved(names[5:], "GPU")])
-    announced.take(1, [stored(names, medium="disk"), BlockRemoved(names, "disk")])
-    assert announced.num_tokens(0, names) == 5 * SIZE and announced.num_tokens(1, names) == 0
-    assert soonest(names, {1: 5 * SIZE - 1, 0: 10 * SIZE}, announced) == 1
-    assert soonest(names, {1: 5 * SIZE, 0: 9 * SIZE}, announced) == 0
-    announced.take(0, [BlockRemoved(names, "disk"), AllBlocksCleared(), stored(names[:1])])
-    assert announced.num_tokens(0, names) == SIZE
+    block_hashes = announced.block_hashes_of([*A, 1])
+    assert len(block_hashes) == 8 and announced.num_tokens(0, block_hashes) == 0
+    announced.take(
+        0, [stored(block_hashes), BlockRemoved(block_hashes[5:], "GPU"), BlockRemoved(block_hashes[5:], "GPU")]
+    )
+    announced.take(1, [stored(block_hashes, medium="disk"), BlockRemoved(block_hashes, "disk")])
+    assert announced.num_tokens(0, block_hashes) == 5 * SIZE and announced.num_tokens(1, block_hashes) == 0
+    assert soonest(block_hashes, {1: 5 * SIZE - 1, 0: 10 * SIZE}, announced) == 1
+    assert soonest(block_hashes, {1: 5 * SIZE, 0: 9 * SIZE}, announced) == 0
+    announced.take(0, [BlockRemoved(block_hashes, "disk"), AllBlocksCleared(), stored(block_hashes[:1])])
+    assert announced.num_tokens(0, block_hashes) == SIZE

@@ -13,7 +13,7 @@ from nanovllm.serving.routing import Announced, soonest
 def which_replica(draw: Draw) -> Question:
     size, num_blocks = 64, draw.number(8, 14)
     announced = Announced(size)
-    names = announced.names_of(range(num_blocks * size))
+    block_hashes = announced.block_hashes_of(range(num_blocks * size))
 
     def costs(made: tuple[list[int], list[int]]) -> list[int]:
         return [load + size * (num_blocks - found) for load, found in zip(*made, strict=True)]
@@ -30,9 +30,9 @@ def which_replica(draw: Draw) -> Question:
     )
     loads, found = made
     for engine, num in enumerate(found):
-        stored = BlockStored(names[:num], None, [], size, None, MEDIUM_GPU, None)
+        stored = BlockStored(block_hashes[:num], None, [], size, None, MEDIUM_GPU, None)
         announced.take(engine, [stored])
-    chosen = soonest(names, dict(enumerate(loads)), announced)
+    chosen = soonest(block_hashes, dict(enumerate(loads)), announced)
     least, most = loads.index(min(loads)), found.index(max(found))
     rows = [[n, load, blocks] for n, (load, blocks) in enumerate(zip(loads, found, strict=True))]
     return Question(

@@ -12,7 +12,7 @@ class LoRARequest:
     """An adapter in PEFT's format. Raises ValueError.
 
     lora_name:   what to call it
-    lora_int_id: its number, from 1 on; a part of the name of every block of K/V that is computed with it
+    lora_int_id: its number, from 1 on; a part of the hash of every block of K/V that is computed with it
     lora_path:   its directory or hub id
 
     load_inplace: its files are read anew, and what they hold takes the place of what the number has stood for.

@@ -30,15 +30,15 @@ admit
         ~ return wait_s <= SHARE_OF_DEADLINE * deadline_s => return wait_s <= deadline_s
 route
     least_loaded: replica 2 has all of them
-        ~ costs.append(load + BLOCK_SIZE * (len(names) - num_found)) => costs.append(load)
+        ~ costs.append(load + BLOCK_SIZE * (len(block_hashes) - num_found)) => costs.append(load)
     counts_requests_for_tokens: 1,024 tokens are there
-        ~ BLOCK_SIZE * (len(names) - num_found) => len(names) - num_found
+        ~ BLOCK_SIZE * (len(block_hashes) - num_found) => len(block_hashes) - num_found
     counts_what_cannot_be_found: replica 0 has lost its first block
-        - while num_found < len(names) and names[num_found] in here:
+        - while num_found < len(block_hashes) and block_hashes[num_found] in here:
         -     num_found += 1
-        + num_found = sum(name in here for name in names)
+        + num_found = sum(block_hash in here for block_hash in block_hashes)
     guesses_from_what_was_sent: has not announced any
-        + memory.setdefault(costs.index(min(costs)), set()).update(names)
+        + memory.setdefault(costs.index(min(costs)), set()).update(block_hashes)
         = return costs.index(min(costs))
     what_is_gone_is_kept: replica 0 has 4 blocks left
         ~ here.difference_update(event.block_hashes) => pass
@@ -48,8 +48,8 @@ route
         ~ here.clear() => pass
     keeps_all_events: stored and removed again
         ~ costs = [] => costs = memory.setdefault("events", []).extend(events) or []
-    names_turned_round: have been changed
-        ~ costs = [] => costs = names.reverse() or []
+    block_hashes_turned_round: have been changed
+        ~ costs = [] => costs = block_hashes.reverse() or []
 provision
     plans_with_the_mean: fewer for each would make its steps shorter
         - while not ask(plan).keeps(limits):
