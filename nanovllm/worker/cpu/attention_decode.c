@@ -20,15 +20,20 @@
  */
 enum {
     /* Whether this file serves the model. Where it does not, a decode is computed as a prompt of one row. */
-    DECODE = GROUP <= 8 && HEAD_DIM % LANES == 0,
+    DECODE = GROUP <= 8 && HEAD_DIM >= LANES,
+    HEAD_VECS = (HEAD_DIM + LANES - 1) / LANES, /* vectors of a value */
     /* Vectors of keys that are computed together, as many as have their sums in registers beside a query and the keys. */
     SCORE_VECS = (GROUP + 1) * 4 < 2 * STEP ? 4 : (GROUP + 1) * 2 < 2 * STEP ? 2 : 1,
     /* Vectors of a value that are computed together, as many as have their sums in registers. */
-    VALUE_VECS = HEAD_DIM / LANES % 4 == 0 && GROUP * 4 <= STEP   ? 4
-                 : HEAD_DIM / LANES % 2 == 0 && GROUP * 2 <= STEP ? 2
-                                                                  : 1,
+    VALUE_VECS = HEAD_VECS % 4 == 0 && GROUP * 4 <= STEP ? 4 : HEAD_VECS % 2 == 0 && GROUP * 2 <= STEP ? 2 : 1,
     QUERIES = GROUP < LANES ? LANES : GROUP, /* lanes of a vector, a query each; where DECODE is 0, this is not reached */
 };
+
+/* The first dimension of a value's vector. If HEAD_DIM is no multiple of LANES, the last two have some in common, whose sums
+ * are computed twice and have the same bits. */
+static inline int first_dim(int v) {
+    return HEAD_DIM % LANES == 0 || v < HEAD_VECS - 1 ? v * LANES : HEAD_DIM - LANES;
+}
 
 /* score[m][t] = query m * key t * scale. */
 static inline void decode_scores(float (*restrict score)[CHUNK], const unit (*query)[HEAD_UNITS], const key_chunk *kv,
@@ -83,18 +88,18 @@ static inline void decode_softmax(float (*restrict score)[CHUNK], unit (*restric
 }
 
 /* acc = acc * rescale[m] + sum over t of weight[m][t] * value t. */
-static inline void decode_values(partial *restrict out, const unit (*weight)[CHUNK / PAIR], const key_chunk *kv,
-                                 const key_chunk *next, const float *rescale) {
-    for (int d = 0; d < HEAD_DIM; d += VALUE_VECS * LANES) {
+static inline void decode_values(float (*restrict acc)[HEAD_VECS][LANES], const unit (*weight)[CHUNK / PAIR],
+                                 const key_chunk *kv, const key_chunk *next, const float *rescale) {
+    for (int v = 0; v < HEAD_VECS; v += VALUE_VECS) {
         vec sum[GROUP][VALUE_VECS];
         for (int m = 0; m < GROUP; m++)
             for (int i = 0; i < VALUE_VECS; i++)
-                sum[m][i] = vec_from(out[m].acc + d + i * LANES) * rescale[m];
+                sum[m][i] = vec_from(acc[m][v + i]) * rescale[m];
         for (int t = 0; t < kv->num_keys; t += PAIR) {
-            const kv_num *low = kv->v[t] + d, *high = kv->v[t + PAIR - 1] + d;
+            const kv_num *low = kv->v[t], *high = kv->v[t + PAIR - 1];
             for (int i = 0; i < VALUE_VECS; i++) {
-                const unit_vec value = kv_join_at(low + i * LANES, high + i * LANES);
-                const int line = d / LANES + i; /* of the PAIR values at t */
+                const unit_vec value = kv_join_at(low + first_dim(v + i), high + first_dim(v + i));
+                const int line = v + i; /* of the PAIR values at t */
                 __builtin_prefetch(next->v[t + line % PAIR] + line / PAIR * LANES * PAIR, 0, 2);
                 for (int m = 0; m < GROUP; m++)
                     sum[m][i] = multiply_add(sum[m][i], all_lanes(weight[m][t / PAIR]), value);
@@ -102,7 +107,7 @@ static inline void decode_values(partial *restrict out, const unit (*weight)[CHU
         }
         for (int m = 0; m < GROUP; m++)
             for (int i = 0; i < VALUE_VECS; i++)
-                put(out[m].acc + d + i * LANES, sum[m][i]);
+                put(acc[m][v + i], sum[m][i]);
     }
 }
 
@@ -114,7 +119,7 @@ static void attend_decode(partial *out, const attention_args *args, const attent
     const int64_t kv_head = item->kv_head, first_key = item->first_key;
     key_chunk chunks[2];
     unit query[GROUP][HEAD_UNITS], weight[GROUP][CHUNK / PAIR];
-    float score[GROUP][CHUNK], rescale[QUERIES];
+    float score[GROUP][CHUNK], rescale[QUERIES], acc[GROUP][HEAD_VECS][LANES] = {{{0}}};
     forget(out, GROUP);
     for (int m = 0; m < GROUP; m++)
         for (int u = 0; u < HEAD_UNITS; u++)
@@ -129,6 +134,9 @@ static void attend_decode(partial *out, const attention_args *args, const attent
             find_chunk(next, args, task, kv_head, first + CHUNK, end_key);
         decode_scores(score, query, kv, next, args->scale);
         decode_softmax(score, weight, kv, out, rescale, hidden);
-        decode_values(out, weight, kv, next, rescale);
+        decode_values(acc, weight, kv, next, rescale);
     }
+    for (int m = 0; m < GROUP; m++)
+        for (int v = 0; v < HEAD_VECS; v++)
+            memcpy(out[m].acc + first_dim(v), acc[m][v], sizeof(acc[m][v]));
 }

@@ -14,7 +14,7 @@
  */
 #include "pool.h"
 #if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__AVX512BF16__) \
-    && defined(__linux__) && HEAD_DIM % 32 == 0
+    && defined(__linux__) && HEAD_DIM % 2 == 0 && HEAD_DIM >= 16
 #define TILES /* for which the cache holds pairs: NO_PAIRS does not count in this file */
 #undef NO_PAIRS
 #endif

@@ -36,6 +36,7 @@ static inline unit kv_join(int8_t low, int8_t high) { return join(store(low), st
 static inline unit_vec kv_join_at(const int8_t *low, const int8_t *high) {
     return join_vecs(codes_to_floats(low), codes_to_floats(high));
 }
+static inline vec kv_floats_at(const int8_t *x) { return codes_to_floats(x); }
 static inline unit_vec kv_units_at(const int8_t *x) {
 #if defined(TYPE_bf16) && defined(__AVX512BF16__) && !defined(NO_PAIRS)
     return (unit_vec)_mm512_cvtne2ps_pbh((__m512)codes_to_floats(x + LANES), (__m512)codes_to_floats(x));
@@ -73,6 +74,7 @@ typedef num kv_num;
 enum { KV_SIZE = HEAD_DIM };
 static inline unit kv_join(num low, num high) { return join(low, high); }
 static inline unit_vec kv_join_at(const num *low, const num *high) { return join_at(low, high); }
+static inline vec kv_floats_at(const num *x) { return floats_at(x); }
 static inline unit_vec kv_units_at(const num *x) { return units_at(x); }
 static inline void write_head(kv_num *head, int64_t size, int64_t place, const num *x, int64_t first, int64_t pair,
                               int64_t step) {

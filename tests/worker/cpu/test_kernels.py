@@ -117,7 +117,7 @@ def dense_attention(q, k_cache, v_cache, batch: Batch, window: int = 0) -> torch
 NUMBERS = ("dtype", "block_size", "num_heads", "num_kv_heads", "head_dim")
 QUICK = [*((torch.float32, size) for size in (1, 16, 256)), (torch.bfloat16, 16), (torch.float16, 1)]
 STORED = [*QUICK, *((torch.bfloat16, size) for size in (1, 256)), *((torch.float16, size) for size in (16, 256))]
-HEADS = [(6, 2, 64), (9, 1, 32), (4, 4, 24)]
+HEADS = [(6, 2, 64), (9, 1, 72), (4, 4, 24)]
 ALL_HEADS = [*HEADS, (8, 1, 128), (4, 2, 16), (7, 1, 64), (4, 2, 80), (2, 2, 64)]
 
 
@@ -166,13 +166,15 @@ def test_attention_with_a_window(dtype, block_size, num_heads, num_kv_heads, hea
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "block_size"),
-    [(6, 2, 64, 16), (2, 2, 24, 12), (7, 1, 64, 1), (9, 1, 32, 64)],
+    [(6, 2, 64, 16), (2, 2, 24, 12), (7, 1, 64, 1), (9, 1, 32, 64), (4, 1, 72, 16)],
 )
 def test_a_row_has_the_same_bits_however_its_step_is_cut(dtype, num_heads, num_kv_heads, head_dim, block_size):
     """Alone, beside drafts, in a prompt's tile, in parts side by side or one after another; with a window, too."""
     torch.manual_seed(0)
     found, num_keys = kernels(dtype, num_heads, num_kv_heads, head_dim), 600
-    plain = torch.randn(2, -(-num_keys // block_size), block_size, num_kv_heads, head_dim).to(dtype)
+    plain = torch.randn(2, -(-num_keys // block_size), block_size, num_kv_heads, head_dim)
+    plain[1, ..., ::3] *= 1e-37  # products with weights are denormal numbers
+    plain = plain.to(dtype)
     q = torch.randn(num_keys, num_heads, head_dim).to(dtype) * 3
     caches = stored(found, q, *plain)
     beside = [(num_keys - 1, 1)] * 40  # so much work that no task's keys are computed side by side
