@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.hybrid.hybrid_config import HybridConfig
-from nanovllm.features.quantization.formats import GROUP_SIZE, QuantizedRows
+from nanovllm.features.quantization.formats import GROUP_SIZE, QuantizedRows, concatenate
 
 logger = logging.getLogger("nanovllm")
 
@@ -67,34 +67,40 @@ class Part:
         return shape
 
     def __getitem__(self, share: tuple[slice, ...]) -> Tensor | QuantizedRows:
-        stored, chosen = self.file.get_slice(self.name), (self.rows, self.columns)
-        shape = list(stored.get_shape())
-        if is_3d := len(shape) == 3:
-            del shape[self.unused_axis]
-        parts = zip(share, chosen, shape, strict=False)
-        index: list[Any] = [part if order is None else slice(0, n) for part, order, n in parts]
-        if is_3d:
-            index.insert(self.unused_axis, self.expert or 0)
-        whole = stored[tuple(index)]
-        for axis, order in enumerate(chosen):
-            if order is not None:
-                whole = take(whole, axis, order[share[axis]])
+        rows, *columns = share
+        runs = [rows] if self.rows is None else runs_of(self.rows[rows])
+        if self.columns is not None:
+            columns = [slice(0, self.stored_shape()[-1])]
+        whole = concatenate([self.read(run, *columns) for run in runs])
+        if self.columns is not None:
+            whole = take_columns(whole, self.columns[share[1]])
         return whole if self.change is None else self.change(whole)
 
+    def read(self, *share: slice) -> Tensor | QuantizedRows:
+        """Rows that are neighbors in the file."""
+        stored, index = self.file.get_slice(self.name), list[Any](share)
+        if len(stored.get_shape()) == 3:
+            index.insert(self.unused_axis, self.expert or 0)
+        return stored[tuple(index)]
 
-def take(weight: Tensor | QuantizedRows, axis: int, order: Tensor) -> Tensor | QuantizedRows:
-    """Some rows (axis 0) or columns of a weight. Of one in groups, columns are whole groups."""
+
+def runs_of(rows: Tensor) -> list[slice]:
+    """The rows, in their order, as slices of neighbors."""
+    breaks = (rows.diff() != 1).nonzero().flatten() + 1
+    return [slice(int(run[0]), int(run[-1]) + 1) for run in rows.tensor_split(breaks)]
+
+
+def take_columns(weight: Tensor | QuantizedRows, order: Tensor) -> Tensor | QuantizedRows:
+    """Some columns of a weight. Of one in groups, whole groups."""
     if isinstance(weight, Tensor):
-        return weight.index_select(axis, order)
-    if axis == 1:
-        groups = order.view(-1, min(GROUP_SIZE, len(order)))
-        order = groups[:, 0] // GROUP_SIZE
-        if not torch.equal(groups, order[:, None] * GROUP_SIZE + torch.arange(groups.shape[1], device="cpu")):
-            raise ValueError(f"heads of {weight.format.name} weights must have a multiple of {GROUP_SIZE} numbers")
-    codes, scales = weight.codes.index_select(axis, order), weight.scales.index_select(axis, order)
-    minimums = None if weight.minimums is None else weight.minimums.index_select(axis, order)
-    k = len(order) * GROUP_SIZE if axis == 1 else weight.k
-    return replace(weight, codes=codes, scales=scales, minimums=minimums, k=min(k, weight.k))
+        return weight.index_select(1, order)
+    groups = order.view(-1, min(GROUP_SIZE, len(order)))
+    order = groups[:, 0] // GROUP_SIZE
+    if not torch.equal(groups, order[:, None] * GROUP_SIZE + torch.arange(groups.shape[1], device="cpu")):
+        raise ValueError(f"heads of {weight.format.name} weights must have a multiple of {GROUP_SIZE} numbers")
+    codes, scales = weight.codes.index_select(1, order), weight.scales.index_select(1, order)
+    minimums = None if weight.minimums is None else weight.minimums.index_select(1, order)
+    return replace(weight, codes=codes, scales=scales, minimums=minimums, k=min(len(order) * GROUP_SIZE, weight.k))
 
 
 def hybrid_tensors(files: Mapping[str, Any], config: ModelConfig, is_gguf: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ float32 scale. So a row's result depends on that row only. quantized.c computes 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -194,14 +194,16 @@ class MergedWeight(nn.Module):
         self.kernel_args: Any = None  # what a kernel keeps with the weight
 
 
-def concatenate(parts: Iterable[QuantizedRows]) -> QuantizedRows:
-    """The rows of all parts, which are of one format."""
-    parts = list(parts)
-    if len(parts) == 1:
-        return parts[0]
-    minimums = [part.minimums for part in parts if part.minimums is not None]
+def concatenate(parts: Iterable[Any]) -> Any:
+    """The rows of all parts: tensors, or QuantizedRows of one format and order."""
+    first, *others = parts = list(parts)
+    if not others:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(parts)
     codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
-    return QuantizedRows(parts[0].format, parts[0].k, codes, scales, torch.cat(minimums) if minimums else None)
+    minimums = None if first.minimums is None else torch.cat([part.minimums for part in parts])
+    return replace(first, codes=codes, scales=scales, minimums=minimums)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

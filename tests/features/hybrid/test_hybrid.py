@@ -18,6 +18,7 @@ from nanovllm.features.hybrid.batch_states import BatchStates
 from nanovllm.features.hybrid.hybrid_config import HybridConfig
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
+from nanovllm.features.hybrid.tensors import Part
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.kernels import TORCH_KERNELS
@@ -206,6 +207,27 @@ def test_experts_one_by_one_or_all_in_one_tensor(checkpoint, tmp_path):
     save_file(weights | stacked, folder / "model.safetensors")
     separate, fused = (logits_of(LLM(str(f), **SMALL), TOKENS, [60]) for f in (checkpoint("qwen3.5-moe"), folder))
     assert torch.equal(separate, fused)
+
+
+def test_a_part_reads_the_rows_that_are_wanted():
+    """Not all rows for each part of them: a large tensor is read in many parts."""
+    numbers, read = torch.randn(12, 4), []
+
+    class File:
+        def get_slice(self, name):
+            return self
+
+        def get_shape(self):
+            return [12, 4]
+
+        def __getitem__(self, share):
+            read.append(share[0])
+            return numbers[share]
+
+    rows, columns = torch.tensor([4, 5, 6, 0, 1, 9, 8]), torch.tensor([2, 3, 0, 1])
+    found = Part(File(), "x", rows=rows, columns=columns)[slice(1, 7), slice(0, 3)]
+    assert torch.equal(found, numbers[rows[1:7]][:, columns[:3]])
+    assert read == [slice(5, 7), slice(0, 2), slice(9, 10), slice(8, 9)]
 
 
 # In such a file every n-th layer has attention, and all layers have experts or none.
