@@ -35,6 +35,8 @@ class GGUFWeights:
 class GGUFSlice:
     """A tensor that is read when a share of it is asked for."""
 
+    places_per_number = 1.0
+
     def __init__(self, file: GGUFFile, tensor: GGUFTensor) -> None:
         self.file, self.tensor, self.type = file, tensor, tensor.type.name
 

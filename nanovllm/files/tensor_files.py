@@ -94,9 +94,13 @@ class WeightFiles:
         if HEAD in numbers and self.table_bytes(quantization):
             del numbers[EMBEDDINGS]
         plain = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
-        per_number = {name: BYTES_PER_NUMBER.get(self.stored[name], plain) for name in numbers}
-        if self.are_published and self.head in numbers:
-            per_number[self.head] = min(per_number[self.head], BYTES_PER_NUMBER["int8"])  # see quantize_weights()
+        per_number = dict.fromkeys(numbers, plain)
+        for name in numbers:
+            if self.stored[name] in GROUP_FORMATS:
+                stored: Any = self._files[name].get_slice(name)
+                per_number[name] = BYTES_PER_NUMBER[self.stored[name]] * stored.places_per_number
+        if self.are_published and self.head in numbers and self.stored[self.head] in FLOAT_BYTES:
+            per_number[self.head] = BYTES_PER_NUMBER["int8"]  # see quantize_weights()
         return int(sum(n * per_number[name] for name, n in numbers.items()))
 
     def table_bytes(self, quantization: str | None) -> int:

@@ -54,6 +54,10 @@ class Part:
     def get_dtype(self) -> str:
         return self.file.get_slice(self.name).get_dtype()
 
+    @property
+    def places_per_number(self) -> float:
+        return self.file.get_slice(self.name).places_per_number
+
     def stored_shape(self) -> list[int]:
         return list(self.file.get_slice(self.name).get_shape())
 

@@ -106,6 +106,14 @@ class PublishedWeight:
     def get_dtype(self) -> str:
         return UNPACKED if self._unpacks or not self.fits else self.format.name
 
+    @property
+    def places_per_number(self) -> float:
+        """Places in groups of 32 for each number: a group of the file's has places of its own (order_of)."""
+        k = self.shape[-1]
+        size = GROUP_SIZE if self.is_float else self.scheme.block[1] or k
+        full, rest = divmod(k, size)
+        return (full * -(-size // GROUP_SIZE) + -(-rest // GROUP_SIZE)) * GROUP_SIZE / k
+
     @cached_property
     def fits(self) -> bool:
         """Does the format lose little? Of whole numbers: are the scales what they were, once they are float16?"""

@@ -23,8 +23,12 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.group import RankGroup
 from nanovllm.features.published.layouts import unpack
 from nanovllm.features.quantization.formats import Q8_0, MergedWeight
+from nanovllm.files.tensor_files import WeightFiles
 from nanovllm.tools.cli import main
+from nanovllm.worker.layers import building
 from nanovllm.worker.loader import load_model
+from nanovllm.worker.model import Decoder
+from nanovllm.worker.model_runner import weight_bytes_of
 from tests import published_files as files
 from tests.checkpoints import SMALL, make_checkpoint
 from tests.errors import expect
@@ -146,6 +150,20 @@ def check_weights(llm: LLM, unpacked: Path) -> None:
         formats = {part.format for part in layer.weight.parts}
         lost = (restored(layer.weight) - whole).norm() / whole.norm()
         assert lost < (1e-2 if HEAD in names or formats == {Q8_0} else 1e-3)
+
+
+@pytest.mark.parametrize("size", [64, 48, 16, 8])
+def test_the_memory_of_groups_of_any_size(tmp_path, size):
+    """A group has places of its own in those of 32. What is predicted is what is taken, to a few percent."""
+    source = make_checkpoint(tmp_path / "model", "llama", hidden_size=192, intermediate_size=384)
+    config = files.compressed("pack-quantized", files.weights_of(group_size=size))
+    published, _ = publish(source, tmp_path, files.packed(size=size), config)
+    model_config = ModelConfig.from_directory(published)
+    model = load_model(published, model_config, torch.float32, torch.device("cpu"))
+    with building(torch.float32, torch.device("meta")):
+        whole = dict(Decoder(model_config).checkpoint_tensors())
+    predicted = WeightFiles(published, model_config, whole, dummy=False).weight_bytes(torch.float32, None)
+    assert predicted == pytest.approx(weight_bytes_of(model), rel=0.05)
 
 
 # Hybrid layers have 80 and 40 inputs here.
