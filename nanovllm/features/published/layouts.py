@@ -23,13 +23,15 @@ import json
 from collections.abc import Callable
 from functools import cached_property
 from math import prod
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.features.published.schemes import ALL, Scheme
+from nanovllm.checks.values import check_number
+from nanovllm.features.published.schemes import ALL, Scheme, pair_of
 from nanovllm.features.quantization.formats import (
     GROUP_SIZE,
     Q4_0,
@@ -45,7 +47,8 @@ from nanovllm.worker.batch import cdiv
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each 4 bits of a word hold, from the lowest on
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
-NUMBERS = ("F16", "BF16", "F32", "F8_E8M0", "U8")  # of scales
+FLOATS = ("F16", "BF16", "F32")
+SCALES = (*FLOATS, "F8_E8M0", "U8")  # U8: an exponent
 MOST_LOST = 0.01  # of an FP8 weight in Q8_0, root mean square; or of a row's scales in float16
 SAMPLED_ROWS = 16  # are looked at, at each of SAMPLED_PLACES, before that is known
 SAMPLED_PLACES = 4
@@ -178,8 +181,8 @@ class PublishedWeight:
         is_set = bool((found > 0).any())  # some packers write zeros, or -1, where the inputs are as they come
         if not is_set and not self.scheme.has_order:
             return
-        sizes = found.bincount(minlength=num_groups) if found.min() >= 0 else found.new_empty(0)
-        if len(sizes) != num_groups or not (sizes == k // num_groups).all():
+        are_groups = found.min() >= 0 and found.max() < num_groups
+        if not are_groups or not (found.bincount(minlength=num_groups) == k // num_groups).all():
             raise ValueError(f"wrong groups: {name} does not divide {k} inputs into {num_groups} groups of one size")
         self.groups = found
 
@@ -217,6 +220,8 @@ class PublishedWeight:
         shape: list[int] = self._codes.get_shape()
         if len(shape) not in ((2, 3) if self.has_stacks else (2,)):
             raise ValueError(f"wrong shape: {self.name} is {shape}, and a {type(self).__name__} weight is a matrix")
+        if 0 in shape:
+            raise ValueError(f"wrong shape: {self.name} is {shape}, so nothing is in it")
         return shape
 
     def has(self, name: str) -> bool:
@@ -289,7 +294,7 @@ class GPTQ(PublishedWeight):
         num_words, n = self.matrix(("I32",))
         k = num_words * self.per_word
         num_groups = self.num_groups(k)
-        self._scales = self.part(f"{module}.scales", NUMBERS, [num_groups, n])
+        self._scales = self.part(f"{module}.scales", FLOATS, [num_groups, n])
         self._zeros = self.part(f"{module}.qzeros", ("I32",), [num_groups, cdiv(n, self.per_word)])
         self.read_order(f"{module}.g_idx", num_groups, k)
         return [n, k]
@@ -327,7 +332,7 @@ class AWQ(PublishedWeight):
         k, num_words = self.matrix(("I32",))
         n = 8 * num_words
         num_groups = self.num_groups(k)
-        self._scales = self.part(f"{module}.scales", NUMBERS, [num_groups, n])
+        self._scales = self.part(f"{module}.scales", FLOATS, [num_groups, n])
         self._zeros = None
         if self.has_zeros(f"{module}.qzeros"):
             self._zeros = self.part(f"{module}.qzeros", ("I32",), [num_groups, num_words])
@@ -365,7 +370,7 @@ class RowMajor(PublishedWeight):
             shapes += [[*lead, 1], lead]
         if self.scheme.block == (ALL, ALL):  # of FP8, whose configuration does not say it: one for each row
             shapes += [[*lead, n, 1], [*lead, n]]
-        self._scales = self.part(name, NUMBERS, *shapes)
+        self._scales = self.part(name, SCALES, *shapes)
         found = prod(self._scales.get_shape()[len(lead) :])
         self._grid = grid if found == prod(grid) else [n, 1]
         self._rows_a_scale = rows if self._grid == grid else 1
@@ -464,7 +469,7 @@ class Floats(RowMajor):
         scale = next((f"{self.name}{end}" for end in ("_scale_inv", "_scale") if self.has(f"{self.name}{end}")), None)
         self.check_scales(scale or f"{self.name}_scale", lead, n, k)
         zeros = f"{self.name}_zero_point"  # floats have none, but some packers write them
-        if self.has(zeros) and whole(self.part(zeros, (*FLOAT8, "I8", *NUMBERS))).float().any():
+        if self.has(zeros) and whole(self.part(zeros, (*FLOAT8, "I8", *SCALES))).float().any():
             raise ValueError(f"not zero: {zeros}, and zero points of floats are not computed with")
         return [*lead, n, k]
 
@@ -500,15 +505,13 @@ class BitsAndBytes(PublishedWeight):
         self._codes = self.part(self.name, ("U8",))
         kind = "fp4" if self.has(f"{self.name}.{self.KIND}fp4") else "nf4"
         state = f"{self.name}.{self.KIND}{kind}"
+        stored = whole(self.part(state, ("U8",))).flatten()
         try:
-            self.state = json.loads(bytes(whole(self.part(state, ("U8",))).tolist()))
-            n, k = (int(size) for size in self.state["shape"])
-            self.size, self.nested_size = int(self.state["blocksize"]), int(self.state.get("nested_blocksize", 0))
-            self.offset = float(self.state.get("nested_offset", 0.0))
-        except (LookupError, TypeError, json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
-            raise ValueError(f"wrong state: {state} does not say shape and blocksize") from error
-        if min(n, k, self.size) < 1:
-            raise ValueError(f"wrong state: {state} has a shape of {[n, k]} and a blocksize of {self.size}")
+            found = dict(json.loads(bytes(stored.tolist())))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"wrong state: {state} is no object in JSON") from error
+        n, k = pair_of(found.get("shape"), f"wrong state: {state}: shape")
+        self.size = check_number(f"wrong state: {state}: blocksize", found.get("blocksize"), Integral, 1, 2**24)
         if prod(self._codes.get_shape()) != n * k // 2 or k % 2:
             raise ValueError(f"wrong shape: {self.name} is {self._codes.get_shape()}, its state says {[n, k]}")
         num_blocks = cdiv(n * k, self.size)
@@ -516,8 +519,9 @@ class BitsAndBytes(PublishedWeight):
         self._scales = self.part(f"{self.name}.absmax", ("F32", "U8"), [num_blocks])
         self.is_nested = self._scales.get_dtype() == "U8"
         if self.is_nested:
-            if self.nested_size < 1 or "nested_offset" not in self.state:
-                raise ValueError(f"wrong state: {state} does not say how {self.name}.absmax is packed")
+            nested = f"wrong state: {state}: nested"
+            self.nested_size = check_number(f"{nested}_blocksize", found.get("nested_blocksize"), Integral, 1)
+            self.offset = check_number(f"{nested}_offset", found.get("nested_offset"), Real)
             self._nested_table = self.part(f"{self.name}.nested_quant_map", ("F32",), [256])
             self._nested = self.part(f"{self.name}.nested_absmax", ("F32",), [cdiv(num_blocks, self.nested_size)])
         return [n, k]

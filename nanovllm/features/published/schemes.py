@@ -6,8 +6,9 @@ tensors. Here is read how the others are to be understood.
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ logger = logging.getLogger("nanovllm")
 
 OTHERWISE = 'choose the same model in one of them, or an unquantized one, with quantization="int4" if memory is short'
 ALL = 0  # of a block: all rows, or all inputs
-# Who writes QUANTIZATION_FILES: AutoGPTQ, AutoAWQ, ModelOpt.
+# Who writes QUANTIZATION_FILES, unless the fields say otherwise: AutoGPTQ, AutoAWQ, ModelOpt.
 SEPARATE_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+FIELDS_OF = {"awq": {"w_bit", "q_group_size", "zero_point"}, "gptq": {"desc_act", "sym"}}
 # Formats of compressed-tensors: (layout, bits that are read)
 FORMATS = {"pack-quantized": ("packed", (4, 8)), "int-quantized": ("integers", range(2, 9))}
 FORMATS |= {"float-quantized": ("floats", (8,))}
@@ -62,8 +64,13 @@ class Rule:
     is_regex: bool
     scheme: Scheme | None
 
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """Compiled once. re.match() keeps 512 patterns and compiles what is beyond them each time."""
+        return re.compile(self.pattern)
+
     def fits(self, module: str) -> bool:
-        return bool(re.match(self.pattern, module)) if self.is_regex else self.pattern == module
+        return bool(self.regex.match(module)) if self.is_regex else self.pattern == module
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,9 @@ def _find(whole: Any, text: Any, path: Path) -> tuple[dict[str, Any], str]:
             if getattr(config, name, None):
                 return _object(vars(config), name, str(path)), f"{path}: {name}"
     name = next(name for name in QUANTIZATION_FILES if path.with_name(name).is_file())
-    return {"quant_method": SEPARATE_FILES[name]} | read_json(path.with_name(name)), str(path.with_name(name))
+    found = read_json(path.with_name(name))
+    method = next((method for method, fields in FIELDS_OF.items() if fields & found.keys()), SEPARATE_FILES[name])
+    return {"quant_method": method} | found, str(path.with_name(name))
 
 
 def _object(found: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
@@ -139,6 +148,13 @@ def _groups(size: Any, where: str) -> tuple[int, int]:
     return 1, max(size, ALL)
 
 
+def _bits(found: Mapping[str, Any], where: str, readable: Collection[int], *names: str) -> int:
+    bits: int = check_number(f"{where}: {names[0]}", _first(found, *names), Integral)
+    if bits not in readable:
+        raise _refuse(where, names[0], bits, f"{', '.join(map(str, readable))} are")
+    return bits
+
+
 def _gptq(found: dict[str, Any], where: str) -> Published:
     """AutoGPTQ and GPTQModel. Whether it is symmetric (sym), the zero points say."""
     form = "marlin" if found.get("is_marlin_format") else str(_first(found, "checkpoint_format", "format") or "gptq")
@@ -151,9 +167,7 @@ def _gptq(found: dict[str, Any], where: str) -> Published:
             raise _refuse(where, name, found[name], "a checkpoint without it is")
 
     def scheme_of(fields: Mapping[str, Any], where: str) -> Scheme:
-        bits = fields.get("bits")
-        if bits not in (4, 8):
-            raise _refuse(where, "bits", bits, "4 and 8 are")
+        bits = _bits(fields, where, (4, 8), "bits")
         added_zero, has_order = int(form.lower() == "gptq"), bool(fields.get("desc_act"))
         block = _groups(fields.get("group_size"), where)
         return Scheme("gptq", bits, block, added_zero, has_zeros=True, has_order=has_order)
@@ -175,12 +189,11 @@ def _awq(found: dict[str, Any], where: str) -> Published:
     version = "llm-awq" if found.get("backend") == "llm-awq" else _first(found, "version", "format") or "gemm"
     if str(version).lower() != "gemm":
         raise _refuse(where, "version", version, "gemm is")
-    if (bits := _first(found, "bits", "w_bit")) != 4:
-        raise _refuse(where, "bits", bits, "4 are")
+    bits = _bits(found, where, (4,), "bits", "w_bit")
     if found.get("dynamic"):
         raise _refuse(where, "dynamic", found["dynamic"], "one scheme for all modules is")
     block = _groups(_first(found, "group_size", "q_group_size"), where)
-    return Published("awq", (), Scheme("awq", 4, block, has_zeros=found.get("zero_point") is not False))
+    return Published("awq", (), Scheme("awq", bits, block, has_zeros=found.get("zero_point") is not False))
 
 
 def _fp8(found: dict[str, Any], where: str) -> Published:
@@ -188,7 +201,7 @@ def _fp8(found: dict[str, Any], where: str) -> Published:
     if (kind := found.get("expert_dtype") or "fp8") != "fp8":
         raise _refuse(where, "expert_dtype", kind, "fp8 is")
     block = found.get("weight_block_size") or (ALL, ALL)
-    scheme = Scheme("floats", 8, _pair(block, f"{where}: weight_block_size", ALL), divides=_is_inverse(found))
+    scheme = Scheme("floats", 8, pair_of(block, f"{where}: weight_block_size", ALL), divides=_is_inverse(found))
     scheme_of_activations = found.get("activation_scheme")
     asked = f"FP8 ({scheme_of_activations})" if scheme_of_activations else ""
     return Published("fp8", (), scheme, asked)
@@ -199,7 +212,8 @@ def _is_inverse(found: dict[str, Any]) -> bool:
     return found.get("weight_scale_semantics") == "inverse"
 
 
-def _pair(value: Any, where: str, least: int = 1) -> tuple[int, int]:
+def pair_of(value: Any, where: str, least: int = 1) -> tuple[int, int]:
+    """(rows, inputs), each from `least` on. Raises ValueError for anything but two whole numbers."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ValueError(f"{where} must be two numbers, rows and inputs, found {shorten(value)}")
     rows, inputs = (check_number(where, number, Integral, least, 2**24) for number in value)
@@ -210,6 +224,8 @@ def _bitsandbytes(found: dict[str, Any], where: str) -> Published:
     """NF4 and FP4. The block's size and what else there is to know stand beside each weight."""
     if found.get("load_in_8bit") or found.get("_load_in_8bit"):
         raise _refuse(where, "load_in_8bit", True, "load_in_4bit is")
+    if (dtype := found.get("bnb_4bit_quant_storage") or "uint8") != "uint8":
+        raise _refuse(where, "bnb_4bit_quant_storage", dtype, "uint8 is")
     return Published("bitsandbytes", (), Scheme("bitsandbytes", 4, (1, 64)))
 
 
@@ -248,20 +264,22 @@ def _compressed_scheme(group: dict[str, Any], whole_format: Any, where: str) -> 
     weights, form = _object(group, "weights", where), group.get("format") or whole_format
     if not weights or form == "dense":
         return None
-    is_float = weights.get("type") == "float"
+    weights = {name: value.lower() if isinstance(value, str) else value for name, value in weights.items()}
+    kind = weights.get("type") or "int"
     if form == "naive-quantized":
-        form = "float-quantized" if is_float else "int-quantized"
-    if form not in FORMATS or is_float != (form == "float-quantized"):
+        form = "float-quantized" if kind == "float" else "int-quantized"
+    if form not in FORMATS:
         raise _refuse(where, "format", form, f"{', '.join(FORMATS)} are; {OTHERWISE}")
+    readable_kind = "float" if form == "float-quantized" else "int"
+    if kind != readable_kind:
+        raise _refuse(where, "type", weights.get("type"), f"{readable_kind} is, with the format {form}")
     layout, readable = FORMATS[form]
-    bits = check_number(f"{where}: num_bits", weights.get("num_bits"), Integral)
-    if bits not in readable:
-        raise _refuse(where, "num_bits", bits, f"{', '.join(map(str, readable))} are")
+    bits = _bits(weights, where, readable, "num_bits")
     size = weights.get("group_size")
     strategy = weights.get("strategy") or ("tensor" if size is None else "channel" if size == -1 else "group")
     check_choice(f"{where}: strategy", strategy, ("tensor", "channel", "group", "block"))
     if strategy == "block":
-        block = _pair(weights.get("block_structure"), f"{where}: block_structure")
+        block = pair_of(weights.get("block_structure"), f"{where}: block_structure")
     else:
         block = {"tensor": (ALL, ALL), "channel": (1, ALL)}.get(strategy) or _groups(size, where)
     has_order = weights.get("actorder") in (True, "group", "dynamic")

@@ -84,7 +84,7 @@ def layout_of(name: str, find: Any) -> Collection[str] | None:
         return ("floats",)
     if dtype == "I8":
         return ("integers",)
-    if dtype == "U8" and find(f"{name}.quant_map") is not None:
+    if find(f"{name}.quant_map") is not None:
         return ("bitsandbytes",)
     return None
 

@@ -2,7 +2,10 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.features.published.schemes import read_published
 from nanovllm.tools.cli import main
 from nanovllm.worker import loader
 from tests.checkpoints import SMALL, edit
@@ -19,6 +23,7 @@ from tests.published_files import FORMATS, compressed, gptq_config, publish, wei
 from tests.tools.test_check_model import rows_of
 
 Q_PROJ, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+STATE = f"{Q_PROJ}.weight.quant_state.bitsandbytes__nf4"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PACKED = "pack-quantized"
 
@@ -29,6 +34,16 @@ def without(*names: str) -> Callable[[dict[str, Tensor]], None]:
 
 def with_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
     return lambda tensors: tensors.update({name: change(tensors[name]).contiguous()})
+
+
+def with_state(**changes: Any) -> Callable[[dict[str, Tensor]], None]:
+    """What bitsandbytes says beside the weight says something else."""
+
+    def change(stored: Tensor) -> Tensor:
+        state = json.loads(bytes(stored.tolist())) | changes
+        return torch.tensor(list(json.dumps(state).encode())).to(torch.uint8)
+
+    return with_tensor(STATE, change)
 
 
 def unchanged(tensors: dict[str, Tensor]) -> None:
@@ -42,6 +57,8 @@ DISAGREEMENTS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("gptq", without(f"{Q_PROJ}.qweight"), {}, f"missing: {Q_PROJ}.weight"),
     ("gptq", with_tensor(f"{DOWN}.scales", lambda x: x[:2]), {}, f"wrong shape: {DOWN}.scales is [2, 64]"),
     ("gptq", with_tensor(f"{DOWN}.scales", lambda x: x.int()), {}, f"wrong dtype: {DOWN}.scales is I32"),
+    ("gptq", with_tensor(f"{Q_PROJ}.scales", lambda x: x.byte()), {}, f"wrong dtype: {Q_PROJ}.scales is U8"),
+    ("gptq", with_tensor(f"{Q_PROJ}.qweight", lambda x: x[:0]), {}, f"wrong shape: {Q_PROJ}.qweight is [0, 64]"),
     ("gptq", unchanged, dict(bits=8), "model.layers.0.mlp.down_proj.qweight has 48"),
     ("gptq", unchanged, dict(group_size=48), f"48 inputs share a scale, and {Q_PROJ}.qweight has 64"),
     ("gptq", unchanged, dict(group_size=16), f"wrong shape: {Q_PROJ}.scales is [2, 64]"),
@@ -49,6 +66,13 @@ DISAGREEMENTS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("gptq", without(f"{Q_PROJ}.g_idx"), dict(desc_act=True), f"missing: {Q_PROJ}.g_idx"),
     ("gptq, act order", with_tensor(f"{Q_PROJ}.g_idx", lambda x: x.clamp(max=0)), {}, f"wrong groups: {Q_PROJ}.g_idx"),
     ("gptq, act order", with_tensor(f"{DOWN}.g_idx", lambda x: x + 1), {}, f"wrong groups: {DOWN}.g_idx"),
+    (
+        "gptq, act order",
+        with_tensor(f"{Q_PROJ}.g_idx", lambda x: x.long() + 2**60),
+        {},
+        f"wrong groups: {Q_PROJ}.g_idx",
+    ),
+    ("awq", with_tensor(f"{Q_PROJ}.scales", lambda x: x.byte()), {}, f"wrong dtype: {Q_PROJ}.scales is U8"),
     ("awq", without(f"{Q_PROJ}.qzeros"), {}, f"missing: {Q_PROJ}.qzeros"),
     ("awq", with_tensor(f"{Q_PROJ}.qweight", lambda x: x[0]), {}, f"{Q_PROJ}.qweight is [8]"),
     (PACKED, without(f"{Q_PROJ}.weight_scale"), {}, f"missing: {Q_PROJ}.weight_scale"),
@@ -88,7 +112,13 @@ DISAGREEMENTS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("fp8", unchanged, dict(weight_block_size=[16, 32]), f"wrong shape: {Q_PROJ}.weight_scale_inv is [2, 2]"),
     ("fp8", unchanged, gptq_config(), f"{Q_PROJ} is stored as gptq"),
     ("bitsandbytes", without(f"{Q_PROJ}.weight.absmax"), {}, f"missing: {Q_PROJ}.weight.absmax"),
-    ("bitsandbytes", without(f"{Q_PROJ}.weight.quant_state.bitsandbytes__nf4"), {}, "bitsandbytes__nf4"),
+    ("bitsandbytes", without(STATE), {}, f"missing: {STATE}"),
+    ("bitsandbytes", with_tensor(STATE, lambda x: x[:9]), {}, f"{STATE} is no object in JSON"),
+    ("bitsandbytes", with_tensor(STATE, lambda x: x.new_full([99999], ord("["))), {}, f"{STATE} is no object in JSON"),
+    ("bitsandbytes", with_state(shape=[1, 64, 64]), {}, f"{STATE}: shape must be two numbers"),
+    ("bitsandbytes", with_state(shape=[float("inf"), 64]), {}, f"{STATE}: shape must be a whole number"),
+    ("bitsandbytes", with_state(blocksize=64.7), {}, f"{STATE}: blocksize must be a whole number"),
+    ("bitsandbytes", with_state(nested_offset="abc"), {}, f"{STATE}: nested_offset must be a number"),
 ]
 
 
@@ -113,7 +143,8 @@ REFUSED = [
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_method is 'modelopt'"),
     ({"quant_method": "hqq"}, "quant_method is 'hqq'"),
     ({"bits": 4}, "quant_method is None"),
-    (gptq_config(bits=3), "bits is 3, which is not read; 4 and 8 are"),
+    (gptq_config(bits=3), "bits is 3, which is not read; 4, 8 are"),
+    (gptq_config(bits=4.0), "bits must be a whole number, found 4.0"),
     (gptq_config(checkpoint_format="marlin"), "checkpoint_format is 'marlin', which is not read; gptq and gptq_v2 are"),
     (gptq_config(group_size="all"), "group_size must be a whole number"),
     (
@@ -124,9 +155,15 @@ REFUSED = [
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
         "load_in_8bit is True, which is not read; load_in_4bit is",
     ),
+    (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+        "bnb_4bit_quant_storage is 'bfloat16', which is not read; uint8 is",
+    ),
     ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two numbers"),
     (compressed("nvfp4-pack-quantized", weights_of(4, "float")), "format is 'nvfp4-pack-quantized', which is not read"),
     (compressed("mxfp4-pack-quantized", weights_of(4, "float")), "pack-quantized, int-quantized, float-quantized are"),
+    (compressed("float-quantized", weights_of(8)), "type is 'int', which is not read; float is, with the format float"),
+    (compressed(PACKED, weights_of(4, "float")), "type is 'float', which is not read; int is, with the format pack-q"),
     (compressed("marlin-24", weights_of(group_size=32)), "format is 'marlin-24', which is not read"),
     (
         compressed(PACKED, weights_of(group_size=32), sparsity_config={"format": "sparse-24-bitmask"}),
@@ -146,6 +183,47 @@ REFUSED = [
 def test_what_is_not_read_is_refused_by_name(broken, config, text):
     edit(broken / "config.json", quantization_config=config)
     expect(text, LLM, str(broken), **SMALL)
+
+
+def test_words_in_any_case_of_letters(checkpoint, tmp_path):
+    """As compressed-tensors reads them."""
+    pack, config = FORMATS["float-quantized"]
+    published, _ = publish(checkpoint(), tmp_path, pack, config)
+    expected = tokens_of(published)
+    capitals = compressed("float-quantized", weights_of(8, "FLOAT", "Channel"))
+    edit(published / "config.json", quantization_config=capitals)
+    assert tokens_of(published) == expected
+
+
+AUTO_AWQ = {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}
+AUTO_GPTQ = {"bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("awq", AUTO_AWQ), ("gptq", AUTO_GPTQ)])
+@pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json"])
+def test_a_file_of_its_own(checkpoint, tmp_path, kind, fields, name):
+    """Its fields tell the method, whichever of the two names it has."""
+    published, _ = publish(checkpoint(), tmp_path, *FORMATS[kind])
+    expected = tokens_of(published)
+    edit(published / "config.json", quantization_config=None)
+    (published / name).write_text(json.dumps(fields))
+    assert tokens_of(published) == expected
+
+
+def test_many_regular_expressions():
+    """A module that none of 600 fits costs little more than with 400; Python keeps no more than 512 of them."""
+
+    def seconds(count: int) -> float:
+        dynamic = {rf"+:model\.layers\.{i}\.mlp": {"bits": 8} for i in range(count)}
+        config = SimpleNamespace(quantization_config=gptq_config(dynamic=dynamic))
+        published = read_published(config, config, Path("config.json"))
+        published.scheme_of("model.norm")
+        began = time.process_time()
+        for _ in range(10):
+            published.scheme_of("model.norm")
+        return time.process_time() - began
+
+    assert seconds(600) < 20 * seconds(400)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
