@@ -108,7 +108,7 @@ def quantize_q8_0(weight: Tensor) -> QuantizedRows:
     """Nearest rounding of a weight [n, k]: a group's largest magnitude becomes 127."""
     groups = in_groups(weight)
     scales = (groups.abs().amax(-1) / 127).half()
-    codes = (groups / scales.float().clamp_min(2**-24)[..., None]).round().clamp(-127, 127) + Q8_0.zero
+    codes = (groups / scales.float().clamp_min(2**-24)[..., None]).round_().clamp_(-127, 127).add_(Q8_0.zero)
     return QuantizedRows(Q8_0, weight.shape[1], codes.to(torch.uint8), scales)
 
 
