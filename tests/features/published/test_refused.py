@@ -2,7 +2,7 @@
 
 import json
 import logging
-import time
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
