@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.batch import Batch, cdiv
+from nanovllm.worker.batch import Batch, cdiv, round_up
 from nanovllm.worker.c_calls import FLOAT, INT, PTR, Recorder, address, address_or_null, args_of, out_address
 from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
 from nanovllm.worker.cpu.memory import memory_for_weight
@@ -39,8 +39,9 @@ BIDIRECTIONAL_ROWS = 96  # the same for an image's patches, of which each head i
 FEW_ROWS = 9  # of a sequence: computed one by one, as decodes are, they fill vectors better than in a tile
 WHOLE_BLOCKS = 32  # columns: a multiple of linear.c's COLS, whatever the processor
 ITEMS_PER_THREAD = 4  # threads that are done early find another item
-# Of a task's queries: a thread's stack holds four times as many, 2 MiB, or eight times where cpu/attention_amx.c
-# computes; on Windows, where it is smaller, half of one.
+TILE_K = 32  # of cpu/amx.h: numbers of a query, in a tile
+# Of a task's queries, padded to whole tiles: a thread's stack holds four times as many, 2 MiB, or eight times where
+# cpu/attention_amx.c computes; on Windows, where it is smaller, half of one.
 MAX_TILE_NUMBERS = 1 << (15 if sys.platform == "win32" else 17)
 
 
@@ -183,7 +184,7 @@ def load_cpu_kernels(
     dtype_defines, head_defines = defines_of(config, dtype, everywhere, kv_int8, bidirectional)
     try:
         load_pool()
-        if task_rows(bidirectional) * group_size * config.head_dim > MAX_TILE_NUMBERS:
+        if task_rows(bidirectional) * group_size * round_up(config.head_dim, TILE_K) > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
         sources = ("kernels.c", "heads.c")
         defines = (dtype_defines, dtype_defines + head_defines)
