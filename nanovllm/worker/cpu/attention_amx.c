@@ -99,7 +99,7 @@ static void weigh_chunk(tile_state *s, const attention_args *args, const attenti
     }
 }
 
-/* -- both products in tiles. few: rows, which wait for memory, and ask for the next chunk before, as in attention_decode.c. -- */
+/* -- both products in tiles. few: there are few rows, which wait for memory and ask for the next chunk early ------ */
 
 /* Add x [rows][x_stride] times columns 0 to 15, which lie at `left`, and 16 to 31, at `right`, y_bytes from one pair to the
  * next, to the sums. rows: of one tile, or, if `two`, of two whole ones. k: numbers of a row. */
@@ -159,10 +159,10 @@ static void tile_values(tile_state *s, const key_chunk *kv, const key_chunk *nex
         }
 }
 
-/* -- both products of one row, in vectors: the same bits, sooner, for nothing is copied ------------------------- */
+/* -- both products of one row in vectors: the same bits, and nothing is copied ----------------------------------- */
 
-/* This is how the instruction adds the products of TILE_K numbers (Intel's manual, TDPBF16PS): those at even places, one after
- * another, those at odd places, then sum + (even + odd). It rounds as `fused` does, and denormals are 0. */
+/* An instruction for tiles adds up the TILE_K products of a sum like this (Intel's manual, TDPBF16PS): those at even places one
+ * after another, those at odd places too, then sum + (even + odd). It rounds as `fused` does, and takes denormals for 0. */
 static inline void add_sums(float *sum, vec even, vec odd) { put(sum, vec_from(sum) + (even + odd)); }
 
 static inline vec even_of(unit_vec x) { return (vec)_mm512_slli_epi32((__m512i)x, 16); }
