@@ -30,7 +30,8 @@ class EngineArgs(EngineConfig):
                 off: dict[str, Any] = {"dest": name, "action": "store_false", "default": argparse.SUPPRESS}
                 group.add_argument(flag_of(f"no_{name}"), **off, help=argparse.SUPPRESS)
         # Scripts read the options off what was parsed, and hand all of them to LLM.
-        parser.set_defaults(**{f.name: f.default for f in fields(EngineConfig) if f.name != "model"})
+        left_out = ("model", "cpu_cache_bytes")  # the latter's value may be given as --kv-offloading-size
+        parser.set_defaults(**{f.name: f.default for f in fields(EngineConfig) if f.name not in left_out})
         return parser
 
     @classmethod

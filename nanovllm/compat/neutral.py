@@ -203,7 +203,9 @@ def in_our_words(given: Mapping[str, Any], known: Collection[str], what: str) ->
         if our_name not in known or (value := ours.pop(name, None)) is None:
             continue
         value = converted(value)
-        if ours.setdefault(our_name, value) != value:
+        if ours.get(our_name) is None:
+            ours[our_name] = value
+        elif ours[our_name] != value:
             raise ValueError(f"{name} and {our_name} are two names of one option; leave one of them out")
     neutral = {name: values for name, values in NEUTRAL.get(what, {}).items() if name not in known}
     return {n: v for n, v in ours.items() if n not in neutral or not _changes_nothing(v, neutral[n])}

@@ -9,19 +9,17 @@ import re
 from collections.abc import Iterable
 from functools import cache, cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 WORD_BEGIN = "\u2581"  # a space, in SentencePiece's vocabularies
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}  # the whole text loses one space at its beginning
-_made: "WeakKeyDictionary[Any, TokenBytes]" = WeakKeyDictionary()
 
 
 def token_bytes(tokenizer: Any) -> "TokenBytes":
-    """Made once for each tokenizer."""
-    if tokenizer not in _made:
-        _made[tokenizer] = TokenBytes(tokenizer)
-    return _made[tokenizer]
+    """Made once for each tokenizer, which keeps them."""
+    if not hasattr(tokenizer, "_token_bytes"):
+        tokenizer._token_bytes = TokenBytes(tokenizer)
+    return tokenizer._token_bytes
 
 
 class TokenBytes:
@@ -37,7 +35,8 @@ class TokenBytes:
         added = tokenizer.added_tokens_decoder
         self._added_ids = set(added)
         self.special_ids = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
-        self._convert, self._size = tokenizer.convert_ids_to_tokens, len(tokenizer)
+        self._convert = tokenizer.convert_ids_to_tokens
+        self._size = len(tokenizer)
         self._steps = {step["type"]: step for step in steps}
         self._replaced = [step for step in steps if step["type"] == "Replace"]
         self._known: dict[int, bytes] = {}

@@ -12,6 +12,8 @@ import xxhash
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.names import neutral_options
+from nanovllm.checks.values import HIGHEST_SEED
+from nanovllm.engine import SEEDS_PER_ENGINE_SEED
 from nanovllm.features.pooling.requests import make_request as make_pooling_request
 from nanovllm.request import Request
 from nanovllm.serving.openai.answer import Answer, response_body
@@ -206,20 +208,24 @@ class _Batch:
         self.drop([line for line in self.lines() if not line.has_started()])
 
     def _retry(self, error: BaseException, reason: str) -> list[Answer]:
-        """A step has failed. Returns the answer of a line that was alone in it."""
+        """A step has failed. Returns the answers of lines that are not tried again: one was alone in it."""
         if self.suspects:
             culprit = self.suspects[0]
             self.drop([culprit])
             self._check_engine(error, reason)
             return [culprit.failed(reason)]
         lines = self.lines()
-        started = [line for line in lines if line.has_started()] or lines
+        started = {line for line in lines if line.has_started()} or set(lines)
         self.drop(lines)
+        answers = []
         for line in lines:
-            line.start_over()
-        self.suspects = started
-        self.next = [line for line in lines if line not in started]
-        return []
+            try:
+                line.start_over()
+            except BaseException as other:  # an image that is no longer there, for example
+                answers.append(line.failed(explain(other)))
+            else:
+                (self.suspects if line in started else self.next).append(line)
+        return answers
 
     def _check_engine(self, error: BaseException, reason: str) -> None:
         """Raise RuntimeError unless one token can be computed: the engine has ended, or the device is lost."""
@@ -269,8 +275,9 @@ def _read_line(
         params_of_prompts = [params] * len(prompts)
         if params.seed is None:
             noise = xxhash.xxh3_64_intdigest(custom_id.encode("utf-8", "surrogatepass"))
-            seed = llm.engine.config.seed * 1_000_003 + noise
-            params_of_prompts = [replace(params, seed=seed + place) for place in range(len(prompts))]
+            first = llm.engine.config.seed * SEEDS_PER_ENGINE_SEED + noise
+            seeds = [(first + place) % (HIGHEST_SEED + 1) for place in range(len(prompts))]
+            params_of_prompts = [replace(params, seed=seed) for seed in seeds]
         shown = Shown.of(llm.get_tokenizer(), url, body, params, reading=reading)
 
         def make_requests() -> tuple[list[Request], Respond]:

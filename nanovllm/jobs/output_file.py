@@ -11,6 +11,7 @@ import xxhash
 from nanovllm.config import MEDIA, EngineConfig
 from nanovllm.features.lora.adapter import adapter_folder
 from nanovllm.features.lora.lora_request import LoRARequest
+from nanovllm.files.hub import resolve_tokenizer
 from nanovllm.files.system import lock_file
 from nanovllm.jobs.answer_lines import Answer
 from nanovllm.serving.openai.json_lines import read_lines, to_json
@@ -33,7 +34,11 @@ def fingerprint(directory: Path, config: EngineConfig, adapters: Iterable[LoRARe
     adapters = list(adapters)
     options = {name: getattr(config, name) for name in MODEL_OPTIONS}
     told = [repr(options), repr([adapter.lora_name for adapter in adapters])]
-    places = [Path(place) for place in (config.tokenizer, config.generation_config) if place is not None]
+    places = []
+    if config.tokenizer is not None:
+        places.append(resolve_tokenizer(config.tokenizer))
+    if config.generation_config not in ("auto", "vllm"):
+        places.append(Path(config.generation_config))
     for place in [directory, *places, *map(adapter_folder, adapters)]:
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.suffix in MODEL_SUFFIXES:

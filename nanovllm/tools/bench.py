@@ -28,10 +28,13 @@ class Measurement:
 
 def measure(llm: LLM, batch_size: int, input_len: int, output_len: int, seed: int = 0) -> Measurement:
     """Random prompts that share nothing, greedy, EOS ignored."""
-    rng, vocab_size = random.Random(f"{seed},{batch_size}"), llm.engine.model_config.vocab_size
+    rng = random.Random(f"{seed},{batch_size}")
+    vocab_size = llm.engine.model_config.vocab_size
     prompts = [[rng.randrange(vocab_size) for _ in range(input_len)] for _ in range(batch_size)]
-    before, started = replace(llm.engine.stats), time.perf_counter()
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True), False)
+    params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+    before = replace(llm.engine.stats)
+    started = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - started
     ttft_s = mean(output.metrics.ttft_s or 0.0 for output in outputs)
     tpot_s = mean(output.metrics.tpot_s or 0.0 for output in outputs)
@@ -40,15 +43,16 @@ def measure(llm: LLM, batch_size: int, input_len: int, output_len: int, seed: in
 
 
 def run_bench(llm: LLM, batch_sizes: list[int], input_len: int, output_len: int) -> int:
-    console, rows = Screen(), []
+    console = Screen()
+    rows = []
     limit = llm.engine.scheduler.max_model_len
     if input_len + output_len > limit:
         raise ValueError(f"--input-len and --output-len are {input_len + output_len} tokens; max_model_len is {limit}")
     measure(llm, max(batch_sizes), input_len, 2, seed=1)  # the first steps wait for memory
     with Screen(stderr=True).working("measuring") as status:
-        for batch_size in batch_sizes:
+        for seed, batch_size in enumerate(batch_sizes, start=2):  # equal sizes, too, send different prompts
             status.update(f"measuring a batch of {batch_size}")
-            rows.append(measure(llm, batch_size, input_len, output_len))
+            rows.append(measure(llm, batch_size, input_len, output_len, seed=seed))
     table = Table(title=f"{input_len} prompt tokens, {output_len} output tokens a request", title_justify="left")
     for name in (
         "batch",

@@ -87,7 +87,8 @@ def add_vllm_flags(parser: argparse.ArgumentParser, neutral: Mapping[str, list[A
         is_switch = any(isinstance(value, bool) for value in neutral[name])
         kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if is_switch else {"action": _OneOrMore}
         kind |= {} if is_switch else {"type": literal, "nargs": "+"}
-        parser.add_argument(flag_of(name), **kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        names = [flag_of(name), *ALIASES.get(name, ())]
+        parser.add_argument(*names, **kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 class _OneOrMore(argparse.Action):

@@ -58,6 +58,7 @@ def test_options(checkpoint):
     assert (llm.engine.config.block_size, llm.engine.config.num_gpu_blocks_override) == (8, 40)
     config = EngineConfig(model="m", kvcache_block_size=256, block_size=256, num_kvcache_blocks=-1)
     assert config == EngineConfig(model="m", block_size=256)
+    assert EngineConfig(model="m", kvcache_block_size=256, block_size=None) == config, "None is not given"
     assert EngineConfig(model="m", kvcache_block_size=None, num_kvcache_blocks=None) == EngineConfig(model="m")
     for options, text in (
         (dict(kvcache_block_size=256, block_size=16), "kvcache_block_size and block_size are two names of one option"),

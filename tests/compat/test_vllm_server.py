@@ -88,6 +88,7 @@ def test_flags(capsys, tmp_path):
     for words in (
         [missing, *neutral_flags()],
         [*neutral_flags(), "--disable-fastapi-docs", missing],
+        ["-tp", "1", "-pp", "1", "-dp", "1", missing],
         ["--model", missing],
     ):
         assert main(["serve", *words]) == 2
@@ -96,6 +97,7 @@ def test_flags(capsys, tmp_path):
         (["--skip_tokenizer_init"], "nanovllm serve has no argument 'skip_tokenizer_init' (found True)"),
         (["--no-enable-mm-embeds", "--mm-encoder-only"], "no argument 'mm_encoder_only' (found True)"),
         (["--pipeline-parallel-size=2"], "(found 2); did you mean 'tensor_parallel_size'? examples/move_to_vllm.md"),
+        (["-dp", "2"], "no argument 'data_parallel_size' (found 2)"),
         (["--middleware", "a.b", "c.d"], "no argument 'middleware' (found ['a.b', 'c.d'])"),
         (["--chat-template-content-format", "xml"], "must be one of auto, string, openai"),
     ):

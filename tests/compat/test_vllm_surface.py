@@ -175,6 +175,9 @@ def test_engine_args_from_the_command_line():
     expected = EngineConfig("m", max_model_len=8000, enable_prefix_caching=False, seed=3, hf_overrides={"a": 1})
     assert asdict(EngineArgs.from_cli_args(args)) == asdict(expected)
     assert EngineArgs.from_cli_args(parser().parse_args([])).model == "Qwen/Qwen3-0.6B"
+    offloading = parser().parse_args(["--kv-offloading-size", "0.5"])
+    assert EngineArgs.from_cli_args(offloading).cpu_cache_bytes == 1 << 29
+    assert EngineConfig(**vars(offloading)).cpu_cache_bytes == 1 << 29
     refused = parser().parse_args(["--skip-tokenizer-init"])
     expect("no argument 'skip_tokenizer_init' (found True)", EngineArgs.from_cli_args, refused)
     assert {f"--{name.replace('_', '-')}" for name in NEUTRAL["LLM"]} <= set(parser()._option_string_actions)

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.checks.values import HIGHEST_SEED, LOWEST_SEED
 from nanovllm.compat.neutral import ANY, NEUTRAL
 from nanovllm.jobs import answer_lines as openai_batch
 from nanovllm.jobs.answer_lines import Answer, CustomIds, answer_lines
@@ -301,6 +303,18 @@ def test_prompts_of_a_line_have_seeds_of_their_own(llm):
     assert single[0]["text"] == first[0]["text"]
 
 
+def test_seed_of_a_line_for_any_seed_of_the_engine(llm, monkeypatch):
+    """Their sum is a seed, too."""
+    raws = [line(str(i), prompt=[FOX] * 2, max_tokens=8, temperature=1) for i in range(6)]
+    seen = set()
+    for seed in (LOWEST_SEED, 0, 1, 2**40, HIGHEST_SEED):
+        monkeypatch.setattr(llm.engine, "config", replace(llm.engine.config, seed=seed))
+        answers = answer_all(llm, raws)
+        assert not any(answer.error for answer in answers.values())
+        seen.add(str(texts(answers)))
+    assert len(seen) == 5
+
+
 BAD_LINES = [
     (b"{nope", "not JSON"),
     (b"\xff\xfe", "not JSON"),
@@ -525,6 +539,25 @@ def test_a_step_that_fails_once_costs_nothing(llm, monkeypatch):
     assert texts(answer_all(llm, some_lines())) == expected
     fault.num_calls = 1
     assert answer(llm, some_lines()[0]).error is None, "alone or not"
+
+
+def test_a_line_that_cannot_be_tried_again(llm, monkeypatch):
+    """The file of an image may be gone by then."""
+    expected = texts(answer_all(llm, some_lines()))
+    make_request, tried = llm.engine.make_request, set()
+
+    def failing(prompt, *args, **options):
+        if "300" in str(prompt) and str(prompt) in tried:
+            raise FileNotFoundError("gone")
+        tried.add(str(prompt))
+        return make_request(prompt, *args, **options)
+
+    monkeypatch.setattr(llm.engine, "make_request", failing)
+    plant(monkeypatch, llm.engine.model_runner, "run", [1])
+    answers = answer_all(llm, some_lines())
+    errors = {n: a.error for n, a in answers.items() if a.error}
+    assert errors == {n: f"line {n}: FileNotFoundError: gone" for n in CULPRITS}
+    assert texts(answers) == {n: text for n, text in expected.items() if n not in CULPRITS}
 
 
 def test_an_engine_that_has_ended_is_no_fault_of_a_line(llm, monkeypatch):

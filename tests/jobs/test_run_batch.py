@@ -142,6 +142,25 @@ def test_model_identity(checkpoint, broken):
     assert fingerprint(broken, config) != model
 
 
+def test_model_identity_is_the_same_in_any_folder(broken, tmp_path, monkeypatch):
+    """The names "auto" and "vllm" are no folders, also where there are folders of these names."""
+    configs = [EngineConfig(model="x", generation_config=name) for name in ("auto", "vllm")]
+    models = [fingerprint(broken, config) for config in configs]
+    monkeypatch.chdir(tmp_path)
+    for name in ("auto", "vllm"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").touch()
+    assert [fingerprint(broken, config) for config in configs] == models
+
+
+def test_a_tokenizer_at_home_is_part_of_the_model(checkpoint, broken, monkeypatch):
+    monkeypatch.setenv("HOME", str(broken.parent))
+    config = EngineConfig(model="x", tokenizer=f"~/{broken.name}")
+    model = fingerprint(checkpoint(), config)
+    (broken / "tokenizer.json").touch()
+    assert fingerprint(checkpoint(), config) != model
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 

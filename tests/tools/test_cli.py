@@ -12,7 +12,7 @@ import pytest
 from nanovllm import SamplingParams
 from nanovllm.config import EngineConfig
 from nanovllm.tools import cli
-from nanovllm.tools.bench import measure
+from nanovllm.tools.bench import measure, run_bench
 from nanovllm.tools.chat import run_generate
 from tests.processes import LIMIT_S
 
@@ -197,6 +197,14 @@ def test_bench(checkpoint, capsys):
     assert [row.split("│")[3].strip() for row in rows] == ["-", "-"], "no token came after the first one"
     assert cli.main(["bench", "--batch-sizes", "0", *options]) == 2
     assert "--batch-sizes must be a whole number between 1" in capsys.readouterr().err
+
+
+def test_bench_of_a_batch_size_twice(llm):
+    """The second is computed like the first, not found in the prefix cache."""
+    stats = llm.engine.block_manager.stats
+    hits = stats.hits
+    assert run_bench(llm, [2, 3, 2, 2], 40, 2) == 0
+    assert stats.hits == hits
 
 
 def test_measure(llm):

@@ -1,10 +1,12 @@
 """bad_words: no tokenization of a word comes, and other words do."""
 
+import gc
 import random
+import weakref
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from nanovllm import SamplingParams
 from nanovllm.features.logits_processors.bad_words import BadWords
@@ -112,6 +114,31 @@ def test_bytes_are_the_tokens_own():
         text = "".join(rng.choice("aé😀 \n你the quick\u2581<|eos|>") for _ in range(20))
         assert b"".join(map(known.of, tokenizer(text).input_ids)).decode() == text
     assert known.of(10**9) == b"" and known is token_bytes(tokenizer)
+
+
+class Letters(PreTrainedTokenizer):
+    """A tokenizer of transformers' own code."""
+
+    vocab_size = 26
+
+    def get_vocab(self):
+        return {chr(97 + i): i for i in range(26)}
+
+    def _convert_token_to_id(self, token):
+        return ord(token[0]) - 97
+
+    def _convert_id_to_token(self, index):
+        return chr(97 + index)
+
+
+@pytest.mark.parametrize("make", [make_tokenizer, Letters])
+def test_bytes_go_with_their_tokenizer(make):
+    tokenizer = make()
+    assert len(token_bytes(tokenizer).all) == len(tokenizer)
+    left = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert left() is None
 
 
 @pytest.mark.parametrize("word", ["the", "e", "\n", "gulls", "q"])
