@@ -76,7 +76,9 @@ def parse_prompt(
     else:
         given = {"prompt_token_ids": items_of(prompt)}
     given = known_names(given, PROMPT_KEYS, "a prompt")
-    text, given_ids, salt = given.get("prompt"), given.get("prompt_token_ids"), given.get("cache_salt")
+    text = given.get("prompt")
+    given_ids = given.get("prompt_token_ids")
+    salt = given.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise ValueError(f"cache_salt must be a string that is not empty, found {salt!r}")
     if text is not None and not isinstance(text, str):

@@ -100,8 +100,8 @@ def list_of(value: Any, kind: type, noun: str, name: str) -> list:
         return []
     if isinstance(value, str) and kind is str:
         return [value]
-    types = set(map(type, value)) if isinstance(value, list | tuple | set | frozenset) else {type(None)}
-    if not all(issubclass(t, kind) and t is not bool for t in types):
+    is_list = isinstance(value, list | tuple | set | frozenset)
+    if not is_list or not all(issubclass(t, kind) and t is not bool for t in set(map(type, value))):
         raise ValueError(f"{name} must be a list of {noun}, found {shorten(value)}")
     if kind is str:
         return list(value)

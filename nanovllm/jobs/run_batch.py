@@ -21,12 +21,34 @@ from nanovllm import LLM
 from nanovllm.config import EngineConfig
 from nanovllm.features.lora.cli_modules import read_modules
 from nanovllm.files.hub import resolve_checkpoint
-from nanovllm.jobs.answer_lines import CustomIds, answer_lines, read_custom_id
+from nanovllm.jobs.answer_lines import Answer, CustomIds, answer_lines, read_custom_id
 from nanovllm.jobs.output_file import OutputFile, fingerprint
 from nanovllm.serving.openai.json_lines import parse_json, read_lines
 from nanovllm.tools.screen import Forgiving, Screen
 
 REPORT_EVERY_S = 5.0
+
+
+class InputFile:
+    """The lines of a job's input: each record answers a line of the file as it was when the job began."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._version = self._current_version()
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """(number, bytes) of each line that is not blank. Raises ValueError once the file has changed."""
+        for number, raw in read_lines(self.path):
+            self.check()
+            yield number, raw
+
+    def check(self) -> None:
+        if not self.path.exists() or self._current_version() != self._version:
+            raise ValueError(f"{self.path} has changed since the job began")
+
+    def _current_version(self) -> tuple[int, ...]:
+        stat = self.path.stat()
+        return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def run_batch(
@@ -53,7 +75,7 @@ def run_batch(
     model = fingerprint(directory, config, adapters)
     console = Screen(stderr=True)
     with console.working("reading the input"):
-        stamp = _stamp(input_file)
+        source = InputFile(input_file)
         output = OutputFile(output_file, input_file, model)
     num_skipped = len(output.answered)
     try:
@@ -66,7 +88,11 @@ def run_batch(
                 if fingerprint(directory, config, adapters) != model:
                     raise ValueError(f"the checkpoint {directory}, or an adapter, has changed since the job began")
                 with _progress(llm, output, console) as report:
-                    _answer_all(llm, input_file, stamp, output, names, signals, report)
+                    for answers in _answered(llm, source, output, names, signals):
+                        output.append(answers)
+                        report()
+                if not signals:
+                    source.check()
     finally:
         output.close()
         _closing_table(output, num_skipped)
@@ -75,27 +101,15 @@ def run_batch(
     return 1 if output.num_failed else 0
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    stat = path.stat()
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _answer_all(
-    llm: LLM,
-    input_file: Path,
-    stamp: tuple[int, ...],
-    output: OutputFile,
-    names: tuple[str, ...],
-    signals: list[int],
-    report: Callable[[], None],
-) -> None:
-    """Raises ValueError if the input is not what it was when it had this stamp: each record answers a line of that."""
+def _answered(
+    llm: LLM, source: InputFile, output: OutputFile, names: tuple[str, ...], signals: list[int]
+) -> Iterator[dict[str, Answer]]:
+    """Answers of the lines that have none yet, as they are finished, by the ids of their records."""
     ids = CustomIds()
     record_ids: dict[int, str] = {}  # of lines in flight, by their numbers
 
     def unanswered() -> Iterator[tuple[int, bytes]]:
-        for number, raw in read_lines(input_file):
-            check_input()
+        for number, raw in source.lines():
             record_id = output.record_id(number, raw)
             if record_id in output.answered:
                 with suppress(ValueError):  # that is why it was answered by an error
@@ -104,15 +118,8 @@ def _answer_all(
             record_ids[number] = record_id
             yield number, raw
 
-    def check_input() -> None:
-        if not input_file.exists() or _stamp(input_file) != stamp:
-            raise ValueError(f"{input_file} has changed since the job began")
-
     for answers in answer_lines(llm, unanswered(), names, claim_id=ids.claim, num_signals=lambda: len(signals)):
-        output.append({record_ids.pop(answer.line_number): answer for answer in answers})
-        report()
-    if not signals:
-        check_input()
+        yield {record_ids.pop(answer.line_number): answer for answer in answers}
 
 
 @contextmanager

@@ -56,8 +56,10 @@ def run_chat(llm: LLM, params: SamplingParams, system: str | None, images: list[
 
 def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput | None:
     """Print the text as it grows. Returns the last output, None if there was none before Ctrl-C."""
-    shown, output = WordWrap(), None
-    num_shown, end = 0, "\n"
+    shown = WordWrap()
+    output = None
+    num_shown = 0
+    end = "\n"
     try:
         for output in llm.stream(prompt, params):
             text = output.outputs[0].text
@@ -67,7 +69,8 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput |
         end = " (cut short)\n"
     shown.write(end)
     if output is not None:
-        num_prompt, metrics = len(output.prompt_token_ids), output.metrics
+        num_prompt = len(output.prompt_token_ids)
+        metrics = output.metrics
         rate = f", then {1 / metrics.tpot_s:.0f} tokens/s" if metrics.tpot_s else ""
         share, per_step = metrics.acceptance_rate, metrics.tokens_per_step
         drafts = f"; {share:.0%} of draft tokens accepted, {per_step:.1f} tokens a step" if share is not None else ""

@@ -71,7 +71,7 @@ def run_check_model(config: EngineConfig) -> int:
 
 
 def check_model(config: EngineConfig) -> Report:
-    """What the engine finds. config: model, tokenizer, generation_config and hf_overrides count.
+    """What the engine finds. config: its options count that choose files or say how they are read and how much fits.
 
     Raises ValueError or FileNotFoundError where there is no such model.
     """
@@ -108,9 +108,11 @@ def check_model(config: EngineConfig) -> Report:
 @contextmanager
 def warnings_in(found: list[str]) -> Iterator[None]:
     """What the engine warns of meanwhile is put into the list, and not written anywhere else."""
-    logger, handler = logging.getLogger("nanovllm"), logging.Handler(logging.WARNING)
+    logger = logging.getLogger("nanovllm")
+    handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    propagates, logger.propagate = logger.propagate, False
+    propagates = logger.propagate
+    logger.propagate = False
     logger.addHandler(handler)
     try:
         yield
@@ -321,7 +323,8 @@ def template_rows(tokenizer: Any, place: Path, sees_images: bool, warnings: list
     """
     if not tokenizer.chat_template:
         return [("chat template", "none: chats need chat_template")]
-    template, special = tokenizer.get_chat_template(None, None), tokenizer.special_tokens_map
+    template = tokenizer.get_chat_template(None, None)
+    special = tokenizer.special_tokens_map
     reads = reads_of(template, special, {})
     if not reads.content.get("user"):
         warnings.append("the chat template shows nothing of a user's words, whether they are a text or parts of one")
