@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from nanovllm.files.system import ROOT, cgroup_folders
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear, plain_linear
 
-ROOT = Path("/")  # of the file system; made once, as each step asks
+QUOTA_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}  # of each version of cgroups
 
 
 @cache
@@ -57,21 +58,15 @@ def num_cpus() -> int:
 def cgroup_quota(root: Path) -> int | None:
     """CPUs' worth of time that this process's cgroup, and those above it, grant; rounded up. None: no limit.
 
-    root: of the file system. Reads version 1 and 2 of cgroups.
+    root: of the file system.
     """
     quotas = []
-    with suppress(OSError):  # there are no cgroups
-        for line in (root / "proc/self/cgroup").read_text("utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-            names = path.strip("/").split("/")
-            for depth in range(len(names) + 1):
-                folder = (root / "sys/fs/cgroup" / controllers).joinpath(*names[:depth])
-                with suppress(OSError, ValueError):  # no such file; "max"
-                    quota, period = (int(n) for file in files for n in (folder / file).read_text("utf-8").split())
-                    quotas += [-(-quota // period)] if quota > 0 else []  # -1: no limit
+    for version, folder in cgroup_folders("cpu", root):
+        with suppress(OSError, ValueError):  # no such file; "max"
+            text = " ".join((folder / file).read_text("utf-8") for file in QUOTA_FILES[version])
+            quota, period = map(int, text.split())
+            if quota > 0:  # -1: no limit
+                quotas.append(-(-quota // period))
     return min(quotas, default=None)
 
 
