@@ -131,7 +131,7 @@ class Front:
 
     def __init__(self, engines: Any, traffic: str, model: str) -> None:
         self.engines, self.traffic = engines.options(stream=True), ray.get_actor(traffic, NAME)
-        self.tokenizer = load_tokenizer(resolve_checkpoint(model))
+        self.tokenizer = load_tokenizer(resolve_checkpoint(model, load_format="dummy"))
 
     async def __call__(self, request: Request) -> Response:
         if (path := request.url.path) not in (ENGINES, *PATHS):

@@ -109,6 +109,10 @@ def test_a_tokenizer_that_a_package_reads(broken, monkeypatch, content, text):
         (dict(intermediate_size=100), "wrong shape: model.layers.0.mlp.gate_proj.weight is [96, 64]"),
         (dict(num_hidden_layers=3), "missing: model.layers.2."),
         (dict(num_hidden_layers=1), "not part of a LlamaForCausalLM: model.layers.1."),
+        (
+            dict(model_type="qwen2", architectures=None, head_dim=None, num_attention_heads=0),
+            "num_attention_heads must",
+        ),
         (dict(is_causal=False), "its tokens see later ones (is_causal is false)"),
         (dict(transformers_weights="other.safetensors"), "transformers_weights names 'other.safetensors'"),
     ],
@@ -141,6 +145,8 @@ def test_generation_config(broken, caplog):
     edit(broken / "generation_config.json", do_sample=False, max_new_tokens=7, top_k=5)
     assert ModelConfig.from_directory(broken).generation == {"max_tokens": 7, "top_k": 5, "temperature": 0.0}
     assert not caplog.text
+    overridden = ModelConfig.from_directory(broken, {"top_k": 9, "max_new_tokens": 5})  # fields of config.json
+    assert overridden.generation == {"max_tokens": 7, "top_k": 5, "temperature": 0.0}
     edit(broken / "generation_config.json", num_beams=1, suppress_tokens=[5], no_repeat_ngram_size=3)
     ModelConfig.from_directory(broken)
     assert "generate() does: no_repeat_ngram_size, suppress_tokens\n" in caplog.text

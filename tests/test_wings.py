@@ -16,6 +16,7 @@ import pytest
 import nanovllm
 from nanovllm import LLM
 from nanovllm.features.lora import registry
+from tests.gguf_files import write_gguf
 
 PACKAGE = Path(nanovllm.__path__[0])
 FEATURES = sorted(f"features/{path.parent.name}" for path in PACKAGE.glob("features/*/__init__.py"))
@@ -92,6 +93,7 @@ NOT_NEEDED = {  # what asks for one wing -> wings that it does not need
     "llm.generate([[1]], SamplingParams(repetition_penalty=1.5))": ["features/grammar"],
     "LLM(path, quantization='int8').generate([[1]])": ["features/experts", "features/parallel", "features/hybrid"],
     "LLM(path, enable_lora=True).generate([[1]])": ["features/parallel", "features/hybrid"],
+    "LLM(path + '.gguf').generate([[1]])": ["features/hybrid", "features/experts", "features/parallel"],
     "LLM(path, runner='pooling').embed('hi')": ["features/hybrid"],
     "LLM(path, runner='pooling').score('hi', 'there')": ["features/chat_template", "features/hybrid"],
 }
@@ -148,6 +150,7 @@ def test_one_wing_is_gone(checkpoint, tmp_path, expected, wing):
 
 def test_what_a_wing_does_not_need(checkpoint, tmp_path):
     house = house_without(sorted({wing for wings in NOT_NEEDED.values() for wing in wings}), tmp_path)
+    write_gguf(checkpoint(), Path(f"{checkpoint()}.gguf"))
     _, errors = report(house, checkpoint(), *NOT_NEEDED)
     assert dict(zip(NOT_NEEDED, errors, strict=True)) == dict.fromkeys(NOT_NEEDED, "no error")
 

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from nanovllm.checks.values import check_choice, check_number, shorten
-from nanovllm.features.hybrid.gguf_names import MODEL_TYPES as HYBRID
-from nanovllm.features.hybrid.gguf_names import NAMES as HYBRID_NAMES
-from nanovllm.features.hybrid.gguf_names import hybrid_fields
 from nanovllm.files.system import MAPPED_BYTES
 
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"} | HYBRID  # general.architecture -> config.json's
+# general.architecture -> model_type of config.json
+HYBRID = {"qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text", "qwen3next": "qwen3_next"}
+MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"} | HYBRID
 SIZES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -47,7 +46,7 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where a tensor lies in the file. worker/gguf_weights.py reads it."""
+    """Where a tensor lies in the file. files/gguf_weights.py reads it."""
 
     type: Any  # gguf.GGMLQuantizationType
     shape: tuple[int, ...]
@@ -61,7 +60,10 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         """Raises ValueError for a file that is damaged."""
-        self.path, self.position, self.metadata, self.tensors = path, 4, dict[str, Any](), dict[str, GGUFTensor]()
+        self.path = path
+        self.position = 4
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, GGUFTensor] = {}
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise ValueError(f"{path} does not begin with GGUF, so it is not a GGUF file")
@@ -113,7 +115,10 @@ class GGUFFile:
         }
         if head_dim or isinstance(num_heads, int):
             config["head_dim"] = head_dim or given["embedding_length"] // max(num_heads, 1)
-        config |= hybrid_fields(given) if kind in HYBRID else {}
+        if kind in HYBRID:
+            from nanovllm.features.hybrid.gguf_names import hybrid_fields
+
+            config |= hybrid_fields(given)
         return {name: value for name, value in config.items() if value is not None}
 
     def _dtype(self) -> str:
@@ -178,14 +183,17 @@ class GGUFFile:
         check_number(f"{self.path}: general.alignment", alignment, Integral, 8, 2**20)
         table: dict[str, tuple[Any, ...]] = {}
         for _ in range(num_tensors):
-            name, (num_dims,) = self._string(), self._take("I")
-            entry = name, self._take("Q" * min(num_dims, 5))[::-1], *self._take("IQ")
+            name = self._string()
+            (num_dims,) = self._take("I")
+            shape = self._take("Q" * min(num_dims, 5))[::-1]
+            kind, offset = self._take("IQ")
             stored = _checkpoint_name(name, self.metadata.get("general.architecture"))
             if stored in table:
                 raise ValueError(f"{self.path} has the tensor {shorten(stored)} twice")
-            table[stored] = entry
+            table[stored] = name, shape, kind, offset
         begin = -(-self.position // alignment) * alignment
-        end, before = begin, ""
+        end = begin
+        before = ""
         for stored, (name, shape, kind, offset) in sorted(table.items(), key=lambda item: item[1][3]):
             tensor = self._tensor(name, shape, kind, begin + offset)
             if tensor.start % alignment:
@@ -193,19 +201,22 @@ class GGUFFile:
             if tensor.start < end:
                 both = f"{shorten(before)} and {shorten(name)} have bytes in common"
                 raise ValueError(f"{self.path}: the tensors {both}: the file is damaged, download it again")
-            end, before = tensor.start + tensor.num_bytes, name
+            end = tensor.start + tensor.num_bytes
+            before = name
             self.tensors[stored] = tensor
 
     def _tensor(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GGUFTensor:
         """Raises ValueError unless all of it is in the file, in a type that can be read."""
-        gguf, where = gguf_package(), f"{self.path}: tensor {shorten(name)}"
+        gguf = gguf_package()
+        where = f"{self.path}: tensor {shorten(name)}"
         try:
             type = gguf.GGMLQuantizationType(kind)
             block_size, block_bytes = gguf.GGML_QUANT_SIZES[type]
             gguf.dequantize(np.zeros(block_bytes, np.uint8), type)
         except (ValueError, NotImplementedError) as error:
             raise ValueError(f"{where} is of a type that cannot be unpacked ({error})") from error
-        if not 1 <= len(shape) <= 4 or 0 in shape or (shape[-1] if len(shape) > 1 else 1) % block_size:
+        row_length = shape[-1] if len(shape) > 1 else 1  # the numbers of a vector share no block
+        if not 1 <= len(shape) <= 4 or 0 in shape or row_length % block_size:
             raise ValueError(f"{where} of shape {shape} is not made of rows of whole {type.name} blocks")
         num_bytes = prod(shape) // block_size * block_bytes
         if start + num_bytes > len(self.data):
@@ -213,7 +224,8 @@ class GGUFFile:
             raise ValueError(f"{where} {found}: the file is not whole, download it again")
         num_heads = self.metadata.get("llama.attention.head_count", 0)
         heads = {"attn_q": num_heads, "attn_k": self.metadata.get("llama.attention.head_count_kv", num_heads)}
-        return GGUFTensor(type, shape, start, num_bytes, heads.get(name.split(".")[-2:][0], 0))
+        part = name.rpartition(".")[0].rpartition(".")[2]  # blk.0.attn_q.weight -> attn_q
+        return GGUFTensor(type, shape, start, num_bytes, heads.get(part, 0))
 
     def _take(self, kinds: str) -> tuple[Any, ...]:
         """Numbers at the current position, which moves past them."""
@@ -254,8 +266,11 @@ class GGUFFile:
 def _checkpoint_name(name: str, architecture: Any) -> str:
     """blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight. A name that is not known stays as it is."""
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+?)(\.(weight|bias))?", name)
-    if layer and architecture in HYBRID and f"{layer[2]}{layer[3] or ''}" in HYBRID_NAMES:
-        return f"model.layers.{layer[1]}.{HYBRID_NAMES[layer[2] + (layer[3] or '')]}"
+    if layer and architecture in HYBRID:
+        from nanovllm.features.hybrid.gguf_names import NAMES as HYBRID_NAMES
+
+        if ours := HYBRID_NAMES.get(f"{layer[2]}{layer[3] or ''}"):
+            return f"model.layers.{layer[1]}.{ours}"
     if layer and layer[2] in LAYER_NAMES and layer[3]:
         return f"model.layers.{layer[1]}.{LAYER_NAMES[layer[2]]}{layer[3]}"
     part, _, kind = name.rpartition(".")

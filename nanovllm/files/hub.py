@@ -13,6 +13,7 @@ from nanovllm.files.tokenizer import TOKENIZER_FILES
 
 WEIGHTS = ["*.safetensors"]
 REST = ["*.json", "*.jinja", "tokenizer.model", "*.txt"]
+NOT_READ = ["consolidated*"]  # Mistral's repositories hold the same weights once more, under names of its own
 DEMO = "demo"
 
 
@@ -84,8 +85,8 @@ def resolve_checkpoint(model: str, revision: str | None = None, load_format: str
     try:
         if quantization:
             return _download_gguf_file(repository, quantization, revision)
-        patterns = REST + WEIGHTS * (load_format != "dummy")
-        folder = Path(snapshot_download(model, allow_patterns=patterns, revision=revision))
+        patterns = REST if load_format == "dummy" else REST + WEIGHTS
+        folder = Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=NOT_READ, revision=revision))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileNotFoundError(

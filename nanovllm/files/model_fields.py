@@ -72,7 +72,8 @@ def read_model_fields(
     generation = read_json(generation_path) if generation_path.is_file() else {}
     # What ends an answer is no default of sampling: it is read of "vllm", too.
     ends = [(generation_path.name, generation.get("eos_token_id"))]
-    generation = {} if generation_config == "vllm" else {n: x for n, x in generation.items() if n not in overrides}
+    if generation_config == "vllm":
+        generation = {}
     file = None
     if directory.is_file():
         from nanovllm.files.gguf_file import GGUFFile
@@ -193,7 +194,9 @@ def _numbers_of(text: Any, family: str, path: Path) -> dict[str, Any]:
     if family == "Qwen3_5Moe":  # every layer has experts, and none the MLP of this size
         given["intermediate_size"] = text.shared_expert_intermediate_size
     if given["head_dim"] is None:  # a class without this field leaves it to the model
-        given["head_dim"] = text.hidden_size // text.num_attention_heads
+        checked = {name: given[name] for name in ("hidden_size", "num_attention_heads")}
+        sizes = numbers_of(checked, NUMBERS, path)
+        given["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
     numbers = numbers_of(given, NUMBERS, path)
     num_heads, num_kv_heads, head_dim = (
         numbers[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")

@@ -24,9 +24,11 @@ def run_analyze(log: Path, model: str, block_size: int) -> int:
         raise FileNotFoundError(f"{log} is not a file")
     from nanovllm.files.hub import resolve_checkpoint
 
-    directory = resolve_checkpoint(model)
-    config, tokenizer = ModelConfig.from_directory(directory), load_tokenizer(directory)
-    workload, num_bad = Workload(block_size), 0
+    directory = resolve_checkpoint(model, load_format="dummy")  # no weights are read
+    config = ModelConfig.from_directory(directory)
+    tokenizer = load_tokenizer(directory)
+    workload = Workload(block_size)
+    num_bad = 0
     for number, line in read_lines(log):
         try:
             for token_ids, salt in parse_requests(parse_json(line, "a line"), tokenizer):
@@ -41,7 +43,8 @@ def run_analyze(log: Path, model: str, block_size: int) -> int:
 
 
 def draw_report(workload: Workload, config: ModelConfig, num_bad: int) -> None:
-    console, report = Screen(), workload.report()
+    console = Screen()
+    report = workload.report()
     itemsize = 4 if config.dtype == "float32" else 2
     block_bytes = report.block_size * config.kv_bytes_per_token(itemsize)
 

@@ -94,7 +94,7 @@ def test_hub_id_that_names_no_file(hub, quantization, text):
 
 
 def test_hub_id_of_gguf_files_without_a_quantization(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, allow_patterns, revision: str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, **options: str(tmp_path))
     expect("as in 'owner/name:Q8_0'", resolve_checkpoint, "owner/name", error=FileNotFoundError)
 
 

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-# general.architecture -> model_type of config.json
-MODEL_TYPES = {"qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text", "qwen3next": "qwen3_next"}
 FIELDS = {
     "full_attention_interval": "full_attention_interval",
     "ssm.conv_kernel": "linear_conv_kernel_dim",
