@@ -46,10 +46,13 @@ CONFIGS = {  # option -> module and class, imported when a value is given; what 
 }
 # options about images, checked in features/images/options.py
 MEDIA = ("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path", "allowed_media_domains")
-PATH_OPTIONS = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")
-PATH_OPTIONS |= {"prefix_cache_dir": "a directory, of its own"}
-PATH_OPTIONS |= {"revision": "a branch, tag or commit of the hub's"}
-PATH_OPTIONS |= {"generation_config": "'auto', 'vllm' or a directory"}
+PATH_OPTIONS = {  # option -> what an error says may be given
+    "model": "a checkpoint's directory or a hub id",
+    "tokenizer": "a checkpoint's directory or a hub id",
+    "prefix_cache_dir": "a directory, of its own",
+    "revision": "a branch, tag or commit of the hub's",
+    "generation_config": "'auto', 'vllm' or a directory",
+}
 CACHES = ("kv_cache_memory_bytes", "state_cache_bytes", "prefix_cache_bytes", "cpu_cache_bytes")
 SIZES = ("max_model_len", "max_num_batched_tokens", *CACHES)  # may be given as text, such as "8k"
 OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "flash_attn", "cuda_graphs")

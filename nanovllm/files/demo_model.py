@@ -89,7 +89,8 @@ def is_demo_model(model: str) -> bool:
 
 
 def _make(target: Path) -> None:
-    folder, gguf_file = target.parent, target.parent / GGUF_FILE
+    folder = target.parent
+    gguf_file = folder / GGUF_FILE
     for leftover in folder.glob(f"{CHECKPOINT}.tmp-*"):  # of a run that was killed: the lock is ours
         shutil.rmtree(leftover, ignore_errors=True)
     free_mb = shutil.disk_usage(folder).free // 10**6
@@ -161,7 +162,8 @@ def _repair_tokenizer(target: Path) -> None:
 
     A cache that cannot be written, or has lost its GGUF file, stays as it is.
     """
-    config, gguf_file = target / TOKENIZER_CONFIG, target.parent / GGUF_FILE
+    config = target / TOKENIZER_CONFIG
+    gguf_file = target.parent / GGUF_FILE
     try:
         if not config.exists() or MADE_BY.items() <= _read(config).items():
             return

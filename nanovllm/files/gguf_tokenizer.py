@@ -188,15 +188,20 @@ class GGUFVocabulary:
         if self.model == SENTENCEPIECE:
             return PreTokenizer((), add_bos=True, byte_level=False)
         name = self.get("pre", str, "gemma4" if self.model == PLAIN_BPE else "")
-        if name in PRE_TOKENIZERS and name != "default":
+        if name in PRE_TOKENIZERS:
             return PRE_TOKENIZERS[name]
-        found = f"{KEY}pre is {shorten(name)}, which nobody here knows" if name else f"there is no {KEY}pre"
+        if name == "default":
+            found = f"{KEY}pre is 'default', the name of no rules"
+        elif name:
+            found = f"{KEY}pre is {shorten(name)}, which nobody here knows"
+        else:
+            found = f"there is no {KEY}pre"
         logger.warning(
             "%s: %s. So the file does not say how a text is cut into pieces before they become tokens; what llama.cpp "
             "does by default is assumed, and the model may have learned something else. If answers are bad, name the "
             "original checkpoint's tokenizer (the option `tokenizer`), or convert the file again",
             self.path,
-            f"{KEY}pre is 'default', the name of no rules" if name == "default" else found,
+            found,
         )
         return DEFAULT
 

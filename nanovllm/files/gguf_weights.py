@@ -38,7 +38,9 @@ class GGUFSlice:
     places_per_number = 1.0
 
     def __init__(self, file: GGUFFile, tensor: GGUFTensor) -> None:
-        self.file, self.tensor, self.type = file, tensor, tensor.type.name
+        self.file = file
+        self.tensor = tensor
+        self.type = tensor.type.name
 
     def get_shape(self) -> list[int]:
         return list(self.tensor.shape)

@@ -149,5 +149,4 @@ PRE_TOKENIZERS = {
     "gemma4": replace(SPACES_AS_SIGNS, add_bos=True),
     "granite-embed-multi-311m": replace(SPACES_AS_SIGNS, add_bos=True),
     "sarvam-moe": SPACES_AS_SIGNS,
-    "default": DEFAULT,
 }

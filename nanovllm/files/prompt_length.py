@@ -70,7 +70,8 @@ def _parts(component: Any) -> list[dict[str, Any]]:
 
 def _keeps_characters(part: dict[str, Any]) -> bool:
     if part["type"] == "Replace":
-        return len(part["content"]) >= len(part["pattern"].get("String", part["content"] + " "))
+        text = part["pattern"].get("String")  # None: it is a regular expression
+        return text is not None and len(part["content"]) >= len(text)
     known = ("NFC", "Prepend", "ByteLevel", "Metaspace", "Digits", "Split", "Punctuation")
     return part["type"] in known and part.get("behavior") != "Removed"
 

@@ -274,8 +274,10 @@ def check_tensors(
         if stored not in WEIGHT_DTYPES:
             problems.append(f"wrong dtype: {name} is {stored}, only {', '.join(WEIGHT_DTYPES)} are read")
     if problems:
-        shown = "\n  ".join(problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20))
-        raise ValueError(f"{complaint}:\n  {shown}")
+        shown = problems[:20]
+        if len(problems) > 20:
+            shown.append(f"and {len(problems) - 20} more")
+        raise ValueError("\n  ".join([f"{complaint}:", *shown]))
     return dtypes
 
 
