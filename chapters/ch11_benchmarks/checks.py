@@ -291,8 +291,8 @@ def check_bench(function: Summarize, bench: Bench) -> None:
         outputs: list[RequestOutput] = []
         generate = llm.generate
 
-        def watched(*args: Any) -> list[RequestOutput]:
-            outputs.extend(generate(*args))
+        def watched(*args: Any, **named: Any) -> list[RequestOutput]:
+            outputs.extend(generate(*args, **named))
             return outputs
 
         with replaced(llm, "generate", watched):
