@@ -460,6 +460,8 @@ class LLMEngine:
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what PyTorch does until stop_profile(). Raises ValueError without LLM(profiler_config=...)."""
+        if self._profile is not None:
+            raise ValueError("a profile is being recorded: stop_profile() ends it")
         self._profile = wings.load("features.callers.profile").Profile.of(self, profile_prefix)
 
     def stop_profile(self) -> None:

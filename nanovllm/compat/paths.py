@@ -1,7 +1,7 @@
 """Where vLLM's scripts import from: these module paths lead to the same objects here, wherever they live.
 
-nano-vllm's are here, too. finder.py asks this file, for a path where this package has no module and for a
-name that a module of ours does not have. What is not here either gets Python's own error.
+nano-vllm's are here, too. finder.py asks this file, for a path where this package has no module and for a name that a
+module of ours does not have. What is not here either gets Python's own error.
 """
 
 from importlib import import_module

@@ -51,8 +51,6 @@ class Profile:
             raise ValueError(f"start_profile() needs to know where its trace goes: LLM({example})")
         if config.tensor_parallel_size > 1:
             raise ValueError(f"a profile is of one process; tensor_parallel_size is {config.tensor_parallel_size}")
-        if engine._profile is not None:
-            raise ValueError("a profile is being recorded: stop_profile() ends it")
         if prefix is not None and (not isinstance(prefix, str) or Path(prefix).name != prefix):
             raise ValueError(f"profile_prefix must be the beginning of a file's name, found {shorten(prefix)}")
         name = f"{prefix or 'rank0'}.{time.time_ns()}.pt.trace.json"

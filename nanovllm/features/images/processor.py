@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nanovllm.checks.values import check_number, shorten
+from nanovllm.checks.values import check_number, check_switch, shorten
 from nanovllm.features.images.image_config import IDEFICS3, ImageConfig
 from nanovllm.features.images.options import PROCESSOR_FILES
 from nanovllm.features.images.prompt_images import Image, PromptImages
@@ -94,10 +94,7 @@ class ImageProcessor:
         if not isinstance(options, dict) or options.keys() - {"do_image_splitting", "size"}:
             known = "do_image_splitting and size, and no other option"
             raise ValueError(f"mm_processor_kwargs of a client may be {known}; found {shorten(options)}")
-        if not isinstance(options.get("do_image_splitting", True), bool):
-            raise ValueError(
-                f"do_image_splitting must be true or false, found {shorten(options['do_image_splitting'])}"
-            )
+        check_switch("do_image_splitting", options.get("do_image_splitting", True))
         if "size" not in options:
             return options
         most = {name: value for name, value in dict(self._processor.size).items() if value}

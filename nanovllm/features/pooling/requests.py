@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.names import known_names
-from nanovllm.checks.values import check_choice, check_number, check_range, shorten
+from nanovllm.checks.values import check_choice, check_number, check_range, check_switch, shorten
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
@@ -56,8 +56,7 @@ class Truncation:
             raise ValueError("truncate_prompt_tokens=0 leaves no token; -1 keeps as many as fit")
         if found.truncation_side is not None:
             check_choice("truncation_side", found.truncation_side, ("left", "right"))
-        if not isinstance(found.add_special_tokens, bool):
-            raise ValueError(f"add_special_tokens must be true or false, found {shorten(found.add_special_tokens)}")
+        check_switch("add_special_tokens", found.add_special_tokens)
         return found
 
     def num_kept(self, engine: "LLMEngine") -> int | None:

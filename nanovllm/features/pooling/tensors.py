@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.features.pooling.pooling_config import PoolingConfig
+from nanovllm.files.tensor_files import OtherName
 
 HEADS = ("lm_head.weight", "score.weight")
 
@@ -21,31 +22,20 @@ def pooling_tensors(files: Mapping[str, Any], pooling: PoolingConfig) -> dict[st
     heads = {name: file for name, file in files.items() if name in HEADS}
     found = {name: file for name, file in files.items() if name not in HEADS}
     if not has_prefix:
-        found = {f"model.{name}": Renamed(file, name) for name, file in found.items()}
+        found = {f"model.{name}": OtherName(file, name) for name, file in found.items()}
     if pooling.task == "embed":
         return found
     if pooling.token_ids:
         table = "lm_head.weight" if "lm_head.weight" in heads else "model.embed_tokens.weight"
         found["lm_head.weight"] = TokenRows((heads | found)[table], table, pooling)
     elif "score.weight" in heads:
-        found["lm_head.weight"] = Renamed(heads["score.weight"], "score.weight")
+        found["lm_head.weight"] = OtherName(heads["score.weight"], "score.weight")
     else:
         raise ValueError(
             "the checkpoint has no score.weight: it is no converted classifier. An original Qwen3-Reranker needs "
             'hf_overrides with "classifier_from_token" and "is_original_qwen3_reranker", too'
         )
     return found
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """Looks like an open file that holds one tensor: the one that `file` holds under `name`."""
-
-    file: Any
-    name: str
-
-    def get_slice(self, name: str) -> Any:
-        return self.file.get_slice(self.name)
 
 
 @dataclass(frozen=True)

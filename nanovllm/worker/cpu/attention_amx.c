@@ -182,11 +182,11 @@ static inline void leave_denormals(unsigned before) {
 
 static void row_scores(tile_state *s, const key_chunk *kv, const key_chunk *next) {
     float query[GROUP][HEAD_DIM];
-    for (int m = 0; m < GROUP; m++)
+    for (int m = 0; m < GROUP; m++) {
         for (int d = 0; d < HEAD_DIM; d++)
             query[m][d] = load(s->query[m][d]);
-    for (int m = 0; m < GROUP; m++)
         memset(s->score[m], 0, sizeof(s->score[m]));
+    }
     const unsigned before = make_denormals_0();
     for (int g = 0; g < KEY_VECS; g += ROW_KEYS)
         for (int first = 0; first < HEAD_UNITS; first += TILE_K / PAIR) {
