@@ -73,7 +73,8 @@ def names_of(chapter: Chapter) -> tuple[str, str]:
 
 
 def build(chapters: list[Chapter], folder: Path) -> None:
-    """Raises ValueError with all that Sphinx warns of."""
+    """Raises ValueError with all that Sphinx warns of, and OSError if the folder cannot be made."""
+    folder.mkdir(parents=True, exist_ok=True)
     from chapters.site.build import run_sphinx, write_static
     from chapters.site.pages import Course
     from chapters.site.sources import Sources

@@ -52,11 +52,14 @@ def test_a_question(entry):
 
 
 def attention(text: str) -> str:
+    """By hand, as the question says: the powers that it gives, and weights of two decimals, which add up to 1."""
     q = [int(n) for n in re.search(r"q = \[(.*?)\]", text)[1].split(",")]
     rows = re.findall(r"\| \d \| \[(.*?)\] \| (\d) \|", text)
-    shares = [math.exp(sum(a * int(b) for a, b in zip(q, key.split(","), strict=True)) / 2) for key, _ in rows]
-    mix = sum(share * int(value) for share, (_, value) in zip(shares, rows, strict=True)) / sum(shares)
-    w = [f"{share / sum(shares):.2f}" for share in shares]
+    scores = [sum(a * int(b) for a, b in zip(q, key.split(","), strict=True)) // 2 for key, _ in rows]
+    powers = [(1, 2.72, 7.39)[score] for score in scores]
+    w = [f"{power / sum(powers):.2f}" for power in powers]
+    assert sum(map(Fraction, w)) == 1
+    mix = sum(float(weight) * int(value) for weight, (_, value) in zip(w, rows, strict=True))
     return f"{w[0]}, {w[1]} and {w[2]}, the output is {mix:.1f}"
 
 
@@ -226,6 +229,8 @@ def test_the_faults_are_real():
     assert {n % size for n, size in sizes if faulty.num_blocks_for(n, size) != -(-n // size)} == {0}
     heads = [faulty.kv_head_of(head, 24, 3) for head in range(24)]
     assert heads != [head // (24 // 3) for head in range(24)] and max(heads) > 2
+    for seed in range(SEEDS):
+        assert "(b) `[]`: no token is left" in BANK["nucleus_without_its_edge"].drawn(str(seed)).answer
     assert faulty.keep_top_p([0.5, 0.3, 0.2], 0.4) == [] and faulty.keep_top_p([0.5, 0.3, 0.2], 0.7) == [0.5]
 
 
@@ -292,5 +297,9 @@ def test_the_command(tmp_path, capsys):
     files = {path.name for path in tmp_path.iterdir()}
     assert files == {"exam.md", "exam.html", "solutions.md", "solutions.html"}
     assert "4 questions, " in capsys.readouterr().out
+    before = (tmp_path / "exam.md").read_text("utf-8")
+    assert main(["exam", "--out", str(tmp_path), "--seed", "another"]) == 2
+    assert "is there, of an earlier exam: add --solutions" in capsys.readouterr().err
+    assert (tmp_path / "exam.md").read_text("utf-8") == before, "the marking scheme beside it is still its own"
     assert main(["exam", "--out", str(tmp_path), "--chapters", "7", "--questions", "7"]) == 2
     assert "--questions must be from 1 to 6, found 7" in capsys.readouterr().err

@@ -24,6 +24,11 @@ def folder(tmp_path_factory):
     return folder
 
 
+def test_a_folder_that_is_a_file(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["slides", "1", "--out", str(tmp_path / "file")]) == 2 and "file" in capsys.readouterr().err
+
+
 def decks(folder, *numbers: int):
     return [folder / f"{name}.html" for number in numbers for name in names_of(find_chapter(number))]
 

@@ -64,8 +64,11 @@ def attention_on_paper(draw: Draw) -> Question:
         by_hand = [rough[int(score)] for score in scores]
         shares = [share / sum(by_hand) for share in by_hand]
         far = all(abs(share * 100 % 1 - 0.5) > 0.1 for share in shares)  # the rounding is clear
+        percents = [round(share * 100) for share in shares]
         mix = sum(share * value for share, value in zip(softmax(scores), made[2], strict=True))
-        return far and abs(mix * 10 % 1 - 0.5) > 0.2
+        mix_of_percents = sum(percent * value for percent, value in zip(percents, made[2], strict=True))
+        is_same = abs(mix_of_percents - 100 * round(mix, 1)) < 4.5  # rounded weights lead to the same decimal
+        return far and sum(percents) == 100 and is_same and abs(mix * 10 % 1 - 0.5) > 0.2
 
     q, keys, values = draw.until(make, is_good)
     weights = softmax(scores_of(q, keys))

@@ -192,7 +192,7 @@ def which_block_size(draw: Draw) -> Question:
         "argument for 16 is that tables are a quarter as long: fewer hashes to compute, fewer numbers to hand to the "
         "kernel, longer stretches to read.",
         (
-            (2, "(a) half a point for each number of a row, rounded down in all"),
+            (2, "(a) half a point for each cell of blocks and of empty slots, rounded down in all"),
             (1, "(b) only full blocks are found"),
             (2, "(c) a reasoned choice that uses (a) and (b), 1; one reason for the other size, 1"),
         ),

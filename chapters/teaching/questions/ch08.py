@@ -97,7 +97,7 @@ def nucleus_without_its_edge(draw: Draw) -> Question:
     probs = [p / 100 for p in percents]
     found = faulty.keep_top_p(probs, top_p / 100)
     right = reshape([math.log(p) for p in probs], SamplingParams(temperature=1.0, top_p=top_p / 100)).num_left
-    low = draw.number(1, percents[0] // 10) / 10
+    low = draw.number(1, (percents[0] - 1) // 10) / 10
     return Question(
         text(
             f"""
