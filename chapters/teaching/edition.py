@@ -4,13 +4,15 @@ It is this repository without what LEFT_OUT and TEACHERS_TESTS name, our solutio
 (chapters/sealed.py). What is read, played, asked and graded is the same: no lab, picture or check needs a solution.
 """
 
+import ast
 import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from chapters.capstone import repair
-from chapters.course import ROOT, Chapter
+from chapters.course import EXERCISES, ROOT, Chapter, all_chapters
+from chapters.nano_engine.steps import ENGINE, STEPS
 from chapters.sealed import seal
 
 REPOSITORY = ROOT.parent
@@ -29,9 +31,11 @@ PARTS = (
 LEFT_OUT = (  # patterns, as Path.match() has them
     "__pycache__",
     "*.pyc",
+    "*.bak",
+    "*~",
     "chapters/teaching",
     "chapters/INSTRUCTOR.md",
-    "chapters/*/solution.py",
+    "chapters/*/*solution*",
     "chapters/*/quiz*.toml",
     "chapters/capstone/reference.py",
     "chapters/capstone/scale.py",
@@ -63,10 +67,13 @@ LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)[^)\s]*\)")
 def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable[Chapter] | None = None) -> None:
     """Write it into a new folder. parts: patterns of what lies in the repository.
 
-    chapters: only these, and those that they import from (None: all). Raises ValueError if the folder is not new.
+    chapters: only these, and those that they import from (None: all). Raises ValueError if the folder is not new, and
+    as check_skeletons() does.
     """
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} has something in it; name a new folder")
+    chapters = None if chapters is None else [*chapters]
+    check_skeletons(chapters)
     kept = {path.relative_to(REPOSITORY) for part in parts for path in REPOSITORY.glob(part)}
     kept = {path for each in sorted(kept) for path in _files(each)}
     if chapters is not None:
@@ -87,6 +94,36 @@ def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable
             sealed.write_text(seal(path.read_text("utf-8")), "utf-8")
     if any(path.parts[:2] == ("chapters", "capstone") for path in kept):
         _write_broken_engines(folder / "chapters" / "capstone" / "broken")
+
+
+def check_skeletons(chapters: Iterable[Chapter] | None = None) -> None:
+    """Raises ValueError if somebody has written into the exercises of these chapters (None: all), or of those that they
+    import from, or into the nano engine: students would get what is written there."""
+    wanted = _with_imported({chapter.folder.name for chapter in (all_chapters() if chapters is None else chapters)})
+    exercises = {each.folder / "exercise.py": EXERCISES[each.number] for each in all_chapters()}
+    names_in = {ENGINE: [*STEPS]} | {path: names for path, names in exercises.items() if path.parent.name in wanted}
+    for path, names in names_in.items():
+        if written := [name for name in names if name not in _skeletons_in(path)]:
+            file = path.relative_to(REPOSITORY)
+            what = f"{file} has been written into ({', '.join(written)}), and students would get it"
+            raise ValueError(f"{what}: keep yours in another place, and put the skeleton back, git checkout {file}")
+
+
+def _skeletons_in(path: Path) -> set[str]:
+    """Names of its functions, and of its classes with a method, that do nothing but raise NotImplementedError."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return set()
+    nodes = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    return {node.name for node in nodes if any(map(_is_skeleton, ast.walk(node)))}
+
+
+def _is_skeleton(node: ast.AST) -> bool:
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    return [ast.unparse(statement) for statement in body] == ["raise NotImplementedError"]
 
 
 def _with_imported(folders: set[str]) -> set[str]:

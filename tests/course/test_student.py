@@ -20,7 +20,7 @@ import pytest
 
 from chapters import exercise_cells, notebook, quiz
 from chapters.__main__ import main
-from chapters.course import EXERCISES, find_chapter
+from chapters.course import EXERCISES, Chapter, find_chapter
 from chapters.nano_engine import steps
 from chapters.sealed import seal, unseal
 from chapters.teaching import assignments, cells
@@ -30,7 +30,7 @@ from chapters.teaching.otter_plugin import AsText
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.course.wrong_solutions.ch04 import WRONG
 
-SOLUTION = (find_chapter(4).folder / "solution.py").read_text("utf-8")
+SOLUTION, SKELETON = ((find_chapter(4).folder / name).read_text("utf-8") for name in ("solution.py", "exercise.py"))
 WRONGS = {name: wrongs[1].apply(SOLUTION, name) for name, wrongs in WRONG.items()}  # task -> a file that has it wrong
 WITHOUT_MODEL = "import sys, chapters.__main__ as m; m.find_model = lambda name: (None, ''); sys.exit(m.main())"
 
@@ -179,6 +179,8 @@ def test_no_answer_can_be_read(texts):
 def test_what_is_for_teachers_is_left_out(edition, texts):
     for name in ("chapters/teaching/edition.py", "tests/course/test_exercises.py", "tests/course/test_student.py"):
         assert is_left_out(Path(name)) and not (edition / name).exists()
+    for name in ("solution_old.py", "exercise.py.bak", "exercise.py~"):
+        assert is_left_out(Path("chapters/ch04_paged_attention", name))
     assert not is_left_out(Path("tests/course/test_quiz.py")), "a student's edition has tests, too"
     assert "For teachers" not in texts[Path("README.md")] and "says how to work alone." in texts[Path("README.md")]
     told = texts[Path("chapters/README.md")]
@@ -187,6 +189,29 @@ def test_what_is_for_teachers_is_left_out(edition, texts):
     )
     with pytest.raises(ValueError, match="has something in it"):
         write_edition(edition)
+
+
+@pytest.mark.parametrize("written", [SOLUTION, "def (", SKELETON.replace("    raise", "    return []\n    raise", 1)])
+def test_what_a_teacher_has_written_is_not_handed_out(written, tmp_path, monkeypatch, capsys):
+    """Nor is it what submissions are graded with, or compared with. Nothing is written before this is said."""
+    folder = tmp_path / CHAPTERS[3].folder.name
+    folder.mkdir()
+    (folder / "exercise.py").write_text(written, "utf-8")
+    monkeypatch.setattr("chapters.teaching.edition.all_chapters", lambda: [Chapter(4, folder)])
+    monkeypatch.setattr("chapters.teaching.edition.REPOSITORY", tmp_path)
+    (tmp_path / "ada_ch04.py").write_text(SOLUTION, "utf-8")
+    out = str(tmp_path / "out")
+    assignment = ["student", out, "--assignment", "4", "--for"]
+    grade = ["grade", str(tmp_path), "--csv", out]
+    for command in (["student", out], [*assignment, "nbgrader"], [*assignment, "colab"], grade):
+        assert main(command) == 2
+        assert "exercise.py has been written into (allocate" in capsys.readouterr().err and not Path(out).exists()
+
+
+def test_a_teachers_nano_engine_is_not_handed_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("chapters.teaching.edition.ENGINE", steps.SOLUTION)
+    with pytest.raises(ValueError, match=r"solution\.py has been written into \(Sequence, BlockManager"):
+        write_edition(tmp_path)
 
 
 def run(edition: Path, *command: str, given: str = "") -> str:
