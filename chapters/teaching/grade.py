@@ -2,7 +2,7 @@
 
 Each is checked as `python -m chapters check` does it, in a container or in a process with an empty environment, with a
 copy of the course. Rows are written when they are known: whatever ends this, they stay, and when it is run again they
-are not graded again.
+are not graded again, unless they may come to more: see table.is_worth_another_try().
 """
 
 import argparse
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if sys.platform == "win32":
         raise ValueError("a class is graded on Linux or macOS (on Windows: WSL); here: check CHAPTER --file FOLDER")
     from chapters.__main__ import find_model
-    from chapters.course import find_chapter
+    from chapters.course import EXERCISES, find_chapter
+    from chapters.teaching.edition import check_skeletons
     from chapters.teaching.isolation import WARNING, Container, Process
     from chapters.teaching.marks import Roster, as_it_was, write_marks
     from chapters.teaching.similar import MEANING, require_copydetect
@@ -62,12 +63,20 @@ def run(args: argparse.Namespace, console: Console) -> int:
     files = [file.resolve() for file in (args.roster, args.marks, details, args.similar) if file]
     if len({*files}) < len(files):
         raise ValueError(f"roster, marks, details ({details}) and similar pairs must be different files")
+    for file in files:
+        if not file.parent.is_dir():
+            raise ValueError(f"{file.parent} is not a folder")
+        if file.is_dir():
+            raise ValueError(f"{file} is a folder; name a file")
     for number in args.chapters:
         find_chapter(number)
     if args.similar:
         require_copydetect()
     roster = Roster(args.roster) if args.roster else None
     submissions = find_submissions(args.folder, args.chapters)
+    if roster is not None:
+        roster.check(submissions)
+    check_skeletons(map(find_chapter, {each.chapter for each in submissions} & EXERCISES.keys()))
     place = Container.of(args.container) if args.container else Process()
     if isinstance(place, Process):
         print(WARNING, file=sys.stderr)
@@ -77,6 +86,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     grader = Grader(details, submissions, model, args.limit, place)
     if grader.num_known:
         console.print(f"{grader.num_known} of {len(submissions)} are in {details} already", markup=False)
+    if grader.num_again:
+        why = "the checks could not be run, or had no model, another one, or less time"
+        console.print(f"graded again: {grader.num_again} ({why})", markup=False, soft_wrap=True)
     grader.run(args.jobs or os.cpu_count() or 1, console)
     rows = sort_rows(details, submissions)
     num_passed = sum(row["passed"] == "yes" for row in rows)

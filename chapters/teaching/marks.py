@@ -6,6 +6,7 @@ nothing has 0; of several files for a chapter, the best counts.
 """
 
 import csv
+import io
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from typing import Any
 
 from chapters.course import TITLES
 from chapters.submission import readable
+from chapters.teaching.submissions import Submission
 
 POINTS = "points possible"  # Canvas has a second line that says how many points there are
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a text that begins so
@@ -23,27 +25,34 @@ LAST = ("surname", "last name", "lastname", "family name", "nachname")
 # Columns whose numbers are students'. In others a number may be a mark.
 OF_STUDENTS = re.compile(r"\bid\b|ident|n[uú]m|^n[or]\b|name|login|user|matr|student|kennung|code|学号|學號|番号|학번")
 NUMBER = re.compile(r"\d+")
+SEPARATOR = re.compile(r"sep=(.)\n")  # Excel's first line, for itself
 ACCENTS = re.compile("[\u0300-\u036f]")  # of Latin, Greek and Cyrillic; the marks of other scripts are vowels
 
 
 class Roster:
-    """columns, lines: as they are in the file. Raises ValueError for what is no such table."""
+    """columns, lines: the cells as they are in the file. Raises ValueError for what is no such table."""
 
     def __init__(self, path: Path) -> None:
         try:
             text = path.read_text("utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not UTF-8 text: export it as CSV in UTF-8") from None
-        delimiter = max(",;\t", key=text.partition("\n")[0].count)
-        table = csv.DictReader(text.splitlines(), delimiter=delimiter)
-        self.columns = list(table.fieldnames or ())
-        self.lines = [{name: line.get(name) or "" for name in self.columns} for line in table]
-        if not self.lines:
+        separator = SEPARATOR.match(text)
+        delimiter = separator[1] if separator else max(",;\t", key=text.partition("\n")[0].count)
+        table = csv.reader(io.StringIO(text), delimiter=delimiter)
+        if separator:
+            next(table)
+        rows = [(table.line_num, row) for row in table if row]
+        if len(rows) < 2:
             raise ValueError(f"{path} has no lines; a roster has a line of names of columns, and one for each student")
+        (_, self.columns), *rows = rows
+        width = len(self.columns)
+        self.lines = [(row + [""] * width)[:width] for _, row in rows]
+        self._line_numbers = [number for number, _ in rows]  # in the file
         self._lines_of: dict[str, set[int]] = {}
         self._lines_without_accents: dict[str, set[int]] = {}
         for number, line in enumerate(self.lines):
-            for name in names_of(line):
+            for name in names_of(dict(zip(self.columns, line, strict=True))):
                 self._lines_of.setdefault(letters(name), set()).add(number)
                 self._lines_without_accents.setdefault(without_accents(name), set()).add(number)
 
@@ -55,9 +64,17 @@ class Roster:
         """
         found = self._lines_of.get(letters(student)) or self._lines_without_accents.get(without_accents(student), set())
         if len(found) > 1:
-            lines = " and ".join(str(number + 2) for number in sorted(found))
-            raise ValueError(f"the roster has {student} in lines {lines}: which of them has handed in this file?")
+            lines = " and ".join(str(self._line_numbers[number]) for number in sorted(found))
+            what = "name what was handed in after a login, an address or a number of one of them"
+            raise ValueError(f"the roster has {student} in lines {lines}: {what}")
         return next(iter(found), None)
+
+    def check(self, submissions: Iterable[Submission]) -> None:
+        """Raises ValueError if marks of these have no place: whose they are is not clear, or a column is taken."""
+        for each in submissions:
+            self.line_of(each.student)
+            if each.chapter in TITLES and (heading := heading_of(each.chapter)) in self.columns:
+                raise ValueError(f"the roster has a column {heading} already: remove or rename it")
 
 
 def names_of(line: dict[str, str]) -> set[str]:
@@ -114,19 +131,22 @@ def write_marks(path: Path, roster: Roster | None, rows: Iterable[dict[str, str]
         for key, of_student in percents.items()
     }
     chapters = sorted({number for of_student in marks.values() for number in of_student})
-    headings = {number: f"Chapter {number}: {TITLES[number]} (%)" for number in chapters}
+    headings = map(heading_of, chapters)
     if roster is None:
-        lines = [{"student": as_text(names[key])} | _cells(headings, found) for key, found in marks.items()]
-        _write(path, ["student", *headings.values()], lines)
-        return told
-    lines = []
-    for number, line in enumerate(roster.lines):
-        is_points = any(cell.strip().casefold() == POINTS for cell in line.values())
-        lines.append(
-            line | (dict.fromkeys(headings.values(), "100") if is_points else _cells(headings, marks.get(number, {})))
-        )
-    _write(path, [*roster.columns, *headings.values()], lines)
+        columns = ["student"]
+        lines = [[as_text(names[key]), *_cells(chapters, found)] for key, found in marks.items()]
+    else:
+        columns, lines = roster.columns, []
+        for number, line in enumerate(roster.lines):
+            is_points = any(cell.strip().casefold() == POINTS for cell in line)
+            lines.append([*line, *(["100"] * len(chapters) if is_points else _cells(chapters, marks.get(number, {})))])
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([[*columns, *headings], *lines])
     return told
+
+
+def heading_of(chapter: int) -> str:
+    return f"Chapter {chapter}: {TITLES[chapter]} (%)"
 
 
 def as_text(value: Any) -> str:
@@ -140,12 +160,5 @@ def as_it_was(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA) else cell
 
 
-def _cells(headings: dict[int, str], found: dict[int, str]) -> dict[str, str]:
-    return {heading: found.get(number, "0") for number, heading in headings.items()}
-
-
-def _write(path: Path, columns: list[str], lines: list[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, columns)
-        table.writeheader()
-        table.writerows(lines)
+def _cells(chapters: list[int], found: dict[int, str]) -> list[str]:
+    return [found.get(number, "0") for number in chapters]

@@ -7,8 +7,9 @@
     lovelaceada_123_456_exercise.py, lovelaceada_LATE_123_456_...   Canvas: lovelaceada
     ada/ch04/ch04.ipynb, ada_ch04.ipynb                             a notebook: the cells that are exercise.py
 
-Anything else is the student that its name says, without its suffix. Of students of one name, the platform's number is a
-part of the name: Ada Lovelace (12345).
+Anything else but a table (.csv) is the student that its name says, without its suffix: there is nothing to grade in an
+archive or a notebook without such cells. Of students of one name, the platform's number is a part of the name: Ada
+Lovelace (12345). A number in parentheses after the chapter is a browser's, and says nothing: ada_ch04 (1).py.
 """
 
 import hashlib
@@ -19,14 +20,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chapters.course import EXERCISES
-from chapters.exercise_cells import code_in, exercise_of
+from chapters.exercise_cells import MARK, code_in, exercise_of
 from chapters.submission import readable
 
 MOST_BYTES = 1 << 20
 MOST_BYTES_OF_NOTEBOOKS = 1 << 24  # which have pictures, too
-MOODLE = re.compile(r"^(.+?)_(\d+)_assignsubmission_\w+$")  # and the student's number
+MOODLE = re.compile(r"^(.+?)_(\d+)_assignsubmission_.+$")  # and the student's number
 CANVAS = re.compile(r"^([^_]+)(?:_LATE)?_(\d+)_\d+_.+$")
-CHAPTER = re.compile(r"(?:^|[_\- ])ch(\d\d)(?![^\W_])")
+CHAPTER = re.compile(r"(?:^|[_\- ])ch(\d\d)(?![^\W_])", re.IGNORECASE)
+COPY = re.compile(r"(?<=ch\d\d) ?\(\d+\)$", re.IGNORECASE)  # a browser's, of a name that is there already
+UNREAD = f"it is neither a .py file nor a notebook with cells that begin with {MARK}"
 
 
 @dataclass(frozen=True)
@@ -45,33 +48,29 @@ class Submission:
 
 
 def find_submissions(folder: Path, chapters: list[int]) -> list[Submission]:
-    """In order of students. chapters: which ones (none named: all). A student's folder without a file is a submission
-    for each of them with nothing to grade.
+    """In order of students. chapters: which ones (none named: all). A student's folder without a file, and a file that
+    cannot be read, is a submission for each of them with nothing to grade.
 
     Raises ValueError if the folder is none, or if a file does not say of which chapter it is.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    found, empty = list[Submission](), list[Path]()
+    found, nothing_in = list[Submission](), list[Path]()
     for entry in sorted(folder.iterdir()):
-        if entry.name.startswith((".", "__")):
+        if entry.name.startswith((".", "__")) or _suffix(entry) == ".csv":
             continue
-        if entry.is_dir():
-            files = list(_files(entry))
-            of_entry = [_submission(folder, file, student_of(entry.name), chapters) for file in files]
-            empty += [] if files else [entry]
-        elif entry.suffix == ".py" or (entry.suffix == ".ipynb" and _has_exercise(entry)):
-            of_entry = [_submission(folder, entry, student_of(entry.stem), chapters)]
-        else:
-            continue
-        found += [each for each in of_entry if not chapters or each.chapter in chapters]
+        files = list(_files(entry))
+        found += [_submission(folder, file, _student_of(entry), chapters) for file in files]
+        nothing_in += [] if files else [entry]
+    found = [each for each in found if not chapters or each.chapter in chapters]
     if not found:
         raise ValueError(f"{folder} has no submissions: neither folders of students nor .py files nor notebooks")
-    for entry in empty:
-        said = [int(match[1]) for match in CHAPTER.finditer(entry.name)]
-        for number in said or sorted({each.chapter for each in found} & EXERCISES.keys()):
-            student, name = student_of(entry.name), readable(entry.name)
-            found.append(Submission(student, number, name, problem="there is no exercise.py"))
+    handed_in = sorted({each.chapter for each in found} & EXERCISES.keys())
+    for entry in nothing_in:
+        problem = "there is no exercise.py" if entry.is_dir() else UNREAD
+        for number in [int(match[1]) for match in CHAPTER.finditer(entry.name)] or handed_in:
+            if not chapters or number in chapters:
+                found.append(Submission(_student_of(entry), number, readable(entry.name), problem=problem))
     return sorted(_told_apart(found), key=lambda each: each.file)
 
 
@@ -98,18 +97,23 @@ def _number_of(submission: Submission) -> str:
     return match[2] if match else ""
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(entry: Path) -> Iterator[Path]:
     """A student's notebooks or exercise.py, of one chapter or of several; else the only .py file that there is.
 
     Notebooks come first, because a copy of the course, with its skeletons, may lie beside them.
     """
-    notebooks = sorted(path for path in folder.rglob("*.ipynb") if not _is_hidden(path.relative_to(folder)))
-    if notebooks := [path for path in notebooks if _has_exercise(path)]:
+    inside = sorted(entry.rglob("*")) if entry.is_dir() else [entry]
+    inside = [path for path in inside if not _is_hidden(path.relative_to(entry))]
+    if notebooks := [path for path in inside if _suffix(path) == ".ipynb" and _has_exercise(path)]:
         yield from notebooks
         return
-    files = sorted(path for path in folder.rglob("*.py") if not _is_hidden(path.relative_to(folder)))
-    exercises = [path for path in files if path.name == "exercise.py"]
+    files = [path for path in inside if _suffix(path) == ".py"]
+    exercises = [path for path in files if path.name.lower() == "exercise.py"]
     yield from exercises or (files if len(files) == 1 else [])
+
+
+def _suffix(path: Path) -> str:
+    return path.suffix.lower()
 
 
 def _is_hidden(path: Path) -> bool:
@@ -131,11 +135,15 @@ def _exercise(notebook: bytes) -> str:
         raise ValueError("it is not a notebook") from error
 
 
+def _student_of(entry: Path) -> str:
+    return student_of(entry.name if entry.is_dir() else entry.stem)
+
+
 def student_of(name: str) -> str:
     for pattern in (MOODLE, CANVAS):
         if match := pattern.match(name):
             return readable(match[1])
-    return readable(CHAPTER.sub("", name).strip("_- ") or name)
+    return readable(CHAPTER.sub("", COPY.sub("", name)).strip("_- ") or name)
 
 
 def _submission(folder: Path, file: Path, student: str, chapters: list[int]) -> Submission:
@@ -144,7 +152,7 @@ def _submission(folder: Path, file: Path, student: str, chapters: list[int]) -> 
     if not said and len(chapters) != 1:
         raise ValueError(f"of which chapter is {readable(name)}? Name one with --chapters")
     chapter, problem, source = (said or chapters)[0], "", b""
-    most_bytes = MOST_BYTES_OF_NOTEBOOKS if file.suffix == ".ipynb" else MOST_BYTES
+    most_bytes = MOST_BYTES_OF_NOTEBOOKS if _suffix(file) == ".ipynb" else MOST_BYTES
     if chapter not in EXERCISES:
         problem = f"there is no chapter {chapter}"
     elif file.is_symlink() or not file.is_file():
@@ -154,7 +162,7 @@ def _submission(folder: Path, file: Path, student: str, chapters: list[int]) -> 
     else:
         try:
             source = file.read_bytes()
-            if file.suffix == ".ipynb":
+            if _suffix(file) == ".ipynb":
                 source = _exercise(source).encode("utf-8", "replace")
         except OSError as error:
             problem = f"it cannot be read: {error.strerror}"

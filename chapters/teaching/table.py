@@ -27,7 +27,7 @@ from chapters.teaching.suspicious import fast_flags, flags_of
 MOST_TASKS = max(map(len, EXERCISES.values()))
 OF_A_TASK = ("task", "checks_passed", "checks", "message", "seconds")
 COLUMNS = ["student", "chapter", "file", "sha256", "passed", "tasks_passed", "tasks", "checks_passed", "checks"]
-COLUMNS += ["percent", "seconds", "suspicious", "note"]
+COLUMNS += ["percent", "seconds", "model", "limit", "suspicious", "note"]  # limit: of a check, in seconds
 COLUMNS += [f"{name}_{i}" for i in range(1, MOST_TASKS + 1) for name in OF_A_TASK]
 SAME = "the same code as "  # in the column of what is suspicious
 STARTING_S, CHECKS_A_TASK = 300.0, 3  # for a task: to start, and the limit of a check so many times
@@ -42,10 +42,13 @@ class Grader:
         self, path: Path, submissions: list[Submission], model: str | None, limit_s: float, place: Process | Container
     ) -> None:
         self._rows = read_rows(path)
-        known = {key_of(row) for row in self._rows if not row["note"].startswith(REFUSED)}
+        known = {key_of(row) for row in self._rows if not is_worth_another_try(row, model, limit_s)}
         self.path, self.model, self.limit_s, self.place = path, model, limit_s, place
+        self._with = {"model": model or "", "limit": f"{limit_s:g}"}
         self.todo = [each for each in submissions if key_of(row_of(each)) not in known]
         self.num_known = len(submissions) - len(self.todo)
+        earlier = {key_of(row) for row in self._rows}
+        self.num_again = sum(key_of(row_of(each)) in earlier for each in self.todo)
         self._stopped, self._running = Event(), Running()
 
     def run(self, num_jobs: int, console: Console) -> None:
@@ -93,6 +96,7 @@ class Grader:
         try:
             copies.restore(course)
             try:
+                row |= self._with
                 fill(row, self._record(submission, course))
             except NoRecord as error:
                 row["note"] = str(error)
@@ -167,6 +171,15 @@ def is_record(found: dict[str, Any], chapter: int) -> bool:
         )
     except (TypeError, KeyError, OverflowError):
         return False
+
+
+def is_worth_another_try(row: dict[str, str], model: str | None, limit_s: float) -> bool:
+    """Was it the machine's fault, or has it not passed with less than this: without this model, or in less time?"""
+    if row["note"].startswith(REFUSED):
+        return True
+    if row["passed"] == "yes" or not row["limit"]:  # without a limit: there was nothing to grade
+        return False
+    return float(row["limit"]) < limit_s or (model is not None and row["model"] != as_text(model))
 
 
 def key_of(row: dict[str, Any]) -> tuple[str, ...]:

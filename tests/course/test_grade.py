@@ -250,6 +250,28 @@ def test_a_table_that_was_cut_off(tmp_path, said, capsys):
     assert main(command) == 2 and "is another table" in capsys.readouterr().err
 
 
+def test_what_may_come_to_more_is_graded_again(tmp_path, said, monkeypatch, capsys):
+    """What has not passed without a model, or with less time, and nothing else: not with less than before."""
+    hand_in(tmp_path / "class", {"ada": "x = 1", "bob": "x = 2"})
+    (tmp_path / "class" / "cid").mkdir()
+    command = ["grade", str(tmp_path / "class"), "--csv", str(tmp_path / "details.csv"), "--limit"]
+    said["x = 1"] = record_of(2)
+
+    def percents(limit: str, model: str | None) -> tuple[str, ...]:
+        monkeypatch.setattr("chapters.__main__.find_model", lambda name: (model, "a test"))
+        assert main([*command, limit]) == 0
+        return tuple(row["percent"] for row in rows_of(tmp_path / "details.csv").values())
+
+    assert percents("5", None) == ("68", "100", "0")
+    said["x = 2"] = said["x = 1"]  # nobody asks
+    assert percents("5", None) == ("68", "100", "0") and "graded again" not in capsys.readouterr().out
+    said["x = 1"] = record_of(1)
+    assert percents("5", "=model")[0] == "32" and "graded again: 1 (" in capsys.readouterr().out
+    said["x = 1"] = record_of(0)
+    assert percents("5", None) == percents("3", "=model") == ("32", "100", "0")
+    assert percents("6", "=model") == ("0", "100", "0")
+
+
 def test_cells():
     """Any text can be written, and is read again."""
     for text in ("\ud800", "x" * 10**6, "=1", "a\nb"):
@@ -272,6 +294,9 @@ def test_what_cannot_be_asked_for_is_said_before_anything_is_graded(tmp_path, sa
     hand_in(tmp_path / "class", {"ada": "x = 1"})
     (tmp_path / "roster.csv").write_bytes("name\nÖst\n".encode("cp1252"))
     marks, details, roster = (str(tmp_path / f"{name}.csv") for name in ("marks", "details", "roster"))
+    twice, earlier = (str(tmp_path / f"{name}.csv") for name in ("twice", "earlier"))
+    Path(twice).write_text("name,number\nAda,1\n\nada,2\n", "utf-8")
+    Path(earlier).write_text("name,Chapter 4: PagedAttention (%)\nada,90\n", "utf-8")
     monkeypatch.setitem(sys.modules, "copydetect", None)
     for options, told in {
         ("--marks", marks, "--csv", marks): "must be different files",
@@ -279,6 +304,10 @@ def test_what_cannot_be_asked_for_is_said_before_anything_is_graded(tmp_path, sa
         ("--marks", marks, "--similar", roster): "--similar takes copydetect",
         ("--marks", marks, "--roster", roster): "roster.csv is not UTF-8 text",
         ("--marks", marks, "--chapters", "99"): "there is no chapter 99",
+        ("--marks", str(tmp_path / "none" / "marks.csv")): "none is not a folder",
+        ("--marks", marks, "--csv", str(tmp_path / "class")): "class is a folder",
+        ("--marks", marks, "--roster", twice): "the roster has ada in lines 2 and 4: name what was handed in after",
+        ("--marks", marks, "--roster", earlier): "has a column Chapter 4: PagedAttention (%) already",
     }.items():
         assert main(["grade", str(tmp_path / "class"), *options]) == 2
         assert told in capsys.readouterr().err
@@ -392,6 +421,24 @@ def test_marks_are_the_roster_with_a_column_for_each_chapter(tmp_path, roster, s
         assert unknown == ["not on the roster, and not in the marks: nobody"]
 
 
+@pytest.mark.parametrize(
+    ("roster", "lines"),
+    [
+        ("name,Quiz,Quiz,\nAda,10,20,\n", [["name", "Quiz", "Quiz", ""], ["Ada", "10", "20", ""]]),
+        ("name,notes\nAda,a\u2028b\x0bc\x85d\n", [["name", "notes"], ["Ada", "a\u2028b\x0bc\x85d"]]),
+        ('name,notes\nAda,"two\nlines"\n', [["name", "notes"], ["Ada", "two\nlines"]]),
+        ("sep=;\r\nname;notes\r\nAda;a, b, c\r\n", [["name", "notes"], ["Ada", "a, b, c"]]),
+        ("name,notes\nAda\n", [["name", "notes"], ["Ada", ""]]),
+    ],
+)
+def test_a_rosters_own_cells_stay(roster, lines, tmp_path):
+    """Columns of one name, cells with ends of lines, and Excel's own first line."""
+    (tmp_path / "roster.csv").write_bytes(roster.encode())
+    write_marks(tmp_path / "marks.csv", Roster(tmp_path / "roster.csv"), [PARTS | {"student": "Ada"}])
+    with (tmp_path / "marks.csv").open(encoding="utf-8", newline="") as file:
+        assert [*csv.reader(file)] == [[*lines[0], "Chapter 4: PagedAttention (%)"], [*lines[1], "68"]]
+
+
 def test_two_of_one_name(tmp_path):
     (tmp_path / "roster.csv").write_text("name;number\nAda;1\nada;2\n", "utf-8")
     with pytest.raises(ValueError, match="the roster has Ada in lines 2 and 3"):
@@ -457,6 +504,10 @@ def test_whose_file_is_which(tmp_path):
         "Eva Lund_8251_assignsubmission_file_/exercise.py": ("Eva Lund", 5),
         "fuchsgabi_LATE_17_42_exercise-1.py": ("fuchsgabi", 5),
         "gus/mine.py": ("gus", 5),
+        "hal_Ch04 (1).PY": ("hal", 4),
+        "Ida Ek_8252_assignsubmission_file_exercise-2/Exercise.py": ("Ida Ek", 5),
+        "Jo Lund_8253_assignsubmission_file_ch04 (1)/exercise.py": ("Jo Lund", 4),
+        "kay (2)/exercise.py": ("kay (2)", 5),
     }
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -465,7 +516,7 @@ def test_whose_file_is_which(tmp_path):
         find_submissions(tmp_path, [])
     found = find_submissions(tmp_path, [5])
     assert {(each.student, each.chapter) for each in found} == {who for who in names.values() if who[1] == 5}
-    for name in ("ada", "Eva Lund_8251_assignsubmission_file_", "fuchsgabi_LATE_17_42_exercise-1.py", "gus"):
+    for name in {name.partition("/")[0] for name, (_, chapter) in names.items() if chapter == 5}:
         path = tmp_path / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert {(each.student, each.chapter) for each in find_submissions(tmp_path, [])} == {
@@ -521,7 +572,18 @@ def test_notebooks(tmp_path):
         skeleton.write_text("skeleton = 1")
     found = {each.student: each.source.decode() for each in find_submissions(tmp_path, [])}
     theirs = "# exercise.py: free\nsecond = '?'\n"
-    assert found == {"ada": theirs, "bob": theirs, "cid": "skeleton = 1", "dora": theirs}
+    graded = {"ada": theirs, "bob": theirs, "cid": "skeleton = 1", "dora": theirs}
+    assert found == graded | {"notes": "", "torn": ""}
+
+
+def test_what_cannot_be_read_has_a_row(tmp_path):
+    """Of its chapter, or of those that others have handed in; tables are the teacher's."""
+    for name in ("ada_ch04.py", "bob_ch05.zip", "cid.tar", "dan_ch04.ipynb", "roster.csv", ".hidden"):
+        (tmp_path / name).write_text("x = 1")
+    rows = {(each.student, each.chapter): each.problem for each in find_submissions(tmp_path, [])}
+    unread = "it is neither a .py file nor a notebook with cells that begin with # exercise.py"
+    assert rows == {("ada", 4): "", ("bob", 5): unread, ("cid", 4): unread, ("dan", 4): unread}
+    assert {each.student for each in find_submissions(tmp_path, [4])} == {"ada", "cid", "dan"}
 
 
 # -- what is alike -----------------------------------------------------------------------------------------------------
