@@ -45,7 +45,7 @@ def check_blocks(function: Admit, bench: Bench) -> None:
 def bursts(num_bursts: int, every_s: float, size: int) -> list[Job]:
     jobs = alone(1000.0, 300, 60, num_bursts * size, seed=3)
     for number, job in enumerate(jobs):
-        job.arrival_s = number // size * every_s + 0.001 * (number % size)
+        job.arrival_s = number // size * every_s + 0.01 * (number % size)
     return jobs
 
 
@@ -53,7 +53,7 @@ TRACES: dict[str, tuple[Callable[[], list[Job]], float]] = {  # what comes, and 
     "twice what the server can do": (lambda: alone(26.6, 300, 60, 180), 1.0),
     "long prompts, half more than the server can do": (lambda: alone(8.5, 1500, 20, 120, seed=2), 2.0),
     "as much as the server can do": (lambda: alone(13.3, 300, 60, 180, seed=4), 1.0),
-    "60 at once, every 6 s": (lambda: bursts(3, 6.0, 60), 4.0),
+    "60 within 0.6 s, every 6 s": (lambda: bursts(3, 6.0, 60), 4.0),
     "twice what the server can do, and little time": (lambda: alone(26.6, 300, 60, 180, seed=6), 0.3),
 }
 
@@ -93,7 +93,7 @@ def compare_trace(function: Admit, name: str, other: str) -> None:
     ours, theirs = outcome_with("ours", name), outcome_with(other, name).in_time
     hint = "a little late is worth nothing, and holds a seat: the prompt is computed after the wait, so aim lower"
     if got.sent_away > ours.sent_away:
-        hint = "some were sent away that would have been in time, and a seat was empty: a newcomer waits (n + 1) / rate"
+        hint = "some were sent away that would have been in time, and seats stayed empty: let in more"
     if got.in_time < 0.8 * ours.in_time or got.in_time <= theirs:
         expected = f"about {ours.in_time} requests answered in time, as with ours; {other} has {theirs}"
         found = f"{got.in_time}; {got.late} were late, {got.sent_away} sent away"

@@ -45,7 +45,7 @@ def admit(state: State, deadline_s: float) -> bool:
         state.max_num_seqs       seats
         state.num_free_blocks    blocks that nobody uses
         state.num_blocks_needed  blocks that this request needs for its prompt
-        state.requests_per_s     how many requests a second have got a seat lately, while others waited for one.
+        state.requests_per_s     how many requests a second have got a seat lately, while somebody waited for one.
                                  0: nobody has had to wait since the server started
         deadline_s               a request is worth something if its first token comes within so many seconds. After
                                  that it is worth nothing, and what was computed for it is wasted

@@ -12,8 +12,8 @@ FADES = 0.95  # how much of what was measured before a step still counts after i
 class State(NamedTuple):
     """What an engine knows of itself when a request comes.
 
-    requests_per_s: how fast the queue moves. Requests that got a seat in steps in which others got none, divided by the
-    seconds of these steps, the latest counted most. 0: everybody has got a seat at once so far.
+    requests_per_s: how fast the queue moves. Requests that got a seat in steps before which somebody had been left
+    without one, divided by the seconds of these steps, the latest counted most. 0: nobody has had to wait so far.
     """
 
     num_waiting: int
@@ -36,14 +36,17 @@ class Server(Replica):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._num_started = self._waited_s = self.num_in_system_s = 0.0
+        self._somebody_waits = False  # since the step before
 
     def schedule(self) -> SchedulerOutput:
         before = len(self.scheduler.waiting)
         output = super().schedule()
+        after = len(self.scheduler.waiting)
         self.num_in_system_s += len(self.jobs) * self.cost.of(output.num_tokens)
-        if self.scheduler.waiting:  # not all got a seat
-            self._num_started = FADES * self._num_started + max(0, before - len(self.scheduler.waiting))
+        if self._somebody_waits:  # the step in which the last one gets its seat counts, too
+            self._num_started = FADES * self._num_started + max(0, before - after)
             self._waited_s = FADES * self._waited_s + self.cost.of(output.num_tokens)
+        self._somebody_waits = after > 0
         return output
 
     def state(self, job: Job) -> State:

@@ -1,14 +1,15 @@
 """The played time of chapter 14: a fleet ends with nothing left over, and its numbers fit together."""
 
 from itertools import islice
-from statistics import mean
+from statistics import mean, median
 
 import pytest
 
 from chapters.ch14_many_users.capacity import what_is_wrong
+from chapters.ch14_many_users.checks_admit import TRACES
 from chapters.ch14_many_users.checks_provision import FEW, KNOWN
 from chapters.ch14_many_users.fleet import Cost, Fleet, Job, Replica
-from chapters.ch14_many_users.overload import at_most, serve
+from chapters.ch14_many_users.overload import State, at_most, capacity, in_time, serve
 from chapters.ch14_many_users.queues import SERVICES, expected_wait_s, simulate
 from chapters.ch14_many_users.routing import POLICIES
 from chapters.ch14_many_users.sharing import impatient
@@ -68,6 +69,20 @@ def test_server_loses_nothing_and_littles_law_holds():
     jobs = impatient(12.0, 100)
     assert_empty(serve(jobs, at_most(4)))
     assert all(job.refused or job.is_complete or job.leaves_s < float("inf") for job in jobs)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.65, 1.0])
+def test_a_strict_gate_measures_the_same_rate(share):
+    """A queue of one, which a strict gate keeps, moves no slower than a long one."""
+    make, deadline_s = TRACES["as much as the server can do"]
+    rates = []
+
+    def gate(state: State) -> bool:
+        rates.append(state.requests_per_s)
+        return in_time(share * deadline_s)(state)
+
+    serve(make(), gate)
+    assert median(filter(None, rates)) == pytest.approx(capacity(make()), rel=0.15)
 
 
 @pytest.mark.parametrize("name", SERVICES)
