@@ -11,12 +11,15 @@ from pickle import dumps, loads
 from typing import Any, Protocol, TypeVar
 
 F = TypeVar("F", bound=Callable[..., None])
+NOT_GIVEN: Any = object()  # None may be what was expected, or what the student's code returned
 
 
 class Wrong(Exception):
     """The student's code did something else than it should. section: heading to read again, if not the check's."""
 
-    def __init__(self, hint: str, *, expected: Any = None, got: Any = None, section: str | None = None) -> None:
+    def __init__(
+        self, hint: str, *, expected: Any = NOT_GIVEN, got: Any = NOT_GIVEN, section: str | None = None
+    ) -> None:
         super().__init__(hint)
         self.hint, self.expected, self.got, self.section = hint, expected, got, section
 
@@ -42,7 +45,7 @@ def expect(expected: Any, got: Any, hint: str, section: str | None = None) -> No
         raise Wrong(hint, expected=expected, got=got, section=section)
 
 
-def ensure(is_so: bool, hint: str, *, expected: Any = None, got: Any = None) -> None:
+def ensure(is_so: bool, hint: str, *, expected: Any = NOT_GIVEN, got: Any = NOT_GIVEN) -> None:
     """As expect(), where the two are not compared, but something else must be true."""
     if not is_so:
         raise Wrong(hint, expected=expected, got=got)

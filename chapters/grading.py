@@ -15,7 +15,7 @@ from functools import cached_property, wraps
 from itertools import islice
 from typing import Any
 
-from chapters.expect import Wrong, expect, expect_sane, read_again
+from chapters.expect import NOT_GIVEN, Wrong, expect, expect_sane, read_again
 from chapters.patching import our_engine, use_manager
 from chapters.submission import describe, full_kind_of, is_of_ours, kind_of, raised_by_checks, readable
 from nanovllm import LLM, SamplingParams
@@ -333,6 +333,6 @@ def _shown(value: Any, most_characters: int) -> str:
 
 def _explain(wrong: Wrong) -> str:
     lines = [readable(wrong.hint)]
-    lines += [f"expected: {readable(wrong.expected)}"] if wrong.expected is not None else []
-    lines += [f"got:      {readable(wrong.got)}"] if wrong.got is not None else []
+    lines += [f"expected: {readable(wrong.expected)}"] if wrong.expected is not NOT_GIVEN else []
+    lines += [f"got:      {readable(wrong.got)}"] if wrong.got is not NOT_GIVEN else []
     return "\n".join(lines)

@@ -50,7 +50,7 @@ def check(tell: Callable[..., None], number: int, module: str, file: str) -> lis
     """Of each check its title, and what it has found."""
     put_in_place(module, file)
     from chapters.capstone.battery import BATTERIES
-    from chapters.expect import Wrong
+    from chapters.expect import NOT_GIVEN, Wrong
     from chapters.submission import describe, readable
 
     found = []
@@ -62,7 +62,7 @@ def check(tell: Callable[..., None], number: int, module: str, file: str) -> lis
             problem = f"{wrong.hint}" + "".join(
                 f"; {what} {readable(value, 300)}"
                 for what, value in (("expected", wrong.expected), ("found", wrong.got))
-                if value is not None
+                if value is not NOT_GIVEN
             )
         except BaseException as error:
             problem = describe(error, file)

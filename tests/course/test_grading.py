@@ -35,6 +35,7 @@ def test_grading(checkpoint, monkeypatch):
 
     assert grade(make_task(check), lambda n: n + 1, bench).passed
     assert grade(make_task(check), lambda n: n, bench).problem == "one more\nexpected: 4\ngot:      3"
+    assert grade(make_task(check), lambda n: None, bench).problem == "one more\nexpected: 4\ngot:      None"
     crash = grade(make_task(check), lambda n: n / 0, bench).problem
     assert "ZeroDivisionError" in crash and f"{Path(__file__).name}, line" in crash
     for error in (SystemExit(0), KeyboardInterrupt(), GeneratorExit()):  # of the student's code
