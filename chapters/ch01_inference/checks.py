@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch01_inference.lab_parts import next_logits_of, rows_of
-from chapters.expect import differs, expect, read_again
+from chapters.expect import differs, expect, read_again, unchanged
 from chapters.grading import PROMPTS, Bench, Task, Wrong, case, cases
 from chapters.patching import replaced
 from nanovllm import SamplingParams
@@ -114,10 +114,8 @@ def three_tokens(function: Attention, bench: Bench) -> None:
 def arguments_kept(function: Attention, bench: Bench) -> None:
     """q, k and v are left unchanged"""
     given = random_qkv(3, 5, 4, 2)
-    copies = [x.clone() for x in given]
-    function(*given)
-    for name, x, copy in zip("qkv", given, copies, strict=True):
-        expect(copy.tolist(), x.tolist(), f"{name} was changed in place; work on a new tensor")
+    with unchanged("q, k or v was changed in place; work on new tensors", *given):
+        function(*given)
 
 
 @read_again("Attention in the engine")

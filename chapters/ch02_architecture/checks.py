@@ -9,6 +9,7 @@ from chapters.expect import ensure, expect, expect_sane, read_again
 from chapters.grading import PROMPTS, Bench, Task, Wrong, answers_as_before
 from chapters.patching import replaced
 from nanovllm import RequestOutput, SamplingParams
+from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.engine import LLMEngine
 from nanovllm.request import Request
 from nanovllm.worker.model_runner import ModelRunnerOutput
@@ -27,7 +28,7 @@ def use_step(function: Callable[[LLMEngine], list[RequestOutput]]) -> Iterator[N
         return function(engine)
 
     def not_yours(name: str) -> Callable[..., Any]:
-        def refuses(*args: Any) -> Any:
+        def refuses(*args: Any, **named: Any) -> Any:
             raise Wrong(f"engine_step calls engine.{name}(): points 5 and 6 are what you write yourself")
 
         return refuses
@@ -52,8 +53,8 @@ def sampling(engine: LLMEngine, *steps: list[int]) -> Iterator[None]:
     """The model runner computes as always, and says that it sampled these tokens, step by step."""
     run, todo = engine.model_runner.run, iter(steps)
 
-    def scripted(*work: Any) -> Any:
-        result = run(*work)
+    def scripted(output: SchedulerOutput) -> ModelRunnerOutput:
+        result = run(output)
         rows = iter(next(todo))
         return replace(result, sampled_token_ids=[[next(rows) for _ in found] for found in result.sampled_token_ids])
 
@@ -70,7 +71,7 @@ def writing(engine: LLMEngine, text: str) -> Iterator[int]:
 
 
 def failing(engine: LLMEngine, error: BaseException) -> AbstractContextManager:
-    def fails(*work: Any) -> Any:
+    def fails(output: SchedulerOutput) -> ModelRunnerOutput:
         raise error
 
     return replaced(engine.model_runner, "run", fails)
@@ -189,12 +190,16 @@ def logprobs(step: Any, bench: Bench) -> None:
 
 def streamed(step: Any, bench: Bench) -> None:
     """a streamed request has an output after every token, others only at the end"""
+    stats = bench.llm.engine.stats
+    before = stats.num_finished_requests
     add(bench, "quiet", PROMPTS[0], 3)
     add(bench, "streamed", PROMPTS[1], 4, stream=True)
     expected = [["streamed"], ["streamed"], ["quiet finished", "streamed"], ["streamed finished"]]
     returned = expect_steps(bench, expected)
     lengths = [len(o.outputs[0].token_ids) for outputs in returned for o in outputs if o.request_id == "streamed"]
     expect([1, 2, 3, 4], lengths, "tokens in the outputs of the streamed request")
+    hint = "num_finished_requests: an output of a request that goes on is no finished request"
+    expect(2, stats.num_finished_requests - before, hint)
 
 
 def chunked_prompt(step: Any, bench: Bench) -> None:
@@ -311,11 +316,11 @@ def failed_late(step: Any, bench: Bench) -> None:
 def failing_at_second_call(method: str) -> AbstractContextManager:
     ours, calls = getattr(Request, method), []
 
-    def fails(*args: Any) -> Any:
+    def fails(*args: Any, **named: Any) -> Any:
         calls.append(args)
         if len(calls) == 2:
             raise RuntimeError(f"in Request.{method}")
-        return ours(*args)
+        return ours(*args, **named)
 
     return replaced(Request, method, fails)
 
@@ -327,7 +332,7 @@ def ctrl_c(step: Any, bench: Bench) -> None:
     add(bench, None, PROMPTS[0], 2)
     with failing(engine, KeyboardInterrupt()):
         expect_restarted(engine, KeyboardInterrupt(), num_waiting=1)
-    with replaced(engine.model_runner, "run", lambda *work: ModelRunnerOutput()):
+    with replaced(engine.model_runner, "run", lambda output: ModelRunnerOutput()):
         expect_restarted(engine, ValueError(), num_waiting=1)
     steps_until_done(engine)
 

@@ -163,10 +163,11 @@ def compare_slots(
     given, call = list(table), show_call(table, start, end, window, size)
     got = function(given, start, end, window, size)
     expect(table, given, f"{call} changed block_table")
-    ensure(isinstance(got, list), f"{call} must return a list of lists", expected=expected, got=repr(got))
+    is_of_lists = isinstance(got, list) and all(isinstance(row, list) for row in got)
+    ensure(is_of_lists, f"{call} must return a list of lists", expected=expected, got=repr(got))
     expect(end - start, len(got), f"{call}: a list for each row, from position start to position end - 1")
     for row, (ours, theirs) in enumerate(zip(expected, got, strict=True)):
-        expect(ours, list(theirs), f"{call}, row {row} (position {start + row}): {hint}")
+        expect(ours, theirs, f"{call}, row {row} (position {start + row}): {hint}")
 
 
 BORDER = "position 8 is offset 0 of the second block, if a block has 8 slots; position 7 is the last of the first"

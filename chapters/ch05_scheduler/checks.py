@@ -60,6 +60,7 @@ def compare_reason(function: Any, hint: str, params: dict, token_id: int, num_ge
     got = function(scheduler, seq, token_id)
     only_answers = "finish_reason only answers: the token is in seq.tokens already, and update ends the sequence"
     ensure(seq.tokens == before and seq.status is SequenceStatus.WAITING, only_answers)
+    ensure(isinstance(got, tuple), "return a tuple: finish_reason, stop_reason", got=got)
     call = f"token {token_id} as generated token {num_generated} of a prompt of 6; EOS is {EOS}; {shown}"
     expect(expected, got, f"{hint} ({call})")
     if text is not None:

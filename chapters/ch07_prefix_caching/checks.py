@@ -258,7 +258,11 @@ def allocates_from_a_snapshot(allocate: Any, bench: Bench) -> None:
         ((3,), 16, 0, ONE_LEFT),
     ):
         manager, seq, told = hybrid_pool(12, snapshots_after), Sequence(list(range(num_tokens))), list[int]()
-        with replaced(manager.snapshots, "allocate", lambda seq, num_found, block_size: told.append(num_found)):  # noqa: B023
+        with replaced(
+            manager.snapshots,
+            "allocate",
+            lambda seq, num_matched_tokens, block_size: told.append(num_matched_tokens),  # noqa: B023
+        ):
             expect_answer(True, allocate(manager, seq), "when there is room for all of it")
         where = f"{num_tokens} tokens; the first 16 are in blocks 0 to 3, with snapshots after {[*snapshots_after]}"
         expect(4 * num_hits, seq.num_cached_tokens, f"num_cached_tokens: {hint} ({where})")
@@ -267,7 +271,7 @@ def allocates_from_a_snapshot(allocate: Any, bench: Bench) -> None:
         expect(-(-num_tokens // 4), len(seq.block_table), f"the length of block_table ({where})")
         expect(num_hits, manager.stats.hits, f"the hits that stats.record was told of: {hint} ({where})")
         ensure(bool(told), f"snapshots.allocate was not called: the sequence has no state ({where})")
-        expect([16], told, f"num_found_tokens of snapshots.allocate: all tokens that were found ({where})")
+        expect([16], told, f"num_matched_tokens of snapshots.allocate: all tokens that were found ({where})")
         expect_sane(manager)
 
 

@@ -108,8 +108,8 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
       whether there was a collision. Both may still be set from an earlier run, before the sequence was preempted;
     - manager.stats.record(queries, hits, collisions) has been called once, with the number of full blocks of
       seq.tokens, the number of hits among them, and 1 or 0 collisions;
-    - for a hybrid model, after all that, manager.snapshots.allocate(seq, num_found_tokens, manager.block_size) has been
-      called, with the number of tokens in the blocks found, whether they are hits or not.
+    - for a hybrid model, after all that, manager.snapshots.allocate(seq, num_matched_tokens, manager.block_size) has
+      been called, with the number of tokens in the blocks found, whether they are hits or not.
 
     If manager.enable_prefix_caching is False, nothing is looked up, hash_block and stats.record are not called, and all
     blocks are fresh.
@@ -193,7 +193,7 @@ def next_run(hashes: list[bytes], num_in_pool: int, num_in_vain: int, stores: li
     num_in_vain  how many answers of stores have brought nothing for this sequence
     stores       the tiers below the pool, the fastest first: memory, then disk, or only one of them
 
-        store.may_have(block_hash) -> bool  is the block likely to be there? Asking costs nothing: no disk is read.
+        store.may_have(key) -> bool  is the block of this hash likely there? Asking costs nothing: no disk is read.
 
     A run is a row of blocks, without a gap, that one store has. It begins with the first block that the pool lacks, and
     goes on as long as the store has the next block. Return the store and the number of blocks in the run. If several

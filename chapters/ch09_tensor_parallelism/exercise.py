@@ -27,7 +27,7 @@ def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:
     of its own, which only layer.product can read. You need two things from the group:
 
         layer.group.rank                 0, 1, ... layer.group.size - 1; with size 1 this rank is alone
-        layer.group.all_reduce(y) -> y   adds up y over all ranks, in place
+        layer.group.all_reduce(x) -> x   adds up x over all ranks, in place
 
     Call all_reduce exactly once on every rank: all ranks must call it equally often, or some wait forever. Don't change
     x, the weight or the bias.

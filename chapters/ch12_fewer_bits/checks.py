@@ -214,14 +214,14 @@ class Dpbusd:
     def __init__(self) -> None:
         self.num_calls = 0
 
-    def __call__(self, total: int, codes: list[int], activations: list[int]) -> int:
+    def __call__(self, total: int, four_codes: list[int], four_activations: list[int]) -> int:
         self.num_calls += 1
-        for name, numbers, low, high in (("codes", codes, 0, 255), ("activations", activations, -128, 127)):
+        for name, numbers, low, high in (("codes", four_codes, 0, 255), ("activations", four_activations, -128, 127)):
             if len(numbers) != 4 or not all(isinstance(x, int) and low <= x <= high for x in numbers):
                 raise Wrong(f"dpbusd takes 4 {name}, ints from {low} to {high}", got=str(numbers))
         if not isinstance(total, int):
             raise Wrong("dpbusd adds to a whole number: scales come in at the end", got=repr(total))
-        return total + sum(a * b for a, b in zip(codes, activations, strict=True))
+        return total + sum(a * b for a, b in zip(four_codes, four_activations, strict=True))
 
 
 def compare_dot(function: GroupDot, args: tuple, hint: str) -> float:
@@ -508,6 +508,9 @@ UNPACK_CHECKS = (
             "No zero point in the file: the code in the middle stands for 0": [
                 (make_stored(random_codes(16, bits, 2), bits=bits), "without a stored zero, zero is 2**(bits-1)")
                 for bits in (4, 8)
+            ],
+            "A zero point of 0": [
+                (make_stored([*range(8)], zero=0), "0 is a zero point; None says that the file has none")
             ],
             "AWQ's order": [
                 (

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from chapters.__main__ import main
+from chapters.course import find_chapter
 from chapters.grading import Bench, grade
 from tests.course.course_text import CHAPTERS, for_each_chapter, text_of
 from tests.course.wrong_solutions import Edit, edits
@@ -81,6 +82,58 @@ def test_wrong_solution_is_caught(chapter, task, wrong, bench, tmp_path):
     assert wrong.hint in result.problem, result.problem
     assert result.section in headings(chapter)
     assert not wrong.section or result.section == wrong.section
+
+
+RIGHT = {  # by chapter: edits that leave the solution right, each with what it shows instead of a hint
+    2: """
+engine_step
+    runs_by_keyword: the engine's name
+        ~ run(scheduled) => run(output=scheduled)
+    adds_by_keyword: the engine's names
+        ~ (chunk, logprobs, now) => (chunk=chunk, logprobs=logprobs, now=now)
+""",
+    7: """
+allocate_with_prefix
+    allocates_by_keyword: the engine's names
+        - manager.snapshots.allocate(seq, len(found) * manager.block_size, manager.block_size)
+        + num_tokens, size = len(found) * manager.block_size, manager.block_size
+        + manager.snapshots.allocate(seq=seq, num_matched_tokens=num_tokens, block_size=size)
+next_run
+    asks_by_keyword: the engine's name
+        ~ store.may_have, wanted => lambda block_hash: store.may_have(key=block_hash), wanted
+""",
+    9: """
+row_parallel_forward
+    adds_up_by_keyword: the engine's name
+        ~ all_reduce( => all_reduce(x=
+""",
+    12: """
+group_dot
+    multiplies_by_keyword: the docstring's names
+        - total = dpbusd(total, codes[i : i + 4], activations[i : i + 4])
+        + total = dpbusd(total, four_codes=codes[i : i + 4], four_activations=activations[i : i + 4])
+""",
+    14: """
+admit
+    half_of_the_deadline: a more cautious policy
+        ~ SHARE_OF_DEADLINE * deadline_s => deadline_s / 2
+""",
+}
+
+
+def right_solutions():
+    for number, text in RIGHT.items():
+        for task_name, of_task in edits(text).items():
+            for edit in of_task:
+                yield pytest.param(number, task_name, edit, id=f"ch{number:02}-{edit.name}")
+
+
+@pytest.mark.parametrize(("number", "task_name", "edit"), list(right_solutions()))
+def test_other_right_solution_passes(number, task_name, edit, bench, tmp_path):
+    chapter = find_chapter(number)
+    [task] = [task for task in chapter.module("checks").TASKS if task.name == task_name]
+    result = grade(task, edit.function(chapter, task_name, tmp_path), bench)
+    assert result.passed, result.problem
 
 
 @for_each_chapter

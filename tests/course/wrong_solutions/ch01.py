@@ -10,7 +10,12 @@ WRONG = {
         Edit("no_mask", "scores.masked_fill(later, -torch.inf)", "scores", "must not see positions later than its own"),
         Edit("groups_take_turns", "// group_size", "% k.shape[1]", "neighbours share"),
         Edit("softmax_by_hand", ".softmax(-1)", ".exp()\nweights /= weights.sum(-1, keepdim=True)", "infinite"),
-        Edit("scales_in_place", "q, k) * q.shape[2] ** -0.5", "q.mul_(q.shape[2] ** -0.5), k)", "changed in place"),
+        Edit(
+            "scales_in_place",
+            "q, k) * q.shape[2] ** -0.5",
+            "q.mul_(q.shape[2] ** -0.5), k)",
+            "in place; work on new tensors",
+        ),
     ],
     "greedy_loop": [
         Edit("never_ends", "len(generated) < max_tokens", "True", "what ends the loop"),

@@ -10,6 +10,7 @@ NEWEST = "engine.tokenizer.decode(output.outputs[0].token_ids[-1:]), text"
 WRONG = {
     "engine_step": [
         Edit("counts_idle_steps", COUNT, f"{COUNT}\nengine.stats.num_steps += not scheduled.chunks", "is not counted"),
+        Edit("counts_outputs", COUNT, COUNT.replace("finished", "outputs"), "that goes on is no finished request"),
         Edit(
             "never_finishes", "del engine.requests[request.request_id]", "pass", "delete every request that is finished"
         ),

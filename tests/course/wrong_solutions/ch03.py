@@ -34,6 +34,7 @@ WRONG = {
         Edit("not_causal", "range(first, position + 1)", "range(first, end)", "a row sees the positions up to its own"),
         Edit("one_window_for_all", "position + 1 - window", "start + 1 - window", "each row has a window of its own"),
         Edit("relative_to_start", POSITION, "divmod(max(position - start, 0), block_size)", "offsets 0 to 3"),
+        Edit("rows_are_tuples", "return rows", "return [tuple(row) for row in rows]", "must return a list of lists"),
         Edit("eats_the_table", "return rows", "block_table.clear()\nreturn rows", "changed block_table"),
     ],
     "write_kv": [

@@ -44,6 +44,8 @@ COMES_IN = "insort_right(scheduler.running, seq, key=by_priority)"
 WRONG = {
     "finish_reason": [
         Edit("appends_it_again", PARAMS, f"{PARAMS}\nseq.append(token_id)", "finish_reason only answers"),
+        Edit("forgets_to_return", "return None, None", "pass", "got:      None"),
+        Edit("returns_a_list", "return None, None", "return [None, None]", "return a tuple"),
         Edit("names_eos", 'return "stop", None', 'return "stop", token_id', "is no stop_reason"),
         Edit("counts_the_prompt", GENERATED, "len(seq.tokens) == params.max_tokens", "max_tokens counts generated"),
         Edit("ignore_eos_ignores_all", STOPS, f"{STOPS} and not params.ignore_eos", "EOS only"),

@@ -71,6 +71,8 @@ unpack_words
         + bits, codes = 4, [0] * len(order)
     no_middle: without a stored zero
         ~ zero = 2 ** (bits - 1) if stored_zero is None => zero = 0 if stored_zero is None
+    takes_0_for_none: 0 is a zero point
+        ~ if stored_zero is None => if not stored_zero
     the_other_way_round: place p holds code order[p]
         ~ codes[index] = word >> bits * place & top => codes[place] = word >> bits * index & top
     as_it_is_stored: zero is what is stored, plus added
