@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 F = TypeVar("F", bound=Callable[..., None])
 NOT_GIVEN: Any = object()  # None may be what was expected, or what the student's code returned
+Table = dict[str | tuple[str, str], Iterable[tuple[Any, ...]]]  # for cases()
 
 
 class Wrong(Exception):
@@ -115,9 +116,7 @@ def expect_sane(structure: Checkable, when: str = "") -> None:
         raise Wrong(f"{when}check_integrity() complains: {error}") from error
 
 
-def cases(
-    ask: Callable[..., Any], table: dict[str | tuple[str, str], Iterable[tuple[Any, ...]]]
-) -> tuple[Callable[[Any, Any], None], ...]:
+def cases(ask: Callable[..., Any], table: Table) -> tuple[Callable[[Any, Any], None], ...]:
     """Checks that differ in what they ask: each calls ask(function, *row) for its rows.
 
     table: title of the check -> rows; (title, heading to read again) -> rows.

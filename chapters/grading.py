@@ -2,7 +2,7 @@
 
 A chapter's checks.py lists its TASKS. A task names a function of exercise.py and says how it is put into the engine; a
 check is a function of that function and a Bench, with a docstring that names it, and raises Wrong. Where only inputs
-and sentences differ, cases() makes checks of a table.
+and sentences differ, expect.cases() makes checks of a table.
 
 This file needs the standard library and nanovllm/core until a check asks for a model, so that a browser can grade, too.
 """
@@ -15,7 +15,7 @@ from functools import cached_property, wraps
 from itertools import islice
 from typing import Any
 
-from chapters.expect import NOT_GIVEN, Wrong, expect, expect_sane, read_again
+from chapters.expect import NOT_GIVEN, Wrong, expect, expect_sane
 from chapters.patching import our_engine, use_manager
 from chapters.submission import describe, full_kind_of, is_of_ours, kind_of, raised_by_checks, readable
 from nanovllm import LLM, SamplingParams
@@ -30,7 +30,7 @@ class Bench:
     Without a model (None), a check that asks for the engine gets NoModel. loads(): is called before it is loaded.
     """
 
-    def __init__(self, model: str | None, loads: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, model: str | None = None, loads: Callable[[], None] = lambda: None) -> None:
         self._model, self._loads = model, loads
         self._is_closed = False
 
@@ -110,13 +110,6 @@ class NotPrepared(Exception):
     """A check asks for the engine before it is loaded: not while the student's code is in its place."""
 
 
-class BenchWithoutModel(Bench):
-    """For a browser: checks that work without a model are run, the others are left open."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-
-
 Check = Callable[[Any, Bench], None]
 
 
@@ -149,22 +142,6 @@ def _answer_in_a_small_pool(bench: Bench) -> tuple[list[list[int]], int]:
         answers = bench.generate(manager.block_size + 1)  # everybody grows by a block
     expect_sane(small, "after preemption ")
     return answers, scheduler.num_preemptions - before
-
-
-def case(title: str, compare: Callable[..., None], *rows: tuple[Any, ...], section: str = "") -> Check:
-    """The check of this title: compare(function, *row), row by row. section: as read_again() names it."""
-
-    def check(function: Any, bench: Bench) -> None:
-        for row in rows:
-            compare(function, *row)
-
-    check.__doc__ = title
-    return read_again(section)(check) if section else check
-
-
-def cases(compare: Callable[..., None], rows: dict[str, list[tuple[Any, ...]]]) -> tuple[Check, ...]:
-    """A case() for each title."""
-    return tuple(case(title, compare, *its_rows) for title, its_rows in rows.items())
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from chapters.ch05_scheduler import checks, solution
 from chapters.ch04_paged_attention.memories import TwoMemories
 from chapters.ch05_scheduler.batching import Comparison
 from chapters.ch07_prefix_caching.simulator import Simulator
-from chapters.grading import BenchWithoutModel, grade
+from chapters.grading import Bench, grade
 from chapters.stage import Stage, compare_with_ours
 world = TwoMemories()
 world.admit()
@@ -27,7 +27,7 @@ print(len(world.ours.ended))
 simulator = Simulator()
 while "That was the example" not in simulator.example():
     pass
-assert grade(checks.TASKS[1], solution.preempt_last, BenchWithoutModel()).open
+assert grade(checks.TASKS[1], solution.preempt_last, Bench()).open
 """
 IMPORT_IS_LIGHT = """
 import sys, nanovllm

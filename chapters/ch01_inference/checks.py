@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from chapters.ch01_inference.lab_parts import next_logits_of, rows_of
-from chapters.expect import differs, expect, read_again, unchanged
-from chapters.grading import PROMPTS, Bench, Task, Wrong, case, cases
+from chapters.expect import Table, cases, differs, expect, read_again, unchanged
+from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
@@ -221,7 +221,7 @@ OWN = (
 )
 SHARE = "head h reads KV head h // group_size, with group_size = num_heads // num_kv_heads: neighbours share"
 LARGE = "exp() of a large score is infinite: use torch.softmax, or subtract the row's largest score first"
-ATTENDS: dict[str, list[tuple[Any, ...]]] = {  # hint, n, m, num_heads, num_kv_heads
+ATTENDS: Table = {  # hint, n, m, num_heads, num_kv_heads
     "a prompt: no position sees later ones": [
         ("row i must not see positions later than its own, and must see its own", 5, 5, 1, 1)
     ],
@@ -231,10 +231,10 @@ ATTENDS: dict[str, list[tuple[Any, ...]]] = {  # hint, n, m, num_heads, num_kv_h
 }
 ALONE = "with one position to see, its weight is 1 and the result is its value"
 ATTENTION = (
-    case("a single token gets its own value back", compare, (ALONE, 1, 1, 1, 1)),
+    *cases(compare, {"a single token gets its own value back": [(ALONE, 1, 1, 1, 1)]}),
     three_tokens,
     *cases(compare, ATTENDS),
-    case("large dot products: no overflow", partial(compare, times=40), (LARGE, 3, 3, 2, 1), section=LOOP),
+    *cases(partial(compare, times=40), {("large dot products: no overflow", LOOP): [(LARGE, 3, 3, 2, 1)]}),
     arguments_kept,
     in_the_engine,
 )

@@ -12,8 +12,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from chapters.expect import ensure, expect, read_again
-from chapters.grading import Bench, NoModel, Task, Wrong, answers_as_before, case, cases
+from chapters.expect import Table, cases, ensure, expect, read_again
+from chapters.grading import Bench, NoModel, Task, Wrong, answers_as_before
 from chapters.published import published_config
 from nanovllm.checkpoint import ModelConfig
 
@@ -94,7 +94,7 @@ WHOLE = "a pool has whole blocks: what is left over is no block"
 GIVEN = "the user has said how large the pool is: then it is neither limited by what is free nor by what is needed"
 NEEDED = "no more than max_num_seqs sequences of max_model_len tokens can hold"
 OWN = "the last block of a sequence is its own, however few tokens are in it: round up for each sequence, then multiply"
-BLOCKS: dict[str, list[tuple[Any, ...]]] = {
+BLOCKS: Table = {
     "one layer, one head of 64 numbers, 2 bytes each: 256 bytes a token": [
         ("64 numbers of K and 64 of V, 2 bytes each", SMALL, 1, 2, {"given": 2560}),
         ("a block has block_size tokens", SMALL, 4, 2, {"given": 4096}),
@@ -176,7 +176,7 @@ CAUSAL = "a row sees the positions up to its own, which was written before atten
 OWN_ROW = "the row's own position is one of the `window` positions"
 EACH = "each row has a window of its own, which ends with the row"
 BEGINS = "a window that is longer than the text begins at position 0"
-SLOTS: dict[str, list[tuple[Any, ...]]] = {  # hint, block_table, start, end, window, block_size
+SLOTS: Table = {  # hint, block_table, start, end, window, block_size
     "without a window: all positions up to the row's own": [
         ("positions 0 to 3 are offsets 0 to 3 of block 0", [0], 3, 4, 0, 8),
         (CAUSAL, [0], 0, 4, 0, 8),
@@ -231,16 +231,18 @@ ALL = "each row of k and v goes to its own slot, and nothing else changes"
 NONE = "slot -1 means: write nothing. In Python and PyTorch the index -1 is the last one"
 BEHIND = f"{NONE}; the tokens after it must still be written"
 BF16 = "with bfloat16 the wrong numbers are in the cache", [3, -1, 4], "bfloat16"
-WRITES = (
-    case("one token into slot 17: block 2, offset 1", compare_write, (ONE, [17])),
-    case("several tokens, across the border of a block", compare_write, (ALL, [15, 16, 30, 0, 7, 8])),
-    case(
-        "slot -1: that token is not written, the others are",
-        compare_write,
-        *((NONE, [-1]), (BEHIND, [9, -1, 20]), (NONE, [-1, -1])),
-        section=MINUS_ONE_SECTION,
-    ),
-    case("a cache of bfloat16", compare_write, BF16),
+WRITES = cases(
+    compare_write,
+    {
+        "one token into slot 17: block 2, offset 1": [(ONE, [17])],
+        "several tokens, across the border of a block": [(ALL, [15, 16, 30, 0, 7, 8])],
+        ("slot -1: that token is not written, the others are", MINUS_ONE_SECTION): [
+            (NONE, [-1]),
+            (BEHIND, [9, -1, 20]),
+            (NONE, [-1, -1]),
+        ],
+        "a cache of bfloat16": [BF16],
+    },
 )
 
 use_blocks, use_write = partial(use_in_engine, "use_pool_blocks"), partial(use_in_engine, "use_write_kv")

@@ -6,8 +6,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from chapters.expect import ensure, expect, read_again
-from chapters.grading import PROMPTS, Bench, Task, answers_as_before, answers_in_a_small_pool, cases
+from chapters.expect import Table, cases, ensure, expect, read_again
+from chapters.grading import PROMPTS, Bench, Task, answers_as_before, answers_in_a_small_pool
 from chapters.patching import our_engine, replaced, yours_to_write
 from chapters.stage import EOS, Stage, compare_with_ours
 from nanovllm.core.scheduler import Scheduler
@@ -75,7 +75,7 @@ HELD_BACK = "among the first min_tokens an EOS or stop token ends nothing, so it
 BEFORE_LENGTH = "a stop comes before a length: the text ended by itself"
 COUNTS = "max_tokens counts generated tokens, the new one included"
 LENGTH = "max_model_len counts prompt and output, the new token included"
-REASONS: dict[str, list[tuple[Any, ...]]] = {  # hint, params, token, its number, and what to answer
+REASONS: Table = {  # hint, params, token, its number, and what to answer
     "an ordinary token ends nothing": [
         ("nothing ends this sequence", {}, 7, 3, None, None),
         ("max_tokens=None is no limit", dict(max_tokens=None), 7, 30, None, None),

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from chapters.ch06_prefill_decode.roofline import Machine, StepCost
-from chapters.expect import ensure, expect
-from chapters.grading import Bench, Task, case
+from chapters.expect import cases, ensure, expect
+from chapters.grading import Bench, Task
 from chapters.patching import our_engine, replaced
 from chapters.stage import Stage
 from nanovllm.checkpoint import ModelConfig
@@ -125,14 +125,17 @@ BATCH: Hints = {
     ("kv_bytes", 12 * 80): "each sequence has K and V of its own",
 }
 MIXED = [(3, 4, 4), (5, 6, 6), (6, 12, 20)]
-COSTS = (
-    case("A prompt of one token: every weight, one key", compare_cost, ([(0, 1, 1)], ONE_TOKEN)),
-    case("A decode: the keys of earlier steps", compare_cost, ([(4, 5, 5)], DECODE)),
-    case("A whole prompt: weights are read once, and one row samples", compare_cost, ([(0, 6, 6)], PROMPT)),
-    case("The middle of a prompt: nobody samples", compare_cost, ([(6, 12, 20)], CHUNK)),
-    case("Two decodes and a chunk: the weights are shared, K and V are not", compare_cost, (MIXED, BATCH)),
-    case("Four bytes a number: twice the bytes, the same FLOPs", compare_cost, ([(4, 5, 5)], {}, 4)),
-    case("200 random steps", compare_cost, *((sizes, {}) for sizes in random_steps())),
+COSTS = cases(
+    compare_cost,
+    {
+        "A prompt of one token: every weight, one key": [([(0, 1, 1)], ONE_TOKEN)],
+        "A decode: the keys of earlier steps": [([(4, 5, 5)], DECODE)],
+        "A whole prompt: weights are read once, and one row samples": [([(0, 6, 6)], PROMPT)],
+        "The middle of a prompt: nobody samples": [([(6, 12, 20)], CHUNK)],
+        "Two decodes and a chunk: the weights are shared, K and V are not": [(MIXED, BATCH)],
+        "Four bytes a number: twice the bytes, the same FLOPs": [([(4, 5, 5)], {}, 4)],
+        "200 random steps": [(sizes, {}) for sizes in random_steps()],
+    },
 )
 
 
@@ -174,15 +177,14 @@ def compare_pack(function: Pack, *sizes: Size) -> None:
         expect(expected, answer, f"{name} of a step with {show(chunks)}: {hint}")
 
 
-PACKS = (
-    case("One whole prompt", compare_pack, ((0, 5, 5),)),
-    case(
-        "Three decodes: a row each, and all that came before in the cache",
-        compare_pack,
-        ((7, 8, 8), (0, 1, 1), (30, 31, 31)),
-    ),
-    case("Two decodes and the middle of a prompt", compare_pack, (*MIXED,)),
-    case("200 random steps", compare_pack, *map(tuple, random_steps())),
+PACKS = cases(
+    compare_pack,
+    {
+        "One whole prompt": [((0, 5, 5),)],
+        "Three decodes: a row each, and all that came before in the cache": [((7, 8, 8), (0, 1, 1), (30, 31, 31))],
+        "Two decodes and the middle of a prompt": [(*MIXED,)],
+        "200 random steps": map(tuple, random_steps()),
+    },
 )
 
 
@@ -259,29 +261,26 @@ SLOW = "the weights alone take longer to read than the limit: no number of token
 MORE = {6: "one more token, or the prompt stands still as long as they decode"}
 MIDDLE = {150: SLOW, 8: "a sequence in the middle of its prompt does not decode"}
 CAP = "max_num_batched_tokens is 16; it has the last word"
-BUDGETS = (
-    case(
-        "The largest step that ends in time",
-        compare_budget,
-        ({50: IN_TURN, 251: LONGER}, 250, 0.0501, (0, 0)),
-        ({299: IN_TURN, 500: LONGER}, 499, 0.0999, (0, 0)),
-        ({201: LONGER}, 200, 0.0401, (0, 0)),
-    ),
-    case(
-        "Every decode gets its token, and a prompt moves on",
-        compare_budget,
-        (MORE, 7, 0.0003, (6, 0)),
-        (MORE | MIDDLE, 7, 0.03, (6, 50)),
-        ({150: SLOW}, 1, 0.03, (0, 0)),
-        ({1: "a prompt with one token left to compute is like a decode"}, 2, 0.03, (0, 3)),
-    ),
-    case("A waiting sequence does not decode", compare_budget, ({8: "who waits does not decode"}, 3, 0.03, (2, 0), 5)),
-    case(
-        "Never more than max_num_batched_tokens",
-        compare_budget,
-        ({250: CAP}, 16, 0.0501, (0, 0, 16)),
-        ({21: CAP}, 16, 0.03, (20, 0, 16)),
-    ),
+BUDGETS = cases(
+    compare_budget,
+    {
+        "The largest step that ends in time": [
+            ({50: IN_TURN, 251: LONGER}, 250, 0.0501, (0, 0)),
+            ({299: IN_TURN, 500: LONGER}, 499, 0.0999, (0, 0)),
+            ({201: LONGER}, 200, 0.0401, (0, 0)),
+        ],
+        "Every decode gets its token, and a prompt moves on": [
+            (MORE, 7, 0.0003, (6, 0)),
+            (MORE | MIDDLE, 7, 0.03, (6, 50)),
+            ({150: SLOW}, 1, 0.03, (0, 0)),
+            ({1: "a prompt with one token left to compute is like a decode"}, 2, 0.03, (0, 3)),
+        ],
+        "A waiting sequence does not decode": [({8: "who waits does not decode"}, 3, 0.03, (2, 0), 5)],
+        "Never more than max_num_batched_tokens": [
+            ({250: CAP}, 16, 0.0501, (0, 0, 16)),
+            ({21: CAP}, 16, 0.03, (20, 0, 16)),
+        ],
+    },
 )
 
 

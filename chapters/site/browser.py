@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from chapters.course import find_chapter
-from chapters.grading import BenchWithoutModel, Result, Task, grade
+from chapters.grading import Bench, Result, Task, grade
 from chapters.player import Player
 from chapters.submission import NotLoaded, find_function
 
@@ -64,7 +64,7 @@ class Browser:
             function = find_function(find_chapter(chapter).submission(path), todo.name)
         except NotLoaded as error:
             return _view(Result(todo, 0, str(error)))
-        return _view(grade(todo, function, BenchWithoutModel(), begins, str(path)))
+        return _view(grade(todo, function, Bench(), begins, str(path)))
 
 
 def _view(result: Result) -> dict[str, Any]:

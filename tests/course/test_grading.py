@@ -13,7 +13,7 @@ import torch
 
 from chapters.course import find_chapter
 from chapters.expect import cases, differs, expect_form, read_again, unchanged
-from chapters.grading import Bench, BenchWithoutModel, Task, Wrong, grade
+from chapters.grading import Bench, Task, Wrong, grade
 from chapters.patching import replaced
 from chapters.submission import RETURNS, NotLoaded, load_submission
 from nanovllm import LLM, SamplingParams
@@ -61,7 +61,7 @@ def test_the_heading_to_read_again():
 
     def section_of(argument) -> str:
         task = Task("f", "the task's", lambda f: nullcontext(), (check,))
-        return grade(task, argument, BenchWithoutModel()).section
+        return grade(task, argument, Bench()).section
 
     assert section_of("nothing is wrong") == ""
     assert section_of(None) == "the task's"
@@ -207,7 +207,7 @@ def test_two_numbers_are_no_list():
         total = sum(kept)
         return [weight / total for weight in kept]
 
-    result = grade(task, min_p_probs, BenchWithoutModel())
+    result = grade(task, min_p_probs, Bench())
     assert result.num_passed > 3 and not result.problem
 
 
@@ -228,7 +228,7 @@ def test_a_list_that_is_gone_through_for_each_entry():
         return [w / total for w in kept]
 
     for function in (quadratic, of_its_own):
-        result = grade(task, function, BenchWithoutModel())
+        result = grade(task, function, Bench())
         assert "max() stands inside a loop or a comprehension" in result.problem
         assert "Compute it once, before" in result.problem and result.problem.endswith("times for 30 tokens")
 
@@ -243,7 +243,7 @@ def test_num_computed_tokens_off_by_one(off):
         ours(scheduler, chunk, token_ids)
         chunk.seq.num_computed_tokens += off if chunk.draft_token_ids else 0
 
-    result = grade(task, one_off, BenchWithoutModel())
+    result = grade(task, one_off, Bench())
     assert "num_computed_tokens: K and V are right for every token but the one sampled last" in result.problem
     assert result.problem.endswith(f"expected: 9\ngot:      {9 + off}")
 

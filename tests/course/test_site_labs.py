@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chapters.grading import BenchWithoutModel, grade
+from chapters.grading import Bench, grade
 from chapters.player import Move, Player, write_moves
 from chapters.site import runtime
 from chapters.site.browser import Browser
@@ -505,5 +505,5 @@ def test_a_check_that_needs_a_model_stays_open():
     """Without a model a task does not count as passed; what fails before it fails as ever."""
     chapter = LABS[0]
     task = chapter.module("checks").TASKS[0]
-    result = grade(task, getattr(chapter.module("solution"), task.name), BenchWithoutModel())
+    result = grade(task, getattr(chapter.module("solution"), task.name), Bench())
     assert result.num_passed == len(task.checks) and result.open and not result.passed
