@@ -15,6 +15,7 @@ from rich.table import Table
 
 from chapters import lab_notebook, quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
+from chapters.examine import NotExamined
 from chapters.nano_engine.steps import STEPS, passed_steps
 from chapters.plain_text import described, spelled, unfolded
 from chapters.reading import minutes_of, only_short, shown
@@ -211,12 +212,19 @@ def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, prog
     model, why_not = (None, "--no-model") if args.no_model else find_model(args.model)
     if model is None:
         print(f"Checks that need a model stay open: {why_not}", file=sys.stderr)
-    num_passed = 0
+    num_passed = num_not_examined = 0
     for file in files:
         if len(files) > 1 and not args.json:
             console.print(f"\n{readable(file)}", style="bold", markup=False, soft_wrap=True)
         shown = None if args.json else console
-        results = report(chapter, file, model, args.limit, shown, args.task or "", args.jobs)
+        try:
+            results = report(chapter, file, model, args.limit, shown, args.task or "", args.jobs)
+        except NotExamined as error:
+            if len(files) == 1:
+                raise
+            print(f"python -m chapters: {readable(file)}: {error}", file=sys.stderr)
+            num_not_examined += 1
+            continue
         num_passed += all(result.passed for result in results)
         if args.json:
             print(json.dumps(record(chapter, file, results)), flush=True)
@@ -227,7 +235,7 @@ def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, prog
         solved = [r.task.name for r in results if r.passed or (not r.problem and r.task.name in before)]
         solved += [name for name in before if args.task and name != args.task]
         progress.note(chapter, solved=solved)
-    return 0 if num_passed == len(files) else 1
+    return 2 if num_not_examined else 0 if num_passed == len(files) else 1
 
 
 def find_files(paths: list[Path]) -> list[Path]:

@@ -18,13 +18,18 @@ FIELDS = {"num_passed": int, "problem": str, "not_started": bool, "open": list, 
 PREPARING_S = 900.0  # for what is not the student's: Python, and the engine with its model
 
 
+class NotExamined(ValueError):
+    """The checks could not begin, which need not be the file's fault."""
+
+
 def examine(
     chapter: Chapter, file: Path, model: str | None, limit_s: float = LIMIT_S, only: str = "", num_jobs: int = 0
 ) -> Generator[Result, None, None]:
     """The results of the chapter's tasks, in their order; num_jobs are checked at a time (0: as the machine can).
 
     limit_s: of wall time, for one check. only: the name of a single task. Checks that need a model stay open where
-    there is none. Raises ValueError if there is no such task, or if the checks or the model cannot be loaded.
+    there is none. Raises ValueError if there is no such task or the checks cannot be imported, and NotExamined if the
+    engine or the model cannot be loaded.
     """
     try:
         tasks: list[Task] = chapter.module("checks").TASKS
@@ -97,9 +102,9 @@ class _Examination:
             if phase.name == "checking":
                 section = getattr(task.checks[phase.number], "section", task.section)
                 return {"num_passed": phase.number, "problem": str(lost), "section": section}
-            raise ValueError(f"the engine cannot be loaded: {lost}\n{run.printed()}") from None
+            raise NotExamined(f"the engine cannot be loaded: {lost}\n{run.printed()}") from None
         if "refused" in heard:
-            raise ValueError(heard["refused"])
+            raise NotExamined(readable(heard["refused"]))
         is_done = heard.get("num_passed") == num_checks and phase == Phase("checking", num_checks - 1)
         if not heard.get("problem") and not is_done:
             return {"num_passed": 0, "problem": "the checks have not come to their end"}
@@ -122,7 +127,6 @@ def check_task(tell: Callable[..., None], number: int, name: str, file: str, mod
     """In the process of a Run: load the file, check this task. Returns fields of its Result."""
     chapter = find_chapter(number)
     [task] = [task for task in chapter.module("checks").TASKS if task.name == name]
-    chapter.module("exercise")  # all that the file may import: not on the student's time
     return check_file(
         tell, task, file, lambda path: find_function(chapter.submission(path), name), partial(Bench, model)
     )

@@ -15,9 +15,12 @@ from chapters.course import EXERCISES, ROOT, Chapter
 from chapters.exercise_cells import MARK
 
 HOW = f"""Cells that begin with `{MARK}` are your `exercise.py`: write the functions, run the cells. Add cells as you
-like; one that is to be graded, too, begins with `{MARK}:` and a name of its own. If two begin with the same line,
-`check` takes the one that you ran last, and the marks are for the lower one: keep one of them. The cells with `check`
-say what is still missing; marks come from where it is handed in.
+like; one that is to be graded, too, begins with `{MARK}:` and a name of its own. If two begin with the same line, only
+one of them counts: keep one. The cells with `check` say what is still missing; marks come from where it is handed in.
+
+Before you hand in, restart the kernel, run all cells from the top, and save. `check` reads what you have run, and the
+marks are for what is saved, from the top down: a cell that you deleted, or ran before one above it, is still there for
+`check`, and not for the marks.
 
 The course comes with this notebook: the folders `chapters` and `nanovllm`, or an archive, `course.zip`. Put it into the
 same folder. On Colab the first cell has a button to upload the archive."""

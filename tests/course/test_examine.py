@@ -2,14 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from chapters.__main__ import main
-from chapters.course import find_chapter
+from chapters.course import ROOT, find_chapter
 from chapters.examine import examine
 from chapters.runner import Lost, Phase, Run
 from tests.processes import LIMIT_S, wait_for
@@ -186,6 +188,72 @@ def test_started_processes_end_with_the_submission(tmp_path):
     process_ids = [int(each) for each in note.read_text().split()]
     assert len(process_ids) == 3
     wait_for(lambda: all(map(ended, process_ids)))
+
+
+@pytest.fixture(scope="module")
+def edition(tmp_path_factory) -> Path:
+    """The course and the engine in a folder where exercise.py may be written."""
+    folder = tmp_path_factory.mktemp("edition")
+    for name in ("chapters", "nanovllm"):
+        shutil.copytree(ROOT.parent / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+OWN = {  # in one's own exercise.py, and what is said then
+    "def allocate(:": "exercise.py cannot be loaded: SyntaxError: invalid syntax\nexercise.py, line 1: def allocate(:",
+    "import numpyy": "exercise.py cannot be loaded: ModuleNotFoundError: No module named 'numpyy'",
+    "raise SystemExit(0)": "exercise.py cannot be loaded: SystemExit: 0",
+    "while True: pass": "exercise.py cannot be loaded: it was not done after 3 s",
+}
+
+
+@pytest.mark.parametrize("source", OWN)
+def test_an_own_exercise_that_cannot_be_loaded(source, edition, processes):
+    """It is imported on its own clock, and where an error in it is one of its own."""
+    (edition / "chapters" / CHAPTER.folder.name / "exercise.py").write_text(source, "utf-8")
+    command = ["check", "4", "--task", "free", "--no-model", "--limit", "3", "--json"]
+    environment = os.environ | {"XDG_DATA_HOME": str(edition), "PYTHONPATH": ""}
+    code, out, err = processes.run("-m", "chapters", *command, cwd=edition, env=environment)
+    assert code == 1, err
+    [task] = json.loads(out)["tasks"]
+    assert task["message"].startswith(OWN[source])
+
+
+SENDS = """
+import sys
+
+def free(manager, seq):
+    frame = sys._getframe()
+    while "send" not in frame.f_locals: frame = frame.f_back
+    frame.f_locals["send"](result={"refused": "gone"})
+"""
+
+
+def test_one_odd_file_does_not_end_the_check_of_a_folder(tmp_path, no_model, capsys):
+    """Whatever it sends is text: a heading is no markup, and a verdict is about its own file."""
+    marks = "from chapters.expect import Wrong\ndef free(manager, seq): raise Wrong('no', section='[/b]\\x1b')"
+    for name, source in {"a.py": marks, "b.py": SENDS, "c.py": SOLUTION}.items():
+        (tmp_path / name).write_text(source, "utf-8")
+    assert main(["check", "4", "--file", str(tmp_path), "--task", "free"]) == 2
+    said = capsys.readouterr()
+    assert "Read again: [/b]\\x1b\n" in said.out and "free: passed as far as it goes" in said.out
+    assert f"{tmp_path / 'b.py'}: gone" in said.err
+
+
+def test_a_line_without_an_end_is_not_kept():
+    run = Run("tests.course.test_examine:writes_for_ever")
+    try:
+        with pytest.raises(Lost, match="something was written into the grader's own pipe"):
+            run.hear(30)
+    finally:
+        run.end()
+
+
+def writes_for_ever(tell):
+    while True:
+        for fd in range(3, 64):
+            with suppress(OSError):
+                os.write(fd, b"x" * (1 << 16))
 
 
 GRADE = "import sys, chapters.__main__ as m; m.find_model = lambda name: (None, ''); sys.exit(m.main(sys.argv[1:]))"

@@ -256,7 +256,7 @@ def test_notebooks(chapter):
         texts = ["".join(cell["source"]) for cell in json.loads(cells.notebook(chapter, sha256))["cells"]]
         [about, *marked] = [text for text in texts if text.startswith(("# Chapter", exercise_cells.MARK))]
         defined = {node.name for node in ast.parse("\n".join(marked)).body if isinstance(node, ast.FunctionDef)}
-        assert set(names) <= defined and chapter.title in about
+        assert set(names) <= defined and chapter.title in about and "restart the kernel, run all cells" in about
         values = [f"CHAPTER, TASK, SHA256 = {chapter.number}, {name!r}, 'ab12'" for name in names]
         hidden = [text for text in texts if "### BEGIN HIDDEN TESTS" in text]
         assert [value for value, text in zip(values, hidden, strict=bool(sha256)) if value in text] == values[
@@ -275,6 +275,16 @@ def test_cells_that_ran(monkeypatch):
     shell = SimpleNamespace(history_manager=SimpleNamespace(input_hist_raw=ran))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert notebook.exercise_in_cells() == "# exercise.py: a \nx = 2\n\n\n# exercise.py: b\ny = 1\n"
+
+
+def test_a_check_in_cells_says_why_there_is_no_model_and_looks_again(monkeypatch, checkpoint, capsys):
+    monkeypatch.setattr(notebook, "exercise_in_cells", lambda: SOLUTION)
+    found = [(None, "no network"), (str(checkpoint()), "")]
+    monkeypatch.setattr("chapters.__main__.find_model", lambda name: found.pop(0))
+    with pytest.raises(notebook.NotPassed, match="6 of 8 checks passed\nleft open without a model: 2\nno network"):
+        notebook.check(4, "free")
+    notebook.check(4, "free")
+    assert capsys.readouterr().out == "free: passed, 8 checks\n"
 
 
 @pytest.mark.parametrize("before", ["", "\n", " \n\n\t\n", "    ", "\n  "])
