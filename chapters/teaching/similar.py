@@ -13,6 +13,7 @@ from typing import Any
 
 RUN = 25  # letters of a file in which each name is one
 THRESHOLD = 0.75
+MUCH = 4000  # characters of code_of(), some 20 lines: there are not many ways to write less
 MEANING = (
     "Short exercises have few right solutions: those who worked alone may stand here, too. Read both files, and ask "
     "both students."
@@ -45,29 +46,55 @@ def similar_pairs(
 
 
 def same_code(sources: Iterable[tuple[str, bytes]], given: bytes) -> dict[str, list[str]]:
-    """who -> whose functions have the same code, but for names, comments and layout. sources: of one chapter. given:
-    its exercise.py, which has the functions that count."""
-    functions = {node.name for node in ast.parse(given).body if isinstance(node, ast.FunctionDef)}
-    unwritten = code_of(given, functions)
-    by_code: dict[str, list[str]] = {}
-    for who, source in sources:
-        code = code_of(source, functions)
-        if code and code != unwritten:
-            by_code.setdefault(code, []).append(who)
-    groups = [group for group in by_code.values() if len(group) > 1]
-    return {who: [other for other in group if other != who] for group in groups for who in group}
+    """who -> whose functions have the same code, but for names, annotations, comments and layout: all that both have
+    written or, with their names, some that are MUCH together. sources: of one chapter. given: its exercise.py, which
+    has the functions that count."""
+    functions = [node.name for node in ast.parse(given).body if isinstance(node, ast.FunctionDef)]
+    unwritten = {name: {"", code_of(given, name)} for name in functions}
+    written = [
+        (who, {name: code for name in functions if (code := code_of(source, name)) not in unwritten[name]})
+        for who, source in sources
+    ]
+    found: dict[str, list[str]] = {}
+    for (one, a), (other, b) in combinations(written, 2):
+        same = [name for name in a if a[name] == b.get(name)]
+        is_all = a == b != {}
+        if is_all or sum(len(a[name]) for name in same) >= MUCH:
+            which = "" if is_all else f" ({', '.join(same)})"
+            found.setdefault(one, []).append(f"{other}{which}")
+            found.setdefault(other, []).append(f"{one}{which}")
+    return found
 
 
-def code_of(source: bytes, functions: set[str]) -> str:
-    """What these functions do, and what of the file they use: in no order, and without the names that the file gives,
-    imports and docstrings. Empty for what is no Python."""
+def code_of(source: bytes, function: str) -> str:
+    """What this function does, and what of the file it uses: in no order, and without the names that the file gives,
+    imports, annotations and docstrings. Empty for what is no Python."""
     try:
-        tree = ast.parse(source)
+        tree = _Plain().visit(ast.parse(source))
         defined = {name: node for node in tree.body for name in _defined_by(node)}
-        used = _used(defined, functions)
-        return "\n".join(sorted(_without_names(node, {*defined}) for node in used))
+        return "\n".join(sorted(_without_names(node, {*defined}) for node in _used(defined, function)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
+
+
+class _Plain(ast.NodeTransformer):
+    """Takes away what does nothing: annotations, texts that are statements, and pass."""
+
+    def visit_Pass(self, node: ast.Pass) -> None:
+        return None
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        return node.value and self.generic_visit(ast.Assign(targets=[node.target], value=node.value))
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(arg=node.arg)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
 
 
 def _defined_by(node: ast.stmt) -> Iterable[str]:
@@ -77,9 +104,9 @@ def _defined_by(node: ast.stmt) -> Iterable[str]:
     return _bound_names(node)
 
 
-def _used(defined: dict[str, ast.stmt], functions: set[str]) -> set[ast.stmt]:
-    """The statements that define these functions, and those that define what they use."""
-    names, used = [*functions], set[ast.stmt]()
+def _used(defined: dict[str, ast.stmt], function: str) -> set[ast.stmt]:
+    """The statements that define this function, and those that define what it uses."""
+    names, used = [function], set[ast.stmt]()
     while names:
         node = defined.get(names.pop())
         if node is not None and node not in used:
@@ -95,8 +122,6 @@ def _without_names(node: ast.stmt, defined: set[str]) -> str:
         for field in ("id", "arg", "name"):
             if getattr(each, field, None) in names:
                 setattr(each, field, names[getattr(each, field)])
-        if isinstance(body := getattr(each, "body", None), list):
-            each.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
     return ast.dump(node)
 
 
@@ -111,7 +136,3 @@ def _bound_names(tree: ast.AST) -> dict[str, None]:
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names[node.name] = None
     return names
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -8,6 +8,7 @@ has no use for any of these words.
 import ast
 import importlib
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -16,15 +17,19 @@ from chapters.submission import readable
 
 MOST_CHARACTERS = 200  # of a flag: it quotes names, which may have any length
 FAST_S = 0.005  # checks that all pass take longer, with a process of their own
-MODULES = {  # of the standard library
-    "atexit", "builtins", "ctypes", "faulthandler", "gc", "importlib", "inspect", "marshal", "multiprocessing", "os",
-    "pickle", "pkgutil", "runpy", "shutil", "signal", "subprocess", "sys", "threading", "traceback", "unittest",
+HARMLESS = {  # of the standard library: they compute, and reach no file, frame or module
+    "__future__", "abc", "array", "bisect", "cmath", "collections", "contextlib", "copy", "dataclasses", "datetime",
+    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numbers", "operator",
+    "queue", "random", "re", "statistics", "string", "struct", "textwrap", "time", "typing", "warnings",
 }  # fmt: skip
+REACHED = {"builtins", "importlib", "inspect", "io", "os", "sys"}  # through another module that has imported them
 NETWORK = {
     "aiohttp", "asyncio", "ftplib", "http", "httpx", "imaplib", "openai", "poplib", "requests", "smtplib", "socket",
     "socketserver", "ssl", "telnetlib", "urllib", "urllib3", "webbrowser", "websocket", "websockets", "xmlrpc",
 }  # fmt: skip
-CALLS = {"__import__", "breakpoint", "compile", "eval", "exec", "globals", "open", "vars"}
+CALLS = {
+    "__import__", "breakpoint", "compile", "delattr", "eval", "exec", "globals", "open", "setattr", "vars",
+}  # fmt: skip
 FRAMES = {"f_back", "f_locals", "f_globals", "f_builtins", "tb_frame", "tb_next", "gi_frame", "cr_frame", "ag_frame"}
 INSIDES = {
     "__globals__", "__code__", "__closure__", "__subclasses__", "__mro__", "__bases__", "__builtins__", "__loader__",
@@ -68,6 +73,7 @@ def _found(tree: ast.AST, modules: set[str | None]) -> dict[str, None]:
     """
     found: dict[str, None] = {}
     classes = dict(_engines_classes(tree, modules))
+    found |= dict.fromkeys(f"hands on {name}, a class of the engine" for name in _handed_on(tree, classes))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= dict.fromkeys(flag for name in node.names if (flag := _import_flag(name.name)))
@@ -79,11 +85,17 @@ def _found(tree: ast.AST, modules: set[str | None]) -> dict[str, None]:
             found[f"{'frames' if node.attr in FRAMES else 'insides'}: {node.attr}"] = None
         elif isinstance(node, ast.Attribute) and node.attr in ("_getframe", "settrace", "setprofile", "modules"):
             found[f"sys: {node.attr}"] = None
+        elif isinstance(node, ast.Attribute) and node.attr in REACHED:
+            found[f"reaches {node.attr}"] = None
         elif isinstance(node, ast.FunctionDef) and node.name in DEFINED:
             found[f"defines {node.name}"] = None
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "getattr"):
-            if len(node.args) > 1 and not isinstance(node.args[1], ast.Constant):
-                found[f"{node.func.id} with a computed name"] = None
+        elif isinstance(node, ast.Name) and node.id in DEFINED:
+            found[f"defines {node.id}"] = None
+        elif isinstance(node, ast.Call) and _called(node) == "getattr" and len(node.args) > 1:
+            if not isinstance(node.args[1], ast.Constant):
+                found["getattr with a computed name"] = None
+            elif node.args[1].value in WORDS:
+                found[f"names {node.args[1].value}"] = None
         elif isinstance(node, ast.Assign) and any(_patches(target) for target in node.targets):
             found["assigns to a class or a module of the engine"] = None
         for method in _methods(node, classes):
@@ -124,6 +136,26 @@ def _methods(node: ast.AST, classes: dict[str, type]) -> Iterator[str]:
             yield f"{owner.id}.{said}"
 
 
+def _handed_on(tree: ast.AST, classes: dict[str, type]) -> set[str]:
+    """Classes that get another name: by an assignment, as an argument, in a list, as the base of a class.
+
+    To call one, to ask for a member or a type, and to annotate is what an honest file does, too.
+    """
+    plain = set[ast.AST]()
+    for node in ast.walk(tree):
+        asked = [getattr(node, "annotation", None), getattr(node, "returns", None), getattr(node, "slice", None)]
+        if isinstance(node, ast.Attribute):
+            plain.add(node.value)
+        elif isinstance(node, ast.Compare):
+            plain.update([node.left, *node.comparators])
+        elif isinstance(node, ast.Call):
+            plain.add(node.func)
+            asked += node.args[1:] if _called(node) == "isinstance" else []
+        plain.update(each for part in asked if part is not None for each in ast.walk(part))
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in plain)
+    return {node.id for node in names if node.id in classes}
+
+
 def _called(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else ""
 
@@ -142,7 +174,9 @@ def _import_flag(module: str, node: ast.ImportFrom | None = None) -> str:
         return f"imports {module or 'relatively'}"
     if top in NETWORK:
         return f"imports {top}, for a network"
-    return f"imports {top}" if top in MODULES else ""
+    if node is not None and (reached := sorted({name.name for name in node.names} & REACHED)):
+        return f"imports {', '.join(reached)} from {module}"
+    return f"imports {top}" if top in sys.stdlib_module_names - HARMLESS else ""
 
 
 def _patches(target: ast.AST) -> bool:

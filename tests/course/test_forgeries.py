@@ -25,16 +25,16 @@ def sends(message: str) -> tuple[str, str]:
 # For each: what it does when it is imported, and what all three functions of chapter 4 do.
 FORGERIES = {
     "replaces_grade": (
-        "import sys\nmain = sys.modules['__main__']\n"
+        "import sys\nexamine = sys.modules['chapters.examine']\n"
         "from chapters.grading import Result\n"
-        "main.grade = lambda task, *others: Result(task, len(task.checks))",
+        "examine.grade = lambda task, *others: Result(task, len(task.checks))",
         "return None",
     ),
     "walks_frames": (
         "import sys",
         "frame = sys._getframe()\n"
-        "    while frame.f_back is not None and 'say' not in frame.f_locals: frame = frame.f_back\n"
-        "    frame.f_locals['say'](result={'num_passed': 8})",
+        "    while frame.f_back is not None and 'send' not in frame.f_locals: frame = frame.f_back\n"
+        "    frame.f_locals['send'](result={'num_passed': 8})",
     ),
     "equals_everything": (
         "class Any:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n"
@@ -53,8 +53,7 @@ FORGERIES = {
     "ends_well": ("import os", "os._exit(0)"),
     "at_the_end": ("import atexit, os\natexit.register(os._exit, 0)", "raise SystemExit(0)"),
     "writes_answers": (
-        "import json, os, struct\ntext = json.dumps(['answer', True, [], []]).encode()\n"
-        "forged = struct.pack('<2I', len(text), 0) + text",
+        "import json, os\nforged = f\"{'0' * 32} {json.dumps({'result': {'num_passed': 8}})}\\n\".encode()",
         "for fd in range(3, 64):\n        try: os.write(fd, forged * 50)\n        except OSError: pass",
     ),
     "a_thread_writes": (
@@ -191,6 +190,16 @@ BORROWED = {
     "from http import client": "imports http, for a network",
     "import requests": "imports requests, for a network",
     "import socket": "imports socket, for a network",
+    "import posix": "imports posix",
+    "from _io import FileIO": "imports _io",
+    "import torch\ntorch.os.system('id')": "reaches os",
+    "from torch import os": "imports os from torch",
+    f"{SCHEDULER}setattr(S, 'schedule', None)": "uses setattr",
+    f"{SCHEDULER}T = S\nschedule = T.schedule": "hands on S, a class of the engine",
+    f"{SCHEDULER}class T(S): pass\nschedule = T.schedule": "hands on S, a class of the engine",
+    f"{SCHEDULER}def schedule(self, owner=S): return owner.schedule(self)": "hands on S, a class of the engine",
+    "class A: __eq__ = lambda a, b: True": "defines __eq__",
+    "def free(manager, seq): return getattr(manager, 'check_integrity')": "names check_integrity",
 }
 
 
@@ -200,3 +209,5 @@ def test_the_engines_own_method_and_the_network(source):
     assert BORROWED[source] in flags_beside(source.encode(), SCHEDULER.encode())
     honest = f"{SCHEDULER}from nanovllm.core.sequence import SequenceStatus as T\nx = T.PREFILL\ny = type(x).__name__"
     assert flags_beside(honest.encode(), SCHEDULER.encode()) == ["imports nanovllm.core.sequence: SequenceStatus"]
+    asks = "def f(a: S, *b: dict[str, S]) -> S | None:\n    x: S = a\n    return isinstance(x, (S, int)) and S(b)"
+    assert flags_beside(f"{SCHEDULER}import math, heapq\n{asks}".encode(), SCHEDULER.encode()) == []

@@ -639,6 +639,21 @@ def test_same_code():
     assert found == {"ours": ["renamed"], "renamed": ["ours"]}
 
 
+def test_same_code_of_some_functions():
+    """Annotations and pass change nothing; who wrote only one of the functions is told of the others."""
+    plain = SOLUTION.replace("manager: BlockManager, ", "manager, ").replace(" -> bool", "")
+    plain = re.sub(r"^( +)return", r"\1pass\n\1return", plain, flags=re.MULTILINE)
+    mixed = f"{plain}\n\ndef free(manager, seq):\n    while seq.block_table: manager.release(seq.block_table.pop())\n"
+    little = HONEST + SOLUTION[SOLUTION.index("def free(") :]
+    sources = {"ours": SOLUTION, "plain": plain, "mixed": mixed, "little": little}
+    found = same_code(((name, text.encode()) for name, text in sources.items()), GIVEN)
+    assert found == {
+        "ours": ["plain", "mixed (allocate, append_slots)"],
+        "plain": ["ours", "mixed (allocate, append_slots)"],
+        "mixed": ["ours (allocate, append_slots)", "plain (allocate, append_slots)"],
+    }
+
+
 def moved(source: str) -> str:
     """Its functions in another order and with another import, and one that nobody calls."""
     tree = ast.parse(source)
@@ -648,14 +663,16 @@ def moved(source: str) -> str:
 
 @for_each_chapter
 def test_same_code_function_by_function(chapter):
-    """Copied into exercise.py one by one; unless one of them is another, or what it calls."""
+    """Copied into exercise.py one by one; not the one that is another, or calls another."""
     given, ours = ((chapter.folder / f"{name}.py").read_text("utf-8") for name in ("exercise", "solution"))
     task = EXERCISES[chapter.number][0]
     sources = {"ours": ours, "moved": moved(ours), "given": given, "moved given": moved(given)}
     sources["another"] = f"{ours}\n\ndef {task}(x):\n    return _own(x)\n\ndef _own(x):\n    return 1\n"
     sources["a third"] = sources["another"].replace("return 1", "return 2")
     found = same_code(((name, text.encode()) for name, text in sources.items()), given.encode())
-    assert found == {"ours": ["moved"], "moved": ["ours"]}
+    assert found["ours"][0] == "moved" and found["moved"][0] == "ours" and not {"given", "moved given"} & {*found}
+    of_others = [each for who in ("another", "a third") for each in found.get(who, [])]
+    assert not any(re.search(rf"\({task}\b|\b{task}\)|, {task},", each) for each in of_others)
 
 
 def test_similar():
