@@ -74,6 +74,7 @@ def test_alone(folder, tmp_path):
     assert out[where.id] == f"{alone}/nanovllm-clone/nanovllm/__init__.py\n"
 
 
+@pytest.mark.nightly
 def test_on_a_t4(folder, checkpoint):
     cells = [cell for cell in nbformat.read(folder / "colab.ipynb", 4).cells if cell.cell_type == "code"]
     wanted = {cell.id: cell for cell in cells if cell.id in ("fetch", "install-cell", "llm", "cache", "forget")}

@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 import nanovllm
+from tests.marks import by_night
 from tests.processes import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
@@ -163,7 +164,7 @@ def test_every_extra_is_known(wheel):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", WORK)
+@pytest.mark.parametrize("extra", [None, *(by_night(extra) for extra in WORK if extra)])
 def test_the_engine_runs_with_each_extra_alone(run, checkpoint, extra):
     hidden = set().union(*EXTRAS.values()) - EXTRAS.get(extra, set())
     said = run("python", "-c", USE, json.dumps(sorted(hidden)), str(checkpoint()), WORK[extra])

@@ -19,6 +19,7 @@ from chapters.capstone.trace import Row, draw_trace, read_trace, write_trace
 from chapters.capstone.views import Setup
 from chapters.expect import Wrong
 from nanovllm.worker import sampler
+from tests.marks import by_night
 
 ROOT = Path(__file__).parents[2]
 SETUP = setup_for()
@@ -273,7 +274,7 @@ def test_a_wrong_repair_fails(number, old, new):
     assert source.count(old) == 1 and problems(repair.grade(number, source.replace(old, new)))
 
 
-@pytest.mark.parametrize("number", FILES)
+@pytest.mark.parametrize("number", [number if number < 3 else by_night(number) for number in FILES])
 def test_a_case_shows_its_fault_and_no_other(number, tmp_path, capsys):
     assert not problems(repair.grade_case(number, CASES[number]))
     nothing = "probs 0.6 0.4 top_p 1.0\n" if number == 5 else "send a 1: 1 2\nrun\n"

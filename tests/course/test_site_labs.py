@@ -17,6 +17,7 @@ from chapters.site import runtime
 from chapters.site.browser import Browser
 from chapters.site.server import Quiet, served
 from tests.course.course_text import CHAPTERS, ROOT
+from tests.marks import by_night
 from tests.site_browser import assert_accessible
 
 pytest.importorskip("myst_parser", reason="needs Sphinx: pip install -e '.[site]'")
@@ -263,6 +264,7 @@ def test_a_scene_in_the_list_starts_the_lab(address, phone):
     assert phone.inner_text(".forward").startswith("next")
 
 
+@pytest.mark.nightly
 def test_bench_site(folder, browser, processes):
     script = str(ROOT / "examples" / "bench_site.py")
     status, out, err = processes.run(script, "4", "--repeats", "1", "--site", str(folder), cwd=ROOT)
@@ -325,22 +327,23 @@ def test_scenes_are_those_of_ordinary_python(chapter, ask):
     assert ask(requests) == json.loads(json.dumps(expected))
 
 
-def submissions(chapter) -> Iterator[tuple[int, str, str | None]]:
-    """Of each task: its number, a solution's text, and what the student must be told (None: it passes)."""
+def submissions(chapter, with_wrong: bool) -> Iterator[tuple[int, str, str | None]]:
+    """Of each task: its number, a text, and what the student must be told (None: it passes)."""
     source = (chapter.folder / "solution.py").read_text("utf-8")
     wrong = importlib.import_module(f"tests.course.wrong_solutions.{chapter.folder.name[:4]}").WRONG
     for number, task in enumerate(chapter.module("checks").TASKS):
         yield number, source, None
-        for edit in wrong[task.name][::9]:  # in Python, all are
+        for edit in wrong[task.name][::9] if with_wrong else ():  # in Python, all are
             yield number, edit.apply(source, task.name), edit.hint
 
 
 OF_THE_ENGINE = "serve", "write_kv"  # tasks that no page can grade
 
 
-def test_verdicts_are_those_of_ordinary_python(ask, tmp_path):
+@pytest.mark.parametrize("with_wrong", [(SIMULATOR,), by_night(GRADED)], ids=["some", "all"])
+def test_verdicts_are_those_of_ordinary_python(ask, tmp_path, with_wrong):
     """All solutions pass, wrong ones are caught, with the same words."""
-    todo = [(chapter, *submission) for chapter in GRADED for submission in submissions(chapter)]
+    todo = [(chapter, *each) for chapter in GRADED for each in submissions(chapter, chapter in with_wrong)]
     requests = [
         {"do": "check", "chapter": chapter.number, "source": source, "task": n} for chapter, n, source, _ in todo
     ]

@@ -29,6 +29,7 @@ from chapters.teaching.edition import is_left_out, write_edition
 from chapters.teaching.otter_plugin import AsText
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.course.wrong_solutions.ch04 import WRONG
+from tests.marks import by_night
 
 SOLUTION, SKELETON = ((find_chapter(4).folder / name).read_text("utf-8") for name in ("solution.py", "exercise.py"))
 WRONGS = {name: wrongs[1].apply(SOLUTION, name) for name, wrongs in WRONG.items()}  # task -> a file that has it wrong
@@ -231,7 +232,7 @@ def test_its_commands(edition):
     assert " site " in told and not any(f" {name} " in told for name in ("student", "exam", "slides"))
 
 
-@pytest.mark.parametrize("number", [6, 8, 10, 11, 12])
+@pytest.mark.parametrize("number", [6, 12, *map(by_night, (8, 10, 11))])
 def test_it_grades(edition, number):
     """As we do, of the chapters whose checks have once asked our solutions."""
     ours = find_chapter(number).folder / "solution.py"

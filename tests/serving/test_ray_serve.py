@@ -31,6 +31,7 @@ def conversations(num: int) -> list[list[int]]:
     return [beginnings[number % 2] + rng.choices(range(10, 300), k=2 * SIZE) for number in range(num)]
 
 
+@pytest.mark.nightly
 def test_two_engines(tmp_path, processes):
     model = make_checkpoint(tmp_path, "llama", max_position_embeddings=4096)
     with socket.socket() as free:

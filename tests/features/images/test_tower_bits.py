@@ -67,6 +67,7 @@ def test_a_directory_of_another_tower(folder_of, tmp_path):
     assert [num_cached(options) > 0 for options in (OPTIONS, INT8, OPTIONS, INT8)] == [False, False, True, True]
 
 
+@pytest.mark.nightly
 def test_two_ranks(folder_of):
     prompt = prompt_of("smolvlm", "in ", A, " fox")
     found = [

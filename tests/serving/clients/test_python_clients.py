@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.marks import by_night
 from tests.serving.clients.conftest import needs
 from tests.serving.clients.weather import BRIEF, QUESTION, USER, Report, weather
 
@@ -101,7 +102,7 @@ def test_litellm(server, weather_is_told):
 
 @needs("langchain_openai")
 @needs("langchain")
-@pytest.mark.parametrize("is_responses", [False, True])
+@pytest.mark.parametrize("is_responses", [False, by_night(True)])
 def test_langchain(server, weather_is_told, is_responses):
     from langchain.agents import create_agent
     from langchain.agents.middleware import wrap_model_call
@@ -127,7 +128,7 @@ def test_langchain(server, weather_is_told, is_responses):
 
 
 @needs("pydantic_ai")
-@pytest.mark.parametrize("name", ["OpenAIChatModel", "OpenAIResponsesModel"])
+@pytest.mark.parametrize("name", ["OpenAIChatModel", by_night("OpenAIResponsesModel")])
 def test_pydantic_ai(server, weather_is_told, name):
     """An agent with a tool; forms as a call (which the library requires by itself) and as response_format."""
     import pydantic_ai as ai
@@ -156,7 +157,7 @@ def test_pydantic_ai(server, weather_is_told, name):
 
 
 @needs("agents")
-@pytest.mark.parametrize("name", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
+@pytest.mark.parametrize("name", ["OpenAIResponsesModel", by_night("OpenAIChatCompletionsModel")])
 def test_openai_agents(server, weather_is_told, name):
     """The library asks for "auto" by itself, once a tool was called."""
     import agents
