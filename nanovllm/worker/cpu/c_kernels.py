@@ -7,6 +7,7 @@ fails, a warning says so and PyTorch's operations do the work.
 
 import ctypes
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -234,8 +235,10 @@ def reason_of(error: BaseException) -> str:
     """One line that says why there are no C kernels."""
     is_compilers = isinstance(error, subprocess.SubprocessError)
     silent = f"the C compiler failed: {type(error).__name__}" if is_compilers else error
-    said = str(getattr(error, "stderr", None) or silent).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+    lines = str(getattr(error, "stderr", None) or silent).strip().splitlines()
+    # Above an error in a header, compilers say what included it.
+    at_a_line = [line for line in lines if re.search(r":\d+: .*error:", line)]
+    return [*at_a_line, *lines, type(error).__name__][0]
 
 
 def group_of(config: ModelConfig) -> int:
@@ -260,13 +263,17 @@ def defines_of(
         sizes["ROTARY_DIM"] = config.rotary_dim
     head_defines = [f"-D{name}={size}" for name, size in sizes.items()]
     head_defines += ["-DKV_INT8"] * kv_int8 + ["-DBIDIRECTIONAL"] * bidirectional
+    head_defines += ["-DNO_PAIRS"] * (config.head_dim % 2)  # the last number of a head would be half a pair
     return dtype_defines, head_defines
 
 
 @cache
 def _warn_once(reason: str) -> None:
-    remedy = "CC names another compiler, enforce_eager=True needs none"
-    logger.warning("C kernels are off, PyTorch's operations are used, which are slower: %s (%s)", reason, remedy)
+    logger.warning(
+        "C kernels are off, PyTorch's operations are used, which are slower: %s (CC names another compiler, "
+        "XDG_CACHE_HOME another folder for what it makes, enforce_eager=True needs neither)",
+        reason,
+    )
 
 
 def _wrap(lib: ctypes.CDLL, config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Kernels:

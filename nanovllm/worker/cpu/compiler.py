@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ if platform.machine() in ("x86_64", "AMD64"):  # the latter on Windows
     FLAGS.append("-mprefer-vector-width=512")  # where there are vectors of 512 bits, gcc is shy of them
 IS_ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # there -march=native is an error to some compilers
 COMPILE = ["-mcpu=native" if IS_ARM else "-march=native", *FLAGS]
+SECONDS_A_DAY = 24 * 60 * 60
 SUFFIX = ".dll" if sys.platform == "win32" else ".so"
 
 
@@ -59,13 +61,17 @@ def compile_library(source: str | Path, defines: list[str]) -> Path:
     if path.is_file() and hash_path.is_file() and hash_path.read_bytes() == _hash(path):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         target, made, hashed = (Path(folder, name) for name in ("kernels.o", f"kernels{SUFFIX}", "kernels.sha256"))
         compile_command = [*compiler, *COMPILE, *defines, "-I", str(FOLDER), "-c", str(source_path), "-o", str(target)]
         # Linking, ziglang compiles a part of its own once: without -O3 a slower one, in three times the time.
         link_command = [*compiler, "-O3", "-shared", "-pthread", str(target), "-o", str(made), "-lm"]
         for command in (compile_command, link_command):
-            subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=600)
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, errors="replace", timeout=600,
+                env=os.environ | {"LC_ALL": "C"},  # messages in English, as ours are
+            )  # fmt: skip
         if not made.is_file():
             raise OSError(f"the C compiler {compiler[0]} made no library")
         hashed.write_bytes(_hash(made))
@@ -78,10 +84,23 @@ def compile_library(source: str | Path, defines: list[str]) -> Path:
     return path
 
 
+def _remove_leftovers(folder: Path) -> None:
+    """The temporary folders of processes that were killed while they compiled. A compiler has 10 minutes."""
+    for leftover in folder.glob("tmp*"):
+        with suppress(OSError):  # another process removes it, too
+            if time.time() - leftover.stat().st_mtime > SECONDS_A_DAY:
+                shutil.rmtree(leftover)
+
+
 def find_compiler() -> list[str]:
-    """The command: CC's, the system's cc, or ziglang's clang. Raises OSError where there is none."""
-    if named := shlex.split(os.environ.get("CC", ""), posix=sys.platform != "win32"):  # there \ is no escape
-        return named
+    """The command: CC's, the system's cc, or ziglang's clang. Raises OSError for none, or half of one in CC."""
+    named = os.environ.get("CC", "")
+    try:
+        command = shlex.split(named, posix=sys.platform != "win32")  # there \ is no escape
+    except ValueError as error:
+        raise OSError(f"CC={named}: {error}") from error
+    if command:
+        return command
     found = shutil.which("cc")
     # A Mac without Apple's developer tools has a cc, too: it asks whether to install them.
     if found and (sys.platform != "darwin" or found != "/usr/bin/cc" or _has_developer_tools()):

@@ -8,6 +8,7 @@
  * With KV_INT8 both hold codes of 8 bits, and after those of a head in a block its scales, bf16 [block_size]: number =
  * code * scale. Codes are multiplied as they are; a key's scale then goes to its score, a value's to its weight.
  */
+_Static_assert(HEAD_DIM % PAIR == 0, "a head is whole units");
 enum { HEAD_UNITS = HEAD_DIM / PAIR }; /* units of a query or key */
 
 #ifdef KV_INT8

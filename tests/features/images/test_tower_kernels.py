@@ -11,6 +11,7 @@ from transformers.activations import ACT2FN
 
 from nanovllm.features.images import tower_kernels
 from nanovllm.features.images.tower_kernels import ACTIVATIONS, bidirectional_attention, use_kernels
+from nanovllm.worker.cpu import c_kernels
 from nanovllm.worker.cpu.c_kernels import BIDIRECTIONAL_ROWS, load_cpu_kernels
 from nanovllm.worker.cpu.threads import pytorch_threads
 
@@ -44,6 +45,16 @@ def test_attention(num, num_heads, num_rows, head_dim, dtype):
     v[0, 0, -1] = torch.inf
     assert not attend(q, k, v, None)[0, :, 0].isfinite().any()
     assert attend(q, k, v, None)[:, :, 1:].isfinite().all()
+
+
+@pytest.mark.parametrize("head_dim", [24, 25])
+def test_attention_where_pairs_of_bf16_pay(monkeypatch, head_dim):
+    """As on AMD's processors, also for heads of an odd size: of theirs, a cache of pairs would lose the last number."""
+    monkeypatch.setattr(c_kernels, "pairs_pay", lambda: True)
+    q, k, v = random(3, 2, 2, 40, head_dim, dtype=torch.bfloat16)
+    found = bidirectional_attention(kernels_of(2, head_dim, torch.bfloat16), q, k, v, None)
+    expected = F.scaled_dot_product_attention(q.float(), k.float(), v.float()).transpose(1, 2)
+    assert torch.allclose(found.float(), expected, atol=CLOSE[torch.bfloat16])
 
 
 class Layers(nn.Module):

@@ -4,11 +4,13 @@ import ctypes
 import ctypes.util
 import hashlib
 import multiprocessing
+import os
 import platform
 import random
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -374,6 +376,15 @@ def test_compiled_once_also_when_several_start_at_once(empty_cache):
     assert left == {"so", "sha256"}, "nothing else is left behind"
 
 
+def test_what_killed_processes_have_left_is_removed(empty_cache):
+    for name, age_s in (("tmp_killed", 2 * 24 * 60 * 60), ("tmp_at_work", 60)):
+        (empty_cache / name).mkdir(parents=True)
+        (empty_cache / name / "kernels.o").touch()
+        os.utime(empty_cache / name, (time.time() - age_s,) * 2)
+    kernels(torch.float32)  # compiles
+    assert [name for name in path_of(empty_cache) if name.startswith("tmp")] == ["tmp_at_work"]
+
+
 DAMAGE = {
     "truncated": lambda data: data[: len(data) // 2],
     "random bytes": lambda data: bytes(random.Random(0).randbytes(len(data))),
@@ -397,7 +408,10 @@ def test_a_damaged_library_is_never_loaded_and_made_again(compiled, empty_cache,
     assert hasattr(ctypes.CDLL(str(library)), "parallel_for")
 
 
+IN_A_HEADER = "In file included from kernels.c:23:\nvectors.h: In function f:\nvectors.h:5:9: %s: no such type\n"
 BROKEN_COMPILERS = {
+    "fails in a header": f"[ $LC_ALL = C ] && said=error || said=Fehler; printf '{IN_A_HEADER}' $said >&2; exit 1",
+    "cannot link": "printf 'ld: cannot find -lm\ncollect2: error: ld returned 1 exit status\n' >&2; exit 1",
     "fails": "echo 'internal compiler error' >&2; exit 1",
     "fails silently": "exit 3",
     "talks Latin-1": "printf 'Datei nicht gefunden: \\374\\n' >&2; exit 1",
@@ -407,7 +421,7 @@ BROKEN_COMPILERS = {
 
 @pytest.mark.compiler
 @pytest.mark.parametrize(
-    "breakage", ["no compiler", "read-only cache", "no home", "another library", *BROKEN_COMPILERS]
+    "breakage", ["no compiler", "half a CC", "read-only cache", "no home", "another library", *BROKEN_COMPILERS]
 )
 def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_path, monkeypatch, caplog, breakage):
     [expected] = LLM(str(checkpoint()), enforce_eager=True).generate("the quick", SamplingParams(temperature=0))
@@ -416,6 +430,8 @@ def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_p
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.setattr(c_compiler.shutil, "which", lambda name: None)
         monkeypatch.setattr(c_compiler, "find_spec", lambda name: None)
+    elif breakage == "half a CC":
+        monkeypatch.setenv("CC", "'gcc")
     elif breakage == "read-only cache":
         (tmp_path / "nanovllm").write_text("a file where the folder should be")
     elif breakage == "no home":
@@ -437,6 +453,8 @@ def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_p
     [record] = [r for r in caplog.records if "C kernels are off" in r.message]
     assert record.levelname == "WARNING" and "CC names another" in record.message, "once, and where users see it"
     reasons = {"fails": "internal compiler error", "no home": "home directory"}
+    reasons |= {"half a CC": "CC='gcc: No closing", "read-only cache": "XDG_CACHE_HOME another folder"}
+    reasons |= {"fails in a header": "slower: vectors.h:5:9: error: no such type", "cannot link": "ld: cannot find -lm"}
     reasons["no compiler"] = 'there is no C compiler (cc): install gcc or clang, or run  pip install "nanovllm'
     assert reasons.get(breakage, "") in record.message
     assert llm.generate("the quick", SamplingParams(temperature=0))[0].outputs == expected.outputs
