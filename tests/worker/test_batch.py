@@ -33,6 +33,15 @@ def test_a_decode_a_chunk_and_a_cached_prompt():
     assert batch.to(torch.device("cpu")) is batch
 
 
+def test_tables_of_unequal_lengths():
+    chunks = [chunk(9, 8, 9, [7, 2, 5]), chunk(2, 1, 2, [3])]
+    batch = Batch.from_scheduler_output(SchedulerOutput(chunks, [], 2), 4)
+    assert batch.block_tables.tolist() == [[7, 2, 5], [3, 0, 0]]
+    short = {batch.cu_seqlens_q.dtype, batch.seqlens_k.dtype, batch.block_tables.dtype}
+    long = {batch.input_ids.dtype, batch.positions.dtype, batch.slot_mapping.dtype, batch.logits_rows.dtype}
+    assert (short, long) == ({torch.int32}, {torch.int64}), "as C, Triton and flash-attn read them"
+
+
 def test_tasks_of():
     """(first row, rows, sequence, keys that the first row sees)"""
     chunks = [chunk(3, 2, 3, [0] * 5), chunk(60, 10, 10 + TASK_ROWS + 3, [0] * 20)]
