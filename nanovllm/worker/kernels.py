@@ -5,8 +5,9 @@ cpu/c_kernels.py has the same in C, tested against them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from nanovllm.worker.batch import Batch
 from nanovllm.worker.sampler import SamplingBatch, choose_tokens
 
 Pair = tuple[Tensor, Tensor]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Kernels:
     load_wing(source, signatures) -> library or None
         A wing's C file, compiled for the same dtype. signatures: {function: its struct of arguments}. None, after a
         warning, if that fails; then the wing computes in PyTorch.
+    made
+        What wings have made of these kernels: see made_once().
     """
 
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], Pair]
@@ -49,6 +53,19 @@ class Kernels:
     dtype: Any = None
     recorder: Any = None
     load_wing: Callable[..., Any] = lambda source, signatures: None
+    made: dict[Callable[["Kernels"], Any], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+
+def made_once(make: Callable[[Kernels], Made]) -> Callable[[Kernels], Made]:
+    """make(kernels), called once for each Kernels. The result is kept in them, so it goes when their engine goes."""
+
+    @wraps(make)
+    def kept(kernels: Kernels) -> Made:
+        if make not in kernels.made:
+            kernels.made[make] = make(kernels)
+        return kernels.made[make]
+
+    return kept
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> Pair:

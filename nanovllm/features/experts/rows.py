@@ -5,14 +5,14 @@ Plain PyTorch. expert_c_kernels.py has the same in C.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanovllm.features.quantization.formats import MergedWeight
-from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.kernels import Kernels, made_once
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ExpertKernels:
     weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_sum
 
 
-@lru_cache(8)
+@made_once
 def kernels_for(kernels: Kernels) -> ExpertKernels:
     if kernels.library is None:
         return ExpertKernels()

@@ -44,7 +44,7 @@ static inline void convolve(float *out, int64_t block_stride, const delta_args *
         convolve_lanes(out, taps, a->kernel_size, weights + c, stride, c, size - c);
 }
 
-/* What a segment leaves behind of the channels: rows of guesses in the log, and the window. */
+/* What a segment leaves behind of the channels: rows of draft tokens in the log, and the window. */
 static inline void leave_behind(const delta_args *a, const delta_segment *s, int64_t channel, int64_t size) {
     const int64_t log_size = conv_size(a) + 2 * a->value_heads;
     const int64_t before = s->num_logged + s->num_rows - (a->kernel_size - 1);

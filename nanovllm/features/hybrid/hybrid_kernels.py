@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from torch import Tensor
 
 from nanovllm.features.hybrid.delta_rule import add_gated, delta_net, multiply_by_gate
-from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.kernels import Kernels, made_once
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class HybridKernels:
     add_gated: Callable[[Tensor, Tensor, Tensor], Tensor] = add_gated
 
 
-@lru_cache(8)
+@made_once
 def kernels_for(kernels: Kernels) -> HybridKernels:
     if kernels.library is None:
         return HybridKernels()

@@ -5,14 +5,14 @@ Plain PyTorch. adapter_c_kernel.py does it for all adapters in one pass.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanovllm.worker.batch import round_up
-from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.kernels import Kernels, made_once
 
 TILE_ROWS = 4  # of a group: a kernel computes them together
 PADDING = 16  # numbers: the inputs of A are a multiple of it, and so many lie after B; PARTIAL_SUMS of cpu/vectors.h
@@ -79,7 +79,7 @@ def add_adapters(y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) 
         y[indices] = (y[indices].float() + change).to(y.dtype)
 
 
-@lru_cache(8)
+@made_once
 def kernel_for(kernels: Kernels) -> Callable[[Tensor, Tensor, AdapterRows, LoRAWeights], None]:
     """add_adapters, or the same in C."""
     if kernels.library is None:

@@ -49,7 +49,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each 4 bits of a word ho
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 FLOATS = ("F16", "BF16", "F32")
 SCALES = (*FLOATS, "F8_E8M0", "U8")  # U8: an exponent
-MOST_LOST = 0.01  # of an FP8 weight in Q8_0, root mean square; or of a row's scales in float16
+MOST_LOST = 0.01  # of an FP8 weight in Q8_0, root mean square; or of a tensor's scales in float16
 SAMPLED_ROWS = 16  # are looked at, at each of SAMPLED_PLACES, before that is known
 SAMPLED_PLACES = 4
 

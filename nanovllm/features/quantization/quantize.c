@@ -57,7 +57,7 @@ static inline void round_groups(rounding *r, const vec *x, const float *w, vec s
     }
 }
 
-/* Group g of LANES rows from row first. Behind row n the last one is repeated. */
+/* Group g of LANES rows from row first. After row n the last one is repeated. */
 static void search_groups(const search_args *a, int64_t first, int64_t g) {
     const float *w = a->importance + g * GROUP_SIZE;
     vec x[GROUP_SIZE], centred[GROUP_SIZE], smallest, largest, mean = {0};

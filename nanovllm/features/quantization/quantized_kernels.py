@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from nanovllm.features.quantization.formats import (
 )
 from nanovllm.features.quantization.q4_1_search import search_q4_1
 from nanovllm.worker.c_calls import INT, PTR, address, address_or_null, args_of, out_address
-from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.kernels import Kernels, made_once
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,6 @@ class QuantizedKernels:
     quantized_linear: Callable[..., Tensor] = quantized_linear
     search_q4_1: Callable[[Tensor, Tensor], QuantizedRows] = search_q4_1
     products: Any = None
-
-
-def kernels_for(kernels: Kernels) -> QuantizedKernels:
-    return QuantizedKernels() if kernels.library is None else _in_c(kernels)
 
 
 class QuantizedPart(ctypes.Structure):
@@ -61,8 +56,10 @@ class SearchArgs(ctypes.Structure):
     _fields_ = (*args_of(PTR, "codes scales minimums weight importance"), *args_of(INT, "n k"))
 
 
-@lru_cache(8)
-def _in_c(kernels: Kernels) -> QuantizedKernels:
+@made_once
+def kernels_for(kernels: Kernels) -> QuantizedKernels:
+    if kernels.library is None:
+        return QuantizedKernels()
     source, dtype = Path(__file__).with_name("quantized.c"), kernels.dtype
     lib = kernels.load_wing(source, {"quantized_linear": QuantizedArgs, "search_q4_1": SearchArgs})
     if lib is None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import ctypes.util
+import gc
 import hashlib
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import time
+import weakref
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -19,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanovllm import LLM, SamplingParams
+from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
@@ -28,6 +30,8 @@ from nanovllm.worker.cpu import compiler as c_compiler
 from nanovllm.worker.cpu.reorder import reorder_weight
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import GatedLinear, Linear, plain_linear
+from tests.checkpoints import SMALL
+from tests.features.lora.adapters import make_adapter
 
 # (cached before, computed now): decodes, prompts, chunks, prefix hits; lengths inside, at and beyond a block's border.
 RAGGED = [(0, 1), (15, 1), (16, 1), (200, 1), (0, 16), (0, 17), (32, 3), (31, 130), (0, 300), (64, 16), (5, 1)]
@@ -41,6 +45,30 @@ def kernels(dtype, num_heads=6, num_kv_heads=2, head_dim=64):
     if found is None:
         pytest.skip("no C compiler; PyTorch's operations are tested by every other test")
     return found
+
+
+ENGINES = [
+    ("llama", {"quantization": "int8"}),
+    ("qwen3-moe", {}),
+    ("qwen3.5", {}),
+    ("llama", {"enable_lora": True, "max_lora_rank": 8}),
+]
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("variant, options", ENGINES)
+def test_kernels_go_with_their_engine(variant, options, checkpoint, tmp_path):
+    """And with them what wings have made of them, scratch memory among it."""
+    lora_request = None
+    if "enable_lora" in options:
+        lora_request = LoRARequest("a", 1, str(make_adapter(tmp_path, checkpoint(variant))))
+    llm = LLM(str(checkpoint(variant)), **SMALL | options)
+    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2), use_tqdm=False, lora_request=lora_request)
+    kernels = weakref.ref(llm.engine.model_runner.kernels)
+    assert kernels().made
+    del llm
+    gc.collect()
+    assert kernels() is None
 
 
 PROCESSORS = "x86-64 haswell alderlake skylake-avx512 icelake-server cooperlake sapphirerapids".split()
