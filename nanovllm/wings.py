@@ -60,7 +60,10 @@ class Wing:
 BESIDE_AN_ENGINE = {
     "speculation": ("features.speculation.draft_model", lambda config: config.speculative_config is not None),
     "tiers": ("features.tiers.make", lambda config: config.prefix_cache_dir is not None or config.cpu_cache_bytes > 0),
-    "tower_bits": ("features.images.tower_bits", lambda config: config.tower_quantization is not None),
+    "images": (
+        "features.images.requests",
+        lambda config: config.tower_quantization is not None or bool(config.mm_processor_kwargs),
+    ),
     "block_times": ("features.cache_reports.block_times", lambda config: config.kv_cache_metrics),
     # The last one: those who follow events may look at what the others have noted.
     "kv_events": (

@@ -1,10 +1,11 @@
 """What config.json says of a model that sees images: its language model, and how images enter it. No torch."""
 
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.values import shorten
+from nanovllm.checks.values import check_number, numbers_of, shorten
 
 QWEN3_VL = "Qwen3VLForConditionalGeneration"
 IDEFICS3 = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
@@ -50,6 +51,8 @@ def read_images(whole: Any, fields: dict[str, Any], architecture: str, path: Pat
 
     Raises ValueError for what is not supported.
     """
+    check_number(f"{path}: image_token_id", whole.image_token_id, Integral, 0, whole.text_config.vocab_size - 1)
+    _check_tower_fields(whole, architecture in IDEFICS3, path)
     section: list[int] = []
     if architecture in MROPE_SECTIONS:
         rope = whole.text_config.rope_parameters
@@ -65,6 +68,35 @@ def read_images(whole: Any, fields: dict[str, Any], architecture: str, path: Pat
         num_deepstack=len(whole.vision_config.deepstack_visual_indexes) if architecture == QWEN3_VL else 0,
         config=fields,
     )
+
+
+def _check_tower_fields(whole: Any, is_idefics3: bool, path: Path) -> None:
+    """Raise ValueError for sizes that do not go together, where the tensors would have the same shapes."""
+    vision = whole.vision_config
+    num_heads = num_heads_of(vision)
+    patch_size = side_of(vision.patch_size)
+    numbers = {"hidden_size": vision.hidden_size, "number of heads": num_heads, "patch_size": patch_size}
+    if is_idefics3:
+        numbers |= {"image_size": side_of(vision.image_size), "scale_factor": whole.scale_factor}
+    numbers_of(numbers, dict.fromkeys(numbers, (Integral, 1, 2**24)), f"{path}: the vision tower")
+    multiple = num_heads if is_idefics3 else 4 * num_heads  # Qwen's heads turn by height and by width, in pairs
+    if vision.hidden_size % multiple:
+        raise ValueError(
+            f"{path}: hidden_size of vision_config must be a multiple of {multiple} for {num_heads} heads, "
+            f"found {vision.hidden_size}"
+        )
+    if is_idefics3 and (num_patches := numbers["image_size"] // patch_size) % whole.scale_factor:
+        raise ValueError(f"{path}: scale_factor {whole.scale_factor} must divide the {num_patches} patches of a side")
+
+
+def num_heads_of(vision: Any) -> int:
+    """Of a tower. vision: whole.vision_config."""
+    return vision.num_heads if hasattr(vision, "num_heads") else vision.num_attention_heads
+
+
+def side_of(size: Any) -> int:
+    """A side, of a field that may be a pair of equal ones."""
+    return int(size[0] if isinstance(size, list | tuple) else size)
 
 
 def language_tensors(files: dict[str, Any]) -> tuple[dict[str, tuple[str, Any]], dict[str, Any]]:

@@ -3,6 +3,7 @@
 The processors are transformers' own, those that need Pillow and no torchvision.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -16,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nanovllm.checks.values import check_number, check_switch, shorten
-from nanovllm.features.images.image_config import IDEFICS3, ImageConfig
+from nanovllm.checks.values import check_choice, check_number, check_switch, shorten
+from nanovllm.features.images.image_config import IDEFICS3, ImageConfig, side_of
 from nanovllm.features.images.options import PROCESSOR_FILES
 from nanovllm.features.images.prompt_images import Image, PromptImages
 from nanovllm.features.images.recent import Recent
@@ -32,6 +33,12 @@ PROCESSORS = {
     IDEFICS3[1]: ("smolvlm.image_processing_pil_smolvlm", "SmolVLMImageProcessorPil"),
 }
 QWENS = ("qwen2_vl.image_processing_pil_qwen2_vl", "Qwen2VLImageProcessorPil")
+# What each reads. transformers takes more options, those of all its processors; here they would change nothing.
+OPTIONS = {"do_resize", "size", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"}
+IDEFICS3_OPTIONS = OPTIONS | {"do_image_splitting", "max_image_size", "do_pad"}
+QWEN_OPTIONS = OPTIONS | {"min_pixels", "max_pixels", "patch_size", "temporal_patch_size", "merge_size"}
+OLD_SIZES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # as Qwen's older files have it
+TRIAL_SIDE = 448  # pixels; a multiple of what one placeholder covers (28 or 32): it works with do_resize=False, too
 
 
 class ImagePrompt(NamedTuple):
@@ -53,7 +60,7 @@ class Prepared(NamedTuple):
 class ImageProcessor:
     """Those of one checkpoint. Any thread may call it.
 
-    max_images: of one prompt. options: of the checkpoint's processor, for all images; a request may name others.
+    max_images: of one prompt. options: take the place of the checkpoint's, for all images; a request may name others.
     """
 
     def __init__(
@@ -66,7 +73,7 @@ class ImageProcessor:
         options: dict[str, Any],
         sources: Sources,
     ) -> None:
-        """Raises ValueError for a checkpoint without a processor, or without Pillow."""
+        """Raises ValueError without Pillow, and for a checkpoint without a processor that works with these options."""
         pil()
         self.config = config
         self.tokenizer = tokenizer
@@ -75,35 +82,37 @@ class ImageProcessor:
         self._is_idefics3 = config.architecture in IDEFICS3
         module, name = PROCESSORS.get(config.architecture, QWENS)
         processor_class = getattr(import_module(f"transformers.models.{module}"), name)
-        self._options = options
-        try:
-            self._processor = processor_class(**_processor_fields(directory))
-        except (TypeError, AttributeError, KeyError) as error:
-            raise ValueError(
-                f"{directory}: the image processor's fields cannot be read: {shorten(str(error))}"
-            ) from None
         whole = make_config(config.config, directory)
         self._vision = whole.vision_config
-        self._scale_factor = getattr(whole, "scale_factor", 1)
+        if self._is_idefics3:
+            tile_side = side_of(self._vision.image_size) // side_of(self._vision.patch_size)
+            self._placeholders_of_tile = (tile_side // whole.scale_factor) ** 2
         self._prepared: Recent[Prepared] = Recent()  # the next question about an image needs no resizing
-        self._known_options = _fields_of(self._processor.valid_kwargs)
-        self._process_options({})
+        fields = _processor_fields(directory)
+        self._processor = _make_processor(processor_class, fields, directory)
+        self._options = self._process_options(options)
+        fields = {name: value for name, value in fields.items() if name not in OLD_SIZES}
+        fields |= {"size": dict(self._processor.size)} | self._options
+        self._processor = _make_processor(processor_class, fields, directory)
+        try:
+            self._process(pil().new("RGB", (TRIAL_SIDE, TRIAL_SIDE), (200, 30, 10)), self._options)
+        except ValueError as error:
+            said = "its image processor, or mm_processor_kwargs, cannot be used"
+            raise ValueError(f"{directory}: {said}: {error}") from None
 
     def client_options(self, options: Any) -> dict[str, Any]:
         """A client's mm_processor_kwargs. Raises ValueError for those that could ask for any amount of work."""
         if not isinstance(options, dict) or options.keys() - {"do_image_splitting", "size"}:
             known = "do_image_splitting and size, and no other option"
             raise ValueError(f"mm_processor_kwargs of a client may be {known}; found {shorten(options)}")
-        check_switch("do_image_splitting", options.get("do_image_splitting", True))
-        if "size" not in options:
-            return options
-        most = {name: value for name, value in dict(self._processor.size).items() if value}
-        sizes = options["size"]
-        if not isinstance(sizes, dict) or sizes.keys() - most.keys():
-            raise ValueError(f"size of mm_processor_kwargs must have {', '.join(most)}, found {shorten(sizes)}")
-        for name, value in sizes.items():
-            check_number(f"{name} of mm_processor_kwargs", value, Integral, 1, int(most[name]))
-        return options | {"size": most | sizes}
+        splits = check_switch("do_image_splitting", options.get("do_image_splitting", False))
+        if splits and not getattr(self._processor, "do_image_splitting", True):
+            raise ValueError("do_image_splitting of mm_processor_kwargs must be false: images are not split here")
+        if "size" in options:
+            size = self._whole_size(options["size"])
+            for name, most in dict(self._processor.size).items():
+                check_number(f"{name} of mm_processor_kwargs", size[name], Integral, 1, most)
+        return options
 
     def expand(
         self, token_ids: list[int], sources: Any, options: dict[str, Any] | None, max_tokens: int | None = None
@@ -160,30 +169,39 @@ class ImageProcessor:
 
     def _least_placeholders(self, rgb: Any, options: dict[str, Any]) -> int:
         """How many an image has at least. Qwen's may have thousands; if only its size was asked for, that says it."""
-        asked = options.get("size", {})
-        if self._is_idefics3 or options.keys() - {"size"} or not isinstance(asked, dict):
+        if self._is_idefics3 or options.keys() - {"size"} or not self._processor.do_resize:
             return 1
-        size = dict(self._processor.size) | asked
-        limits = {"min_pixels": size.get("shortest_edge"), "max_pixels": size.get("longest_edge")}
-        if not all(isinstance(limit, Integral) for limit in limits.values()):
-            return 1
+        size = options.get("size", self._processor.size)
+        limits = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
         num_patches = self._processor.get_number_of_image_patches(rgb.height, rgb.width, limits)
         return int(num_patches) // int(self._processor.merge_size) ** 2
 
     def _process_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Raises ValueError for an option that this processor does not have."""
+        """Those that are given (None: not given), size as a whole one. Raises ValueError for those it does not read."""
         if not isinstance(options, dict):
             raise ValueError(f"mm_processor_kwargs must be a dict, found {shorten(options)}")
-        for name in self._options | options:
-            if name not in self._known_options:
-                raise ValueError(f"mm_processor_kwargs: this checkpoint's processor has no {shorten(name)}")
-        return self._options | options
+        known = sorted(IDEFICS3_OPTIONS if self._is_idefics3 else QWEN_OPTIONS)
+        for name in options:
+            check_choice("an option in mm_processor_kwargs", name, known)
+        given = {name: value for name, value in options.items() if value is not None}
+        if "size" in given:
+            given["size"] = self._whole_size(given["size"])
+        if sizes := {OLD_SIZES[name]: given.pop(name) for name in OLD_SIZES if name in given}:
+            given["size"] = self._whole_size(given.get("size", {}) | sizes)
+        return given
+
+    def _whole_size(self, size: Any) -> dict[str, int]:
+        """With what it leaves out as the processor has it. Raises ValueError."""
+        own = dict(self._processor.size)
+        if not isinstance(size, dict) or size.keys() - own.keys():
+            raise ValueError(f"size of mm_processor_kwargs must be a dict of {', '.join(own)}, found {shorten(size)}")
+        return own | {n: check_number(f"{n} of mm_processor_kwargs", value, Integral, 1) for n, value in size.items()}
 
     def prepare(self, rgb: Any, options: dict[str, Any]) -> Image:
         """An RGB image as part of a prompt. Raises ValueError for one that the tower could not take."""
         from nanovllm.features.images.sandboxed_images import strips
 
-        given = json.dumps(options, sort_keys=True, default=str)
+        given = json.dumps(self._options | options, sort_keys=True, default=str)
         content = hashlib.sha256(f"{rgb.width}x{rgb.height} {given} ".encode())
         for top, bottom in strips(rgb.size):
             content.update(rgb.crop((0, top, rgb.width, bottom)).tobytes())
@@ -212,8 +230,8 @@ class ImageProcessor:
         """An image that takes as much memory as any that a prompt of so many tokens may have."""
         side = math.isqrt(MAX_PIXELS)
         if not self._is_idefics3:  # a placeholder is a square of pixels; Idefics3's tiles are bounded by the processor
-            side = min(side, math.isqrt(max_tokens) * _number(self._vision.patch_size) * self._processor.merge_size)
-        made = self._process(pil().new("RGB", (side, side), (200, 30, 10)), self._process_options({}))
+            side = min(side, math.isqrt(max_tokens) * side_of(self._vision.patch_size) * self._processor.merge_size)
+        made = self._process(pil().new("RGB", (side, side), (200, 30, 10)), {})
         image = Image(
             content_hash="largest",
             make_inputs=lambda: made.inputs,
@@ -230,8 +248,10 @@ class ImageProcessor:
             with transformers_defaults():
                 features = self._processor(images=[rgb], return_tensors="pt", **options, **more)
         except Exception as error:  # whatever transformers or NumPy say of an option or a size
-            raise ValueError(f"the image processor does not take this image: {shorten(str(error))}") from None
+            raise ValueError(f"the image processor fails: {shorten(str(error), 200)}") from None
         inputs: dict[str, Tensor] = {name: features[name] for name in features if torch.is_tensor(features[name])}
+        if not inputs["pixel_values"].sum().isfinite():  # one NaN or infinity is enough
+            raise ValueError("the image processor makes numbers that are not finite: see image_std and rescale_factor")
         if not self._is_idefics3:
             return self._of_patches(inputs, options.get("merge_size", self._processor.merge_size))
         [[rows]] = features["rows"]
@@ -241,7 +261,7 @@ class ImageProcessor:
     def _of_tiles(self, inputs: dict[str, Tensor], rows: int, columns: int) -> Prepared:
         """Idefics3's: tiles of one size, each with as many placeholders."""
         tiles = inputs["pixel_values"][0]  # [tiles, channels, height, width]
-        side = _number(self._vision.image_size)
+        side = side_of(self._vision.image_size)
         if tuple(tiles.shape[2:]) != (side, side):
             raise ValueError(
                 f"the image processor makes tiles of {tiles.shape[3]} x {tiles.shape[2]} pixels, and the tower takes "
@@ -254,7 +274,7 @@ class ImageProcessor:
     def _of_patches(self, inputs: dict[str, Tensor], merge_size: int) -> Prepared:
         """Qwen's: patches in rows and columns, several of which are one placeholder. merge_size: the processor's."""
         vision = self._vision
-        numbers = vision.in_channels * vision.temporal_patch_size * _number(vision.patch_size) ** 2  # of a patch
+        numbers = vision.in_channels * vision.temporal_patch_size * side_of(vision.patch_size) ** 2  # of a patch
         merge = vision.spatial_merge_size
         if inputs["pixel_values"].shape[1] != numbers or merge_size != merge:
             raise ValueError(
@@ -264,11 +284,6 @@ class ImageProcessor:
         _, height, width = inputs["image_grid_thw"][0].tolist()
         grid = height // merge, width // merge
         return Prepared(inputs, num_placeholders=grid[0] * grid[1], grid=grid)
-
-    @property
-    def _placeholders_of_tile(self) -> int:
-        side = _number(self._vision.image_size) // _number(self._vision.patch_size)
-        return side**2 // int(self._scale_factor) ** 2
 
     def _placeholders(self, image: Image) -> list[int]:
         """The token ids that stand for an image."""
@@ -285,17 +300,12 @@ class ImageProcessor:
         return tokenize(self.tokenizer, text, add_special_tokens=False)
 
 
-def _number(size: Any) -> int:
-    """A side, of a field that may be a pair of equal ones."""
-    return int(size[0] if isinstance(size, list | tuple) else size)
-
-
-def _fields_of(typed_dict: Any) -> set[str]:
-    """The fields of a TypedDict and of those that it extends."""
-    found = set(getattr(typed_dict, "__annotations__", ()))
-    for base in getattr(typed_dict, "__orig_bases__", ()):
-        found |= _fields_of(base)
-    return found
+def _make_processor(processor_class: Any, fields: dict[str, Any], directory: Path) -> Any:
+    try:
+        return processor_class(**copy.deepcopy(fields))  # some of them write into the dict of a size
+    except Exception as error:  # whatever transformers says of a field
+        said = shorten(str(error), 200)
+        raise ValueError(f"{directory}: the image processor's fields cannot be read: {said}") from None
 
 
 def _processor_fields(directory: Path) -> dict[str, Any]:

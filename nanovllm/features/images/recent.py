@@ -6,14 +6,13 @@ from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
 
-MAX_BYTES = 256 << 20
-
 
 class Recent(Generic[Value]):
     """Values by the content hash of their image. Those that were asked for longest ago leave first."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self.max_bytes = max_bytes
+    max_bytes = 256 << 20
+
+    def __init__(self) -> None:
         self.num_bytes = 0
         self._kept: OrderedDict[str, tuple[Value, int]] = OrderedDict()
         self._lock = Lock()

@@ -12,6 +12,7 @@ from nanovllm.features.images.processor import ImageProcessor, ImagePrompt
 from nanovllm.features.images.prompt_images import PromptImages
 from nanovllm.features.images.sources import ClientImages, Sources
 from nanovllm.prompts import IMAGE_KEYS, Asked, check_token_ids, most_prompt_tokens
+from nanovllm.wings import Wing
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
@@ -90,12 +91,30 @@ def processor_for(engine: "LLMEngine", is_trusted: bool) -> ImageProcessor:
         raise ValueError("no images can be looked at here; the log says why") from None
 
 
+def prepare(engine: "LLMEngine") -> None:
+    """See wings.BESIDE_AN_ENGINE."""
+    if engine.model_config.images is None:
+        raise ValueError(f"{engine.config.model} sees no images; leave out tower_quantization and mm_processor_kwargs")
+
+
+def attach(engine: "LLMEngine", prepared: None) -> Wing:
+    """Read processor and tower now, not when the first image comes: an option that cannot work is its caller's."""
+    if most_images(engine) > 0:
+        _ = engine.image_processor
+    return Wing()
+
+
+def most_images(engine: "LLMEngine") -> int:
+    """That a prompt may have."""
+    return (engine.config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES)
+
+
 def largest_image(engine: "LLMEngine") -> PromptImages | None:
     """The largest image of a model whose memory is measured before its KV pool has a size. None: it takes no images.
 
     The tower's weights are read: they count, too.
     """
-    if (engine.config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES) == 0:
+    if most_images(engine) == 0:
         return None
     max_tokens = engine.config.max_model_len or engine.model_config.max_position_embeddings
     try:
@@ -129,7 +148,7 @@ def make(engine: "LLMEngine") -> ImageProcessor:
             engine.directory,
             images,
             engine.tokenizer,
-            max_images=(config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES),
+            max_images=most_images(engine),
             options=config.mm_processor_kwargs or {},
             sources=Sources(folder=Path(folder) if folder else None, domains=config.allowed_media_domains),
         )

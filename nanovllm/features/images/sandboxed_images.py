@@ -89,11 +89,13 @@ def has_frames(image: Image.Image) -> bool:
     """Is there a second one? They are not counted: a file may hold millions. A phone's MPO hides a thumbnail there."""
     if image.format == "MPO":
         return False
+    before = image.tell()
     try:
         image.seek(1)
     except EOFError:
-        image.seek(0)
         return False
+    finally:
+        image.seek(before)  # a caller's image stays where it was
     return True
 
 

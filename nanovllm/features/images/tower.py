@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.images.image_config import ImageConfig, language_tensors
+from nanovllm.features.images.image_config import ImageConfig, language_tensors, num_heads_of
 from nanovllm.features.images.prompt_images import Image
 from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.rows import BatchImages, BatchPlaceholders
@@ -135,7 +135,7 @@ class Tower(ModelPart):
 
 def with_heads_of(vision_config: Any, model_config: ModelConfig) -> ModelConfig:
     """A configuration whose attention has the sizes of a tower's."""
-    num_heads = getattr(vision_config, "num_attention_heads", None) or vision_config.num_heads
+    num_heads = num_heads_of(vision_config)
     head_dim = vision_config.hidden_size // num_heads
     return replace(model_config, num_attention_heads=num_heads, num_key_value_heads=num_heads, head_dim=head_dim)
 

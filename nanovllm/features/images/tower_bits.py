@@ -1,27 +1,12 @@
 """LLM(tower_quantization="int8"): the tower's linear layers in 8 bits, as chapter 12 has them (Q8_0)."""
 
-from typing import Any
-
 from torch import nn
 
 from nanovllm.features.images.tower_kernels import TowerLinear
 from nanovllm.features.quantization.convert import check_numbers
 from nanovllm.features.quantization.formats import MergedWeight, QuantizedWeight, quantize_q8_0
 from nanovllm.features.quantization.quantized_kernels import kernels_for
-from nanovllm.wings import Wing
 from nanovllm.worker.kernels import Kernels
-
-
-def prepare(engine: Any) -> None:
-    """See wings.BESIDE_AN_ENGINE."""
-    if engine.model_config.images is None:
-        raise ValueError(f"{engine.config.model} sees no images; leave tower_quantization out")
-
-
-def attach(engine: Any, prepared: None) -> Wing:
-    """Read the tower now, not when the first image comes: here it may say that it cannot be had in 8 bits."""
-    _ = engine.image_processor
-    return Wing()
 
 
 def in_8_bits(name: str, linear: nn.Linear, kernels: Kernels) -> TowerLinear:

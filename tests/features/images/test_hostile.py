@@ -183,6 +183,41 @@ def test_options_that_are_none(server):
         assert ask(server, question(url_of(A)), mm_processor_kwargs=options)[0] == 200
 
 
+SMALL_SIZES = [{"size": {"shortest_edge": 256, "longest_edge": 1024}}, {"max_pixels": 1024}]
+
+
+@pytest.mark.parametrize("options", SMALL_SIZES)
+def test_no_client_lifts_a_limit_of_the_server(options, folder_of):
+    """Its options take the place of the checkpoint's, and a client's are smaller than these."""
+    small = dict(dtype="float32", max_model_len=400, mm_processor_kwargs=options)
+    with serving(folder_of("qwen3_5"), ServeOptions(), **small) as server:
+
+        def num_tokens(options: dict | None) -> int:
+            body = {"messages": question(url_of(picture(128, 128))), "mm_processor_kwargs": options}
+            status, raw = server.send("/tokenize", json.dumps(body).encode())
+            assert status == 200
+            return len(json.loads(raw)["tokens"])
+
+        most = num_tokens(None)
+        assert num_tokens({"size": {}}) == num_tokens({"size": {"longest_edge": 1024}}) == most
+        assert num_tokens({"size": {"longest_edge": 512}}) == most - 3
+        for asked, limit in (
+            ({"longest_edge": 1025}, 1024),
+            ({"longest_edge": 16384}, 1024),
+            ({"shortest_edge": 257}, 256),
+        ):
+            status, error = ask(server, question(url_of(A)), mm_processor_kwargs={"size": asked})
+            assert status == 400 and f"between 1 and {limit}, found" in error
+
+
+def test_no_client_splits_images_where_the_server_does_not(folder_of):
+    unsplit = {"mm_processor_kwargs": {"do_image_splitting": False}}
+    with serving(folder_of("smolvlm"), ServeOptions(), dtype="float32", max_model_len=400, **unsplit) as server:
+        assert ask(server, question(url_of(A)), **unsplit)[0] == 200
+        status, error = ask(server, question(url_of(A)), mm_processor_kwargs={"do_image_splitting": True})
+        assert status == 400 and "images are not split here" in error
+
+
 # -- files of the server, and where they are ---------------------------------------------------------------------------
 
 

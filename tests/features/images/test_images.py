@@ -195,7 +195,7 @@ def test_whatever_runs_beside_it(kind, options, folder_of, tmp_path, monkeypatch
     forgetful: neither processor nor tower keeps more than the newest image.
     """
     if options == "forgetful":
-        monkeypatch.setattr(Recent.__init__, "__defaults__", (0,))
+        monkeypatch.setattr(Recent, "max_bytes", 0)
         options = {}
     check_random_prompts(folder_of(kind), kind, 25, options, tmp_path)
 

@@ -153,7 +153,7 @@ def test_the_tower_is_counted_before_the_pool_has_its_size(kind, folder_of):
     """Weights, the largest picture on its way through it, and what is kept of pictures: they fit beside the pool."""
     mark = "<image>" if kind == "smolvlm" else "<|vision_start|><|image_pad|><|vision_end|>"
     with pretend_gpu(total_bytes=1 << 25) as gpu, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recent.__init__, "__defaults__", (1 << 20,))
+        patch.setattr(Recent, "max_bytes", 1 << 20)
         options = POOL | dict(optimizations=(), max_num_seqs=512, gpu_memory_utilization=0.5)
         blind = LLM(str(folder_of(kind)), **options, limit_mm_per_prompt={"image": 0})
         assert "tower" not in blind.engine.model_runner.parts

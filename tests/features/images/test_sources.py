@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import json
+import shutil
 import socket
 import ssl
 import struct
@@ -87,6 +88,16 @@ def test_what_is_transparent_is_white(mode):
     palette = RED.convert("P")
     palette.info["transparency"] = palette.getpixel((0, 0))
     assert TRUSTED.open(encoded(palette, "PNG")).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_a_callers_image_stays_on_its_frame():
+    blue = Image.new("RGB", RED.size, (0, 0, 255))
+    image = Image.open(io.BytesIO(encoded(RED, "GIF", save_all=True, append_images=[blue])))
+    for frame, color in ((0, RED), (1, blue)):
+        image.seek(frame)
+        with pytest.raises(ValueError, match="several frames"):
+            TRUSTED.open(image)
+        assert image.tell() == frame and image.convert("RGB").tobytes() == color.tobytes()
 
 
 def test_a_file_with_a_million_frames_is_not_counted():
@@ -366,7 +377,13 @@ PROCESSORS = [
     ("qwen3_vl", {"merge_size": 4}, "do not fit the tower"),
     ("qwen3_vl", {"patch_size": 16}, "do not fit the tower"),
     ("qwen3_vl", {"temporal_patch_size": 1}, "do not fit the tower"),
-    ("qwen3_vl", {"image_std": "x"}, "cannot be read|does not take"),
+    ("qwen3_vl", {"image_std": "x"}, "cannot be used"),
+    ("qwen3_vl", {"image_std": [0, 0, 0]}, "not finite: see image_std"),
+    ("smolvlm", {"rescale_factor": float("nan")}, "not finite: see image_std and rescale_factor"),
+    ("qwen3_vl", {"merge_size": 0}, "cannot be used: the image processor fails: 'division by zero'"),
+    ("qwen3_vl", {"size": {"shortest_edge": 0, "longest_edge": 0}}, "cannot be used: .* must contain 'shortest_edge'"),
+    ("qwen3_vl", {"size": {"height": 32, "width": 32}}, "cannot be used: .* must contain 'shortest_edge'"),
+    ("qwen3_vl", {"size": {"depth": 32}}, "cannot be read: .*set of keys"),
 ]
 
 
@@ -391,10 +408,35 @@ def test_the_tower_is_read_beside_others(tmp_path, monkeypatch):
     assert set(changes) <= {torch.float32}
 
 
+TOWERS = [
+    ("smolvlm", {"scale_factor": 0}, {}, "scale_factor must be a whole number"),
+    ("smolvlm", {"scale_factor": 3}, {}, "scale_factor 3 must divide the 4 patches"),
+    ("smolvlm", {}, {"num_attention_heads": 0}, "number of heads must be a whole number"),
+    ("smolvlm", {}, {"num_attention_heads": 3}, "must be a multiple of 3 for 3 heads, found 32"),
+    ("qwen3_5", {}, {"num_heads": 3}, "must be a multiple of 12 for 3 heads, found 32"),
+    ("qwen3_5", {}, {"num_heads": 16}, "must be a multiple of 64 for 16 heads, found 32"),
+    ("qwen3_5", {}, {"patch_size": 0}, "patch_size must be a whole number"),
+    ("qwen3_5", {"image_token_id": 400}, {}, "image_token_id must be a whole number between 0 and 399"),
+    ("smolvlm", {"image_token_id": -1}, {}, "image_token_id must be a whole number between 0 and 399"),
+]
+
+
+@pytest.mark.parametrize("kind, fields, vision, said", TOWERS)
+def test_a_config_that_no_tower_can_have(kind, fields, vision, said, folder_of, tmp_path):
+    """Where tensors would have the same shapes, or none could be made: said at the start, not within a step."""
+    path = tmp_path / "config.json"
+    shutil.copy(folder_of(kind) / path.name, path)
+    edit(path, **fields, vision_config=json.loads(path.read_text())["vision_config"] | vision)
+    with pytest.raises(ValueError, match=said):
+        LLM(str(tmp_path))
+
+
 def test_a_model_that_sees_none(tmp_path):
     llm = LLM(str(make_checkpoint(tmp_path, "llama")), block_size=4, num_gpu_blocks_override=50, max_model_len=100)
     with pytest.raises(ValueError, match="sees no images"):
         llm.generate({"prompt": "a", "multi_modal_data": {"image": RED}})
+    with pytest.raises(ValueError, match="leave out tower_quantization and mm_processor_kwargs"):
+        LLM(str(tmp_path), mm_processor_kwargs={"do_resize": False})
     with pytest.raises(ValueError, match="this model sees none"):
         llm.generate({"prompt": "a", "mm_processor_kwargs": {"do_resize": False}})
     with pytest.raises(ValueError, match="sees no images"):
@@ -416,7 +458,26 @@ BAD = {
     "a video": ({"prompt": IMAGE, "multi_modal_data": {"video": RED}}, "multi_modal_data must be"),
     "an unknown option": (
         {"prompt": IMAGE, "multi_modal_data": {"image": RED}, "mm_processor_kwargs": {"colour": 1}},
-        "no 'colour'",
+        "must be one of .*, size, .*, found 'colour'",
+    ),
+    **{
+        f"an option that changes nothing: {name}": (
+            {"prompt": IMAGE, "multi_modal_data": {"image": RED}, "mm_processor_kwargs": {name: True}},
+            f"must be one of .*, found '{name}'",
+        )
+        for name in ("do_center_crop", "do_pad", "device", "disable_grouping", "return_tensors")
+    },
+    "no size": (
+        {"prompt": IMAGE, "multi_modal_data": {"image": RED}, "mm_processor_kwargs": {"size": {"longest_edge": 0}}},
+        "longest_edge of mm_processor_kwargs must be a whole number from 1",
+    ),
+    "a negative size": (
+        {"prompt": IMAGE, "multi_modal_data": {"image": RED}, "mm_processor_kwargs": {"max_pixels": -5}},
+        "longest_edge of mm_processor_kwargs must be a whole number from 1",
+    ),
+    "numbers that are none": (
+        {"prompt": IMAGE, "multi_modal_data": {"image": RED}, "mm_processor_kwargs": {"rescale_factor": float("nan")}},
+        "not finite",
     ),
     "patches of another size": (
         {"prompt": IMAGE, "multi_modal_data": {"image": RED}, "mm_processor_kwargs": {"merge_size": 1}},
@@ -428,7 +489,7 @@ BAD = {
             "multi_modal_data": {"image": picture(200, 200)},
             "mm_processor_kwargs": {"do_resize": False},
         },
-        "max_model_len|does not take this image",
+        "the image processor fails: .*cannot reshape",
     ),
 }
 
@@ -441,6 +502,36 @@ def test_bad_prompts(name, llm):
     with pytest.raises(ValueError, match=said) as error:
         llm.generate([good, prompt], use_tqdm=False)
     assert "prompts[1]" in str(error.value) and not llm.engine.has_unfinished_requests()
+
+
+def test_a_size_in_part_and_in_old_names(llm):
+    """What it leaves out is the checkpoint's, and it is the same image by either name."""
+    prompt = {"prompt": IMAGE, "multi_modal_data": {"image": picture(100, 60)}}
+    found = []
+    small = {"size": {"longest_edge": 1024}}, {"max_pixels": 1024}, {"size": {}, "max_pixels": 1024}
+    for options in (*small, {"size": None}):
+        request = llm.engine.make_request(prompt | {"mm_processor_kwargs": options}, SamplingParams())
+        found.append(request.samples[0].seq.mm_spans)
+    assert found[0] == found[1] == found[2] and found[0][0].length < found[3][0].length
+
+
+MISTAKEN = [
+    ({"size": 5}, "size of mm_processor_kwargs must be a dict of longest_edge, shortest_edge"),
+    ({"size": {"longest_edge": 0}}, "must be a whole number from 1"),
+    ({"do_rescale": "no"}, "cannot be used: .*do_rescale"),
+    ({"resample": 77}, "cannot be used: .*Unknown resampling filter"),
+    ({"colour": 1}, "found 'colour'"),
+]
+
+
+@pytest.mark.parametrize("options, said", MISTAKEN)
+def test_options_that_cannot_work(options, said, folder_of):
+    """The mistake of who starts the engine is no image's. Where no image may come, nothing is read."""
+    given = dict(max_model_len=200, mm_processor_kwargs=options)
+    with pytest.raises(ValueError, match=said):
+        LLM(str(folder_of("qwen3_vl")), **given)
+    blind = LLM(str(folder_of("qwen3_vl")), **given, limit_mm_per_prompt={"image": 0})
+    assert not blind.engine.model_runner.parts
 
 
 def test_check_model(tmp_path):

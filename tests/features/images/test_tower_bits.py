@@ -79,7 +79,7 @@ def test_two_ranks(folder_of):
 
 def test_what_cannot_be_had(checkpoint, folder_of, tmp_path):
     """Said when the engine is made, before anybody asks about a picture."""
-    with pytest.raises(ValueError, match="sees no images; leave tower_quantization out"):
+    with pytest.raises(ValueError, match="sees no images; leave out tower_quantization"):
         LLM(str(checkpoint()), tower_quantization="int8")
     with pytest.raises(ValueError, match="tower_quantization"):
         LLM(str(folder_of("smolvlm")), tower_quantization="int4")
