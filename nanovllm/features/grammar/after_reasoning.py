@@ -69,7 +69,10 @@ class AfterReasoning(GrammarPart):
         known, part = self._known
         if part is not None and token_ids[: len(known)] == known:
             return part + token_ids[len(known) :]
-        start = len(known) if part is None and token_ids[: len(known)] == known else 0
+        # Back to what both share: a rejected draft may be at its end. No token but its last may end the reasoning.
+        start = min(len(known) - (part is not None), len(token_ids))
+        while token_ids[:start] != known[:start]:
+            start -= 1
         most = len(self._closing)  # tokens that it may come in
         for end in range(start + 1, len(token_ids) + 1):
             _, closed, carried = vocabulary.decode(token_ids[max(0, end - most) : end]).partition(self._closing)

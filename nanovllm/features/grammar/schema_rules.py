@@ -1,8 +1,9 @@
 r"""A JSON schema as a grammar in Lark's notation, as llguidance extends it.
 
-llguidance can compile schemas itself, and it still compiles the numbers and strings here. But its objects take their
-keys in one order. A model cannot write a key whose turn has passed: in a closed object the key is lost, and in an open
-one the model drifts to a name that was never declared ("age_2"). In the rules written here
+llguidance can compile schemas itself, and it still compiles strings and numbers here. Numbers that are given (enum,
+const) are written out, since it would round some. And its objects take their keys in one order. A model cannot write a
+key whose turn has passed: in a closed object the key is lost, and in an open one the model drifts to a name that was
+never declared ("age_2"). In the rules written here
 
 - required keys come in the schema's order, as OpenAI's API promises;
 - optional keys come anywhere among them;
@@ -27,7 +28,7 @@ from llguidance import regex_to_lark
 from nanovllm.features.grammar.lark import quoted
 from nanovllm.features.grammar.oracle import Oracle
 from nanovllm.features.grammar.parts import Schema, changed
-from nanovllm.features.grammar.schema_values import Array, AsJson, Leaf, Object, Shape, Value, Values, Word
+from nanovllm.features.grammar.schema_values import Array, AsJson, Leaf, Numbers, Object, Shape, Value, Values, Word
 
 NUM_BITS = 64  # of a rule's number
 MAX_COUNT = 1_000_000  # items; a larger maxItems is no bound
@@ -78,7 +79,11 @@ def lark_of_schema(schema: Schema, form: str, is_closed: bool, guidance: Schema,
     """
     schema = changed(schema, lambda part: _without_unknown_format(part, oracle))
     by_the_letter = changed(schema, lambda part: _loosened(part, is_closed))
-    oracle.schema_matcher(by_the_letter | {"x-guidance": guidance})  # whose error names an unsupported keyword
+    try:
+        oracle.schema_matcher(json.dumps(by_the_letter | {"x-guidance": guidance}))
+    except ValueError as error:  # it names an unsupported keyword
+        hint = 'Put "x-guidance": {"coerce_one_of": true} at the top of the schema'
+        raise ValueError(str(error).replace("Enable 'coerce_one_of' option", hint)) from None
     return Rules(Values(schema, form, is_closed, oracle), guidance, oracle).lark()
 
 
@@ -139,6 +144,8 @@ class Rules:
             return self._array(shape)
         if isinstance(shape, AsJson):
             return f"v{shape.value} {quoted(XML_END)}"
+        if isinstance(shape, Numbers):
+            return self._rule("NUMBER", " | ".join(map(quoted, shape.texts)))
         if isinstance(shape, Word):
             return quoted(shape.text + XML_END)
         fits = [_regex(fit) for fit in shape.fits] or ["/(?s:.*)/"]

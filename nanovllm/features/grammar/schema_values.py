@@ -4,6 +4,7 @@ A value may have to fit several schemas at once (allOf, beside $ref). They are n
 fit what each of them says of it, and llguidance puts together what they say of numbers and strings.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +29,13 @@ from nanovllm.features.grammar.parts import (
 )
 from nanovllm.features.grammar.patterns import fits_of, whole
 
-SCALARS = ("null", "boolean", "integer", "number", "string")
+NUMERIC = ("integer", "number")
+SCALARS = ("null", "boolean", *NUMERIC, "string")
 SAYS_SOMETHING = {"type"} | OF_SCALARS | OF_OBJECTS | OF_ARRAYS
 NOT_A_TEXT: Schema = {"type": ["null", "boolean", "number", "array", "object"]}
 MAX_VALUES = 20_000  # different ones in a schema
+STEPS = {"minimum": 0, "exclusiveMinimum": 1, "maximum": 0, "exclusiveMaximum": -1}  # from a bound to what it allows
+OF_NUMBERS = {"multipleOf", *STEPS}
 
 Value = int  # its number
 
@@ -95,7 +99,14 @@ class AsJson:
     value: Value
 
 
-Shape = Leaf | Object | Array | Text | Word | AsJson
+@dataclass(frozen=True)
+class Numbers:
+    """One of some numbers that are given."""
+
+    texts: tuple[str, ...]  # as JSON
+
+
+Shape = Leaf | Object | Array | Text | Word | AsJson | Numbers
 
 
 class Values:
@@ -157,7 +168,13 @@ class Values:
                 shapes += self._objects(parts, "json")
             if types is None or "array" in types:
                 shapes += self._arrays(parts)
-            if names := [name for name in SCALARS if types is None or name in types]:
+            names = [name for name in SCALARS if types is None or name in types]
+            if numeric := [name for name in names if name in NUMERIC]:
+                _check_bounds(parts)
+                if words_in(parts) is not None:  # llguidance would round some of them
+                    names = [name for name in names if name not in NUMERIC]
+                    shapes += self._given_numbers(parts, numeric)
+            if names:
                 scalars.append(_scalar(parts, names))
         leaf = scalars[0] if len(scalars) == 1 else {"anyOf": scalars}
         if scalars and self.oracle.is_possible(leaf):
@@ -170,7 +187,18 @@ class Values:
     def _arrays(self, parts: Parts) -> list[Array]:
         return [self._array(each) for each in self._with_words(parts, list)]
 
-    def _with_words(self, parts: Parts, kind: type) -> list[Parts]:
+    def _given_numbers(self, parts: Parts, types: list[str]) -> list[Numbers]:
+        is_free = not any(part.keys() & OF_NUMBERS for part in parts)  # and so there is nothing to ask the oracle
+        texts = []
+        for way in self._with_words(parts, (int, float)):
+            number = way[0]["const"]
+            is_whole = number == int(number)
+            has_type = not isinstance(number, bool) and (is_whole or "number" in types)
+            if has_type and (is_free or self.oracle.is_possible(_scalar(way, types))):
+                texts.append(json.dumps(int(number) if is_whole else number))
+        return [Numbers(tuple(texts))] if texts else []
+
+    def _with_words(self, parts: Parts, kind: type | tuple[type, ...]) -> list[Parts]:
         """Parts that have no enum or const: those that have stand for several, one for each word of this kind."""
         words = words_in(parts)
         if words is None:
@@ -204,8 +232,8 @@ class Values:
             required=[name for name in names if name in required],
             patterns=list(patterns.items()),
             additional=self._value(others, inside) if is_open else None,
-            least=max(_numbers(parts, "minProperties"), default=0),
-            most=min(_numbers(parts, "maxProperties"), default=None),
+            least=max(_bounds(parts, "minProperties"), default=0),
+            most=min(_bounds(parts, "maxProperties"), default=None),
         )
 
     def _closed(self, parts: Parts, required: set[str]) -> tuple[list[Any], bool]:
@@ -243,8 +271,8 @@ class Values:
         return Array(
             first=first,
             more=self._value([more for _, more in split], "json"),
-            least=max(_numbers(parts, "minItems"), default=0),
-            most=min(_numbers(parts, "maxItems"), default=None),
+            least=max(_bounds(parts, "minItems"), default=0),
+            most=min(_bounds(parts, "maxItems"), default=None),
         )
 
     # -- as the parameters of a call of Qwen3-Coder's -----------------------------------------------------------------
@@ -325,16 +353,30 @@ def _scalar(parts: Parts, types: list[str]) -> Schema:
 
 
 def _schema_of(word: Any) -> Schema:
-    """The schema of one value: of an object or an array that is given, its own."""
+    """The schema of a value that is given."""
     if isinstance(word, dict):
         properties = {name: {"const": value} for name, value in word.items()}
         closed = {"additionalProperties": False, "maxProperties": len(word)}
         return {"type": "object", "properties": properties, "required": [*word], **closed}
+    if not isinstance(word, list):
+        return {"const": word}
     first = [{"const": value} for value in word]
     return {"type": "array", "prefixItems": first, "minItems": len(first), "maxItems": len(first)}
 
 
-def _numbers(parts: Parts, name: str) -> list[int]:
+def _check_bounds(parts: Parts) -> None:
+    """Raise ValueError for a bound that would allow more here: llguidance has it as a float, within 64 bits."""
+    for name, step in STEPS.items():
+        for bound in (part[name] for part in parts if isinstance(part.get(name), int | float)):
+            if abs(bound) < 2**53:
+                continue
+            exact = int(bound) + step
+            held = min(max(float(bound) + step, -(2**63)), 2**63 - 1)
+            if held < exact if name in ("minimum", "exclusiveMinimum") else held > exact:
+                raise ValueError(f"{name} {bound} cannot be held exactly; leave it out, or choose one below 2**53")
+
+
+def _bounds(parts: Parts, name: str) -> list[int]:
     """Raises ValueError."""
     found = [part[name] for part in parts if name in part]
     for number in found:

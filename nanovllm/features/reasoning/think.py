@@ -34,10 +34,9 @@ class Reasoning:
         parser: one of TAGS, OFF, or None: what the template has. begun: the part of the prompt that belongs to the
         answer's message: the last tag there says whether reasoning is open.
         """
-        if parser in (None, ""):
-            known = (name for name in ("qwen3", "mistral") if any(tag in str(template) for tag in TAGS[name]))
-            parser = next(known, OFF)
-        if parser == OFF or parser is None:
+        known = (name for name in ("qwen3", "mistral") if any(tag in str(template) for tag in TAGS[name]))
+        parser = parser or next(known, OFF)
+        if parser == OFF:
             return None
         opening, closing = TAGS[parser]
         opened, closed = begun.rfind(opening), begun.rfind(closing)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.grammar.grammar import GrammarCompiler
-from nanovllm.features.grammar.schemas import with_compiled_schemas
+from nanovllm.features.grammar.schemas import lark_of_json, with_compiled_schemas
 from nanovllm.features.tool_calls.forced import may_call, must_call, not_held
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.http.options import ServeOptions
@@ -331,6 +331,56 @@ def test_what_names_properties_is_an_object(compiler):
     ):
         for text in [*texts, *others]:
             assert can_be(compiler, text, json=schema) is (text in texts), text
+
+
+BIG = 2**53
+
+
+def test_numbers_that_are_given_are_written_as_they_are(compiler):
+    for word in (1234567890123456789, BIG + 1, -(10**30), 1e300, 0.1, 123456789.12345679, 1e-300, 0, 1.5):
+        for schema in ({"const": word}, {"enum": ["a", word]}, {"type": "number", "enum": [word, 2]}):
+            assert can_be(compiler, json.dumps(int(word) if word == int(word) else word), json=schema)
+    ids = [BIG + 1, BIG + 3, "a", True, {"id": [BIG + 5]}, 1.5, 7]
+    texts = [walk(compiler, StructuredOutputsParams(json={"enum": ids}), seed) for seed in range(12)]
+    assert all(json.loads(text) in ids for text in texts)
+    for text, schema in (
+        ("true", {"enum": [1]}),
+        ("1", {"enum": [True]}),
+        ("1.5", {"type": ["integer", "string"], "enum": [1.5, "a"]}),
+        (f"{BIG + 1}", {"enum": [BIG + 1, 4], "maximum": 9}),
+        (f"{BIG + 1}", {"allOf": [{"enum": [BIG + 1, 4]}, {"const": 4}]}),
+        ("5", {"enum": [5, 6], "multipleOf": 2}),
+    ):
+        assert not can_be(compiler, text, json=schema), schema
+    parameters = lark_of_json(takes(["id"], id={"enum": [BIG + 1]}), is_closed=True, form="parameters")
+    assert can_be(compiler, f"<parameter=id>\n{BIG + 1}\n</parameter>\n", grammar=parameters)
+    assert can_be(compiler, "5", json={"default": 10**20, "const": 5})
+
+
+def test_bounds_that_would_be_rounded_are_refused(compiler):
+    for bounds in (
+        {"minimum": BIG + 1},
+        {"maximum": BIG + 3},
+        {"exclusiveMinimum": BIG},
+        {"exclusiveMaximum": -BIG},
+        {"minimum": 10**19, "maximum": 10**19 + 5},
+        {"type": "number", "maximum": BIG + 3},
+    ):
+        schema = {"type": "integer"} | bounds
+        expect("cannot be held exactly", compiler.compile, StructuredOutputsParams(json=schema))
+    for word, bounds in (
+        (10**17, {"minimum": 10**17}),
+        (2**63 - 1, {"minimum": -BIG, "maximum": 2**63 - 1}),
+        (BIG, {"minimum": 0, "maximum": 2**64 - 1}),
+    ):
+        assert can_be(compiler, str(word), json={"type": "integer"} | bounds)
+
+
+def test_one_of_whose_members_overlap_says_what_would_work(compiler):
+    schema = {"oneOf": [{"type": "integer", "multipleOf": 2}, {"type": "integer", "multipleOf": 3}]}
+    hint = 'Put "x-guidance": {"coerce_one_of": true} at the top'
+    expect(hint, compiler.compile, StructuredOutputsParams(json=schema))
+    assert can_be(compiler, "9", json=schema | {"x-guidance": {"coerce_one_of": True}})
 
 
 UNKNOWN = [

@@ -225,3 +225,21 @@ def test_what_a_closing_token_carries_is_the_grammars():
     gt = tokenizer.convert_tokens_to_ids(">")
     assert allowed(copied, [*pieces, gt], vocab_size) == allowed(grammar, [], vocab_size)
     assert five in allowed(copied, [*pieces, gt], vocab_size)
+
+
+def test_a_rejected_draft_does_not_decode_the_reasoning_again(monkeypatch):
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["</think>"])
+    five, x, close = tokenizer.convert_tokens_to_ids(["5", "x", "</think>"])
+    grammar = GrammarCompiler(tokenizer, len(tokenizer), {1}).compile(StructuredOutputsParams(regex="[0-9]x"))
+    after = AfterReasoning(grammar, tokenizer, "", "</think>")
+    thought, calls, decode = [x] * 500, [], grammar.vocabulary.decode
+    monkeypatch.setattr(grammar.vocabulary, "decode", lambda token_ids: calls.append(token_ids) or decode(token_ids))
+    assert not after.is_complete(thought)
+    calls.clear()
+    for draft in ([five, five, five], [five, close, five], [close, five, x]):
+        assert after.possible(thought, draft) == draft
+        thought += [x]
+        assert not after.is_complete(thought)
+    assert len(calls) < 50
+    assert after.is_complete([*thought, close, five, x])
