@@ -3,11 +3,16 @@
 Small models write a real line break inside a string, Python's quotes and words, backslashes that escape nothing, a
 comma or a bracket too many or too few. Each of these has one meaning here; so arguments can be sent before their end
 has come, and are JSON all the same.
+
+Where calls are Python (source.is_python), Python's literals mean what they mean there: all escapes, raw strings,
+"one " "text", 0x1F, {1, 2}. Sets and tuples are lists; of an f-string the text is taken.
 """
 
+import ast
 import json
 import math
 import re
+from contextlib import suppress
 from typing import Any
 
 from nanovllm.features.tool_calls.source import MAX_MATCH, Event, Malformed, Reading, Source, changed
@@ -15,11 +20,16 @@ from nanovllm.features.tool_calls.source import MAX_MATCH, Event, Malformed, Rea
 CLOSING = {"{": "}", "[": "]", "(": ")"}
 SAID = {"{": "{}", "[": "[]", "(": "[]"}  # Python's tuples are lists
 MAX_NESTING = 64
+QUOTES = "\"'"
 PIECE = re.compile(r"[^\"'\\]+")
 WORD = re.compile(r"<?[^,:{}\[\]()\"'\n<]*")
+WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 CUT = re.compile(r"\\u[0-9a-fA-F]{0,3}")  # what an answer may end with
+# Escapes that JSON does not have, or their beginnings; and what may stand before a string.
+OF_PYTHON = re.compile(r"\\([av\n]|[0-7]{1,3}|x[0-9a-fA-F]{0,2}|U[0-9a-fA-F]{0,8}|N(\{[A-Za-z0-9 -]*\}?)?)")
+PREFIX = re.compile(r"[bru]|f|br|rb|fr|rf", re.IGNORECASE)
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "undefined": "null"}
 
 
@@ -39,17 +49,19 @@ def value(source: Source, stops: tuple[str, ...] = (), outer: str = "") -> Readi
         raise Malformed
     elif following in ",:}])" or (yield from source.starts_with(*stops)):
         yield _say("null")  # there is none
-    elif following in ("'", '"'):
+    elif following in QUOTES:
         yield from string(source, f",}}]{outer}", stops)
     else:
-        yield from _word(source)
+        yield from _word(source, f",}}]{outer}", stops)
 
 
 def _container(source: Source, stops: tuple[str, ...], outer: str) -> Reading[None]:
     """A list or an object. A bracket that closes what it is in closes it, too; one that closes nothing is left out."""
     opening = source.take(1)
     closing, separator = CLOSING[opening], ""
-    yield _say(SAID[opening][0])
+    is_unclear = source.is_python and opening != "["  # a dict or a set, a tuple or brackets: what follows an item tells
+    if not is_unclear:
+        yield _say(SAID[opening][0])
     while True:
         following = yield from source.skip_spaces(",")
         if following == "":
@@ -62,11 +74,23 @@ def _container(source: Source, stops: tuple[str, ...], outer: str) -> Reading[No
         if following in "]}):":
             source.take(1)
             continue
-        if opening == "{":
-            key = yield from _key(source, stops, outer + closing)
-            if key is None:
+        if opening == "{" or is_unclear:
+            read = _key if opening == "{" else value
+            item = yield from collected(read(source, stops, outer + closing))
+            following = yield from source.skip_spaces()
+            if following == closing == ")":
+                source.take(1)
+                yield _say(item)
+                return
+            if is_unclear and (opening == "(" or following != ":"):
+                opening, separator, is_unclear = "[", ", ", False
+                yield _say(f"[{item}")
                 continue
-            separator += f"{key}: "
+            if following != ":":
+                continue  # it is no key
+            source.take(1)
+            separator += "{" * is_unclear + (item if item.startswith('"') else json.dumps(item)) + ": "
+            is_unclear = False
         if separator:
             yield _say(separator)
         if opening == "{" and (yield from source.skip_spaces()) in (",", "}", "]"):
@@ -74,36 +98,39 @@ def _container(source: Source, stops: tuple[str, ...], outer: str) -> Reading[No
         else:
             yield from value(source, stops, outer + closing)
         separator = ", "
-    yield _say(SAID[opening][1])
+    yield _say(SAID[opening] if is_unclear else SAID[opening][1])
 
 
-def _key(source: Source, stops: tuple[str, ...], outer: str) -> Reading[str | None]:
-    """As JSON; its colon is read, too. None for what is no key: no colon follows."""
-    is_quoted = source.rest[0] in "'\""
-    key = yield from collected(string(source, ":,}]", stops) if is_quoted else value(source, stops, outer))
-    if (yield from source.skip_spaces()) != ":":
-        return None
-    source.take(1)
-    return key if key.startswith('"') else json.dumps(key)
+def _key(source: Source, stops: tuple[str, ...], outer: str) -> Reading[None]:
+    """Or what stands in its place."""
+    if source.rest[0] in QUOTES:
+        yield from string(source, ":,}]", stops)
+    else:
+        yield from value(source, stops, outer)
 
 
-def string(source: Source, ends: str, stops: tuple[str, ...]) -> Reading[None]:
+def string(source: Source, ends: str, stops: tuple[str, ...], is_raw: bool = False) -> Reading[None]:
     """Say a string. A quote within it is one that is followed by none of `ends`. Python's may begin with three."""
-    quote = source.take(1)
     yield _say('"')
-    if (yield from source.starts_with(quote * 2)):
-        quote += source.take(2)
+    quote = yield from _opening_quote(source)
     while following := (yield from source.peek()):
         if following == "\\":
-            yield _say((yield from _escape(source)))
+            yield _say((yield from _raw_escape(source) if is_raw else _escape(source)))
         elif following == quote[0] and (yield from _is_end(source, quote, ends, stops)):
             source.take(len(quote))
-            yield _say('"')
-            return
+            if not (source.is_python and (yield from source.skip_spaces()) in tuple(QUOTES)):
+                yield _say('"')
+                return
+            quote = yield from _opening_quote(source)  # "one " "text"
         else:
             piece = PIECE.match(source.rest)
             yield _say(_quoted(source.take(piece.end() if piece else 1)))
     raise Malformed
+
+
+def _opening_quote(source: Source) -> Reading[str]:
+    quote = source.take(1)
+    return quote + (source.take(2) if (yield from source.starts_with(quote * 2)) else "")
 
 
 def _is_end(source: Source, quote: str, ends: str, stops: tuple[str, ...]) -> Reading[bool]:
@@ -111,7 +138,20 @@ def _is_end(source: Source, quote: str, ends: str, stops: tuple[str, ...]) -> Re
         return False
     while not (after := source.rest[len(quote) :].lstrip()) and not source.ended:
         yield None
-    return not after or after[0] in ends or bool((yield from source.starts_with(*stops, after_spaces=len(quote))))
+    if not after or after[0] in ends or bool((yield from source.starts_with(*stops, after_spaces=len(quote)))):
+        return True
+    if not source.is_python or after[0] not in QUOTES or not source.rest[len(quote)].isspace():
+        return False
+    while not (inside := source.rest[len(quote) :].lstrip()[1:].lstrip()) and not source.ended:
+        yield None
+    return bool(inside) and inside[0] not in CLOSING.values()  # another string begins: it is not this one's own end
+
+
+def _raw_escape(source: Source) -> Reading[str]:
+    """A backslash and the next character, which ends nothing."""
+    if len((yield from source.peek(2))) < 2:
+        raise Malformed
+    return _quoted(source.take(2))
 
 
 def _escape(source: Source) -> Reading[str]:
@@ -119,7 +159,9 @@ def _escape(source: Source) -> Reading[str]:
     following = (yield from source.peek(2))[1:]
     if following == "":
         raise Malformed
-    if following in '"\\/bfnrt':
+    if source.is_python and OF_PYTHON.match(source.rest):
+        return _quoted(_of_python((yield from source.match(OF_PYTHON))))
+    if following in '"\\bfnrt' or (following == "/" and not source.is_python):
         return source.take(2)
     if following == "'":
         return source.take(2)[1:]
@@ -139,17 +181,36 @@ def _escape(source: Source) -> Reading[str]:
     return "\\\\"
 
 
-def _word(source: Source) -> Reading[None]:
+def _of_python(escape: str) -> str:
+    """What one of OF_PYTHON means; itself, if it is only the beginning of one, or of a character that there is not."""
+    if not escape:
+        raise Malformed  # the answer ends with it
+    if escape[1].isdigit():
+        return chr(int(escape[1:], 8))
+    with suppress(SyntaxError):
+        escape = ast.literal_eval(f'"{escape}"')
+    return "\ufffd" if "\ud800" <= escape <= "\udfff" else escape
+
+
+def _word(source: Source, ends: str, stops: tuple[str, ...]) -> Reading[None]:
     """A number, true, false or null, also as Python writes them; NaN and the infinities are null. Else a string."""
     while (found := WORD.match(source.rest, 0, MAX_MATCH)) and found.end() == len(source.rest) and not source.ended:
         yield None
     word = source.take(found.end() if found else 0)
     if not source.rest:
         raise Malformed
-    yield _say(_as_json(word.strip()))
+    if source.is_python and source.rest[0] in QUOTES and PREFIX.fullmatch(word):
+        yield from string(source, ends, stops, is_raw="r" in word.lower())
+    else:
+        yield _say(_as_json(word.strip(), source.is_python))
 
 
-def _as_json(word: str) -> str:
+def _as_json(word: str, is_python: bool) -> str:
+    if WHOLE.fullmatch(word):
+        return word  # it may have any number of digits
+    for base in (0, 10) if is_python else (10,):  # 0: as it says itself, 0x1F
+        with suppress(ValueError):
+            return str(int(word, base))
     try:
         number = float(word)
     except ValueError:

@@ -12,6 +12,7 @@ START, END = "<|python_start|>", "<|python_end|>"
 
 def pythonic(source: Source) -> Reading[None]:
     """Lists at the answer's beginning, perhaps between two tags. What follows them, or no call, is text."""
+    source.is_python = True
     beginnings: tuple[str, ...] = (START, "[")
     while (yield from source.call(_call(source, beginnings))):
         beginnings = (",",)
@@ -27,7 +28,7 @@ def pythonic(source: Source) -> Reading[None]:
 
 
 def _call(source: Source, beginnings: tuple[str, ...]) -> Reading[None]:
-    """Values are read as JSON's are. A call begins where an argument with a name does, or none follows."""
+    """A call begins where an argument with a name does, or none follows."""
     for text in beginnings:
         yield from source.skip_spaces()
         yield from source.expect(text) if text == "[" else source.skip(text)

@@ -60,12 +60,14 @@ class Source:
     """rest: what has come and is not taken yet. at: characters taken. taken: those of a call that has not begun.
 
     functions: those that may be called, and the JSON schemas of their arguments; empty if nobody has said.
+    is_python: values are Python's literals.
     """
 
     def __init__(self, functions: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:
         self.functions = functions
         self.rest, self.taken, self.at = "", "", 0
         self.ended, self.is_in_call, self.has_begun, self.is_whole = False, False, False, False
+        self.is_python = False
 
     def feed(self, reading: Reading[Any], text: str, has_ended: bool) -> list[Event]:
         """What a reading says of more text, and of the end if nothing will follow."""

@@ -123,7 +123,21 @@ def check_reading(format_name: str, text: str) -> None:
             assert text[event.at :].startswith(event.text[:1])
 
 
-@pytest.mark.parametrize("format_name", ["hermes", "llama3_json", "qwen3_coder", "mistral"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(VALUES, st.sampled_from([repr, ascii]))
+def test_what_python_writes_means_the_same(value, write):
+    [call] = parse_tool_calls(f"[f(a={write(value)}, b=1)]", "pythonic").tool_calls
+    assert json.loads(call.arguments) == {"a": value, "b": 1}
+
+
+@pytest.mark.parametrize("format_name", ["hermes", "llama3_json", "qwen3_coder", "mistral", "pythonic"])
 def test_arguments_go_out_as_they_come(format_name):
     """A long text does not wait for its end."""
     beginning = {
@@ -131,6 +145,7 @@ def test_arguments_go_out_as_they_come(format_name):
         "llama3_json": '{"name": "write", "parameters": {"text": "',
         "qwen3_coder": "<tool_call>\n<function=write>\n<parameter=text>\n",
         "mistral": '[TOOL_CALLS]write{"text": "',
+        "pythonic": '[write(text="',
     }[format_name]
     stream = ToolCallStream(format_name, TOOLS)
     assert next(event.kind for event in stream.feed(beginning)) == "begin"
