@@ -22,6 +22,9 @@ class BlockStored:
     medium             where the K/V is: "GPU", or what a store below the pool calls itself
     extra_keys         None, if nothing but adapter and tokens is in these hashes. Otherwise for each block None or what
                        is in its hash: "salt", "mm". The salt itself is nobody's business.
+
+    A store below the pool knows of a block only a digest of all that is in its hash beside tokens. It is the one
+    extra key there, of a block with an adapter, too; lora_id and lora_name are None.
     """
 
     block_hashes: list[bytes]

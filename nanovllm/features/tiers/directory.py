@@ -233,10 +233,9 @@ class CacheDirectory:
 
     def _room_for(self, space: Space, num_records: int) -> int:
         """How many of so many records fit into this process's segment now, if need be after removing others."""
-        record_bytes = space.slot_bytes + HASH_BYTES
         writer = self._writer(space)
-        capacity = max(1, self.num_bytes // NUM_SEGMENTS // record_bytes)
-        count = min(num_records, capacity - len(writer.segment.hashes))
+        record_bytes = space.slot_bytes + HASH_BYTES
+        count = min(num_records, self._capacity(space) - len(writer.segment.hashes))
         while True:
             room = self.num_bytes - SLACK_BYTES - self.used_bytes()
             if room >= count * record_bytes:
@@ -244,10 +243,14 @@ class CacheDirectory:
             if not self._remove_oldest(but=[writer.segment.path for writer in self._writers.values()]):
                 return max(0, min(count, room // record_bytes))
 
+    def _capacity(self, space: Space) -> int:
+        """Records of a full segment."""
+        return max(1, self.num_bytes // NUM_SEGMENTS // (space.slot_bytes + HASH_BYTES))
+
     def _writer(self, space: Space) -> Writer:
         """The writer of a segment with room for a record, at least."""
         writer = self._writers.get(space.kind)
-        capacity = max(1, self.num_bytes // NUM_SEGMENTS // (space.slot_bytes + HASH_BYTES))
+        capacity = self._capacity(space)
         if writer is not None:
             if writer.is_whole and len(writer.segment.hashes) < capacity:
                 return writer
@@ -294,13 +297,14 @@ class CacheDirectory:
             self.scan()
             self.close()
             for segment in self._segments.values():
-                segment.remove()
+                remove_segment(segment.path)
             self.read_no_more()
 
     def read_no_more(self) -> None:
-        """What is known now is not read any more, whether it is there or not; until a scan()."""
-        for segment in list(self._segments.values()):
-            self._forget(segment)
+        """What is known now is not read any more, whether it is there or not."""
+        keys = [*self._places]
+        self._places.clear()
+        self.on_removed(keys)
 
     def clear(self) -> None:
         """Remove every file of ours but the lock: of two files with its name, each would let a process in."""

@@ -1,7 +1,8 @@
 """DiskStore: a CacheDirectory behind a thread of its own, so that no step waits for a disk (core/tiers/store.py).
 
-The thread reads before it writes. What waits to be written is bounded: when a disk is slower than the engine, blocks
-are dropped, and counted. A block whose parent was dropped is not kept either, so what is kept is whole chains.
+The thread reads before it writes, and looks once a second for what other processes have written. What waits to be
+written is bounded: when a disk is slower than the engine, blocks are dropped, and counted. A block whose parent was
+dropped is not kept either, so what is kept is whole chains.
 
 Another process may hold the directory's lock, and be stopped in the middle. Then what is to be written stays in the
 queue and is tried again after a pause that doubles; reading needs no lock and goes on.
@@ -15,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import islice, takewhile
 from threading import Condition, Thread, current_thread
@@ -31,6 +33,7 @@ BATCH = 16  # records written before it looks again whether somebody wants to re
 PAUSE_S = 0.05  # after a write that found the directory locked, at first
 LONGEST_PAUSE_S = 5.0
 NUM_LAST_TRIES = 10  # of close(), while the directory is locked
+SCAN_S = 1.0  # between two looks at what other processes have written
 
 
 class DiskStore:
@@ -54,6 +57,7 @@ class DiskStore:
         self._is_closing = False
         self._pause_s = PAUSE_S
         self._write_again = 0.0  # of monotonic()
+        self._scan_again = monotonic() + SCAN_S
         self._wake = Condition()
         self._thread = Thread(target=self._run, name="prefix cache", daemon=True)
         self._thread.start()
@@ -150,7 +154,7 @@ class DiskStore:
         """What is to be done, when there is something. None: it is over."""
         with self._wake:
             while True:
-                pause_s = self._write_again - monotonic()
+                pause_s, scan_s = self._write_again - monotonic(), self._scan_again - monotonic()
                 has_to_write = bool(self._forgets or self._queue)
                 if self._fetches:
                     return partial(self._deliver, *self._fetches.popleft())
@@ -160,7 +164,14 @@ class DiskStore:
                     return partial(self._guarded, self._others.popleft())
                 if self._is_closing:
                     return self._write_at_last if has_to_write else None
-                self._wake.wait(pause_s if has_to_write else None)
+                if scan_s <= 0:
+                    return self._scan
+                self._wake.wait(min(pause_s, scan_s) if has_to_write else scan_s)
+
+    def _scan(self) -> None:
+        self._scan_again = monotonic() + SCAN_S
+        with suppress(OSError):  # the next look, or the next write, finds out whether that lasts
+            self.directory.scan()
 
     def _deliver(self, records: list[Record], future: "Future[list[Any]]") -> None:
         found = [] if self._forgets else self._read(records)

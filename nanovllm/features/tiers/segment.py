@@ -143,9 +143,6 @@ class Segment:
         with suppress(OSError):
             os.utime(self.list_path)
 
-    def remove(self) -> None:
-        remove_segment(self.path)
-
 
 def remove_segment(path: Path) -> None:
     """The list first: a segment without one is read by nobody, and removed before all others."""

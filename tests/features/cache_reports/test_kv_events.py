@@ -255,6 +255,9 @@ def test_stores_tell_of_theirs():
     assert a.kind == BLOCK
     events.listen(store := SimpleNamespace(), "CPU")
     store.on_stored([a, b, state])
+    events.take_notes()
+    [stored] = events._events
+    assert (stored.extra_keys, stored.lora_id, stored.lora_name) == ([("01" * 16,), None], None, None)
     manager.step_done()
     assert follower.blocks == {("CPU", a.block_hash): (None, [1, 2]), ("CPU", b.block_hash): (a.block_hash, [3, 4])}
     store.on_removed([b.key, state.key])

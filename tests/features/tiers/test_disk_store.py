@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from examples.damaged_tiers import chain, data_of
-from nanovllm.features.tiers import disk_store, segment
+from nanovllm.features.tiers import directory, disk_store
 from nanovllm.features.tiers.disk_store import DiskStore
 from nanovllm.features.tiers.memory_store import MemoryStore
 from tests.features.tiers.test_directory import DATA, ENV, locked_elsewhere, opened
@@ -151,11 +151,12 @@ def test_what_cannot_be_removed_is_read_no_more(store, monkeypatch):
     put(store, chain(1, 2))
     store.flush()
 
-    def refused(segment):
+    def refused(path):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(segment.Segment, "remove", refused)
+    monkeypatch.setattr(directory, "remove_segment", refused)
     store.reset()
+    store._later(store._scan)  # as once a second
     put(store, chain(7, 8))
     store.flush()
     assert not store.may_have(chain(1)[0].key) and read(store, chain(1, 2)) == 0

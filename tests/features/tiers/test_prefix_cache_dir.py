@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from nanovllm import LLM, LoRARequest, SamplingParams
-from nanovllm.features.tiers import directory, fingerprint, segment
+from nanovllm.features.tiers import directory, disk_store, fingerprint, segment
 from nanovllm.features.tiers.directory import prepared, segments_in
 from nanovllm.files.system import open_for_owner
 from nanovllm.tools.cli import main
@@ -20,6 +21,7 @@ from nanovllm.worker.model_runner import ModelRunner
 from tests.checkpoints import SMALL
 from tests.errors import expect
 from tests.features.tiers.test_directory import ENV, check_budget, locked_elsewhere
+from tests.processes import LIMIT_S
 
 PROMPTS = [[*range(5, 106)], [*range(5, 65), *range(200, 260)], [*range(5, 105)]]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True)
@@ -322,6 +324,29 @@ def test_a_directory_that_may_only_be_read(checkpoint, tmp_path, monkeypatch, ca
     os.chmod(tmp_path / "cache", 0o700)
     assert {path: path.read_bytes() for path in (tmp_path / "cache").iterdir()} == before
     assert caplog.text.count("is read, and not written") == 1 and caplog.text.count("prefix cache:") == 1
+
+
+@pytest.mark.parametrize("reads_only", [False, True])
+def test_what_another_engine_writes_meanwhile_is_found(checkpoint, tmp_path, monkeypatch, reads_only):
+    """By one that has asked for nothing yet, and whether it may write itself or not."""
+    monkeypatch.setattr(disk_store, "SCAN_S", 0.01)
+    writer = engine(checkpoint(), tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        if reads_only:
+            patch.setattr(directory, "open_for_owner", refused)
+        reader = engine(checkpoint(), tmp_path / "cache")
+    kept, seen = writer.engine.tiers.disk, reader.engine.tiers.disk
+    assert seen.directory.is_writable is not reads_only
+    for prompt in PROMPTS[:2]:
+        cached(writer, [prompt])
+        kept.flush()
+        deadline = time.monotonic() + LIMIT_S
+        while len(seen.directory) < len(kept.directory):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert cached(reader, PROMPTS[:2]) == [100, 119]
+    end(reader)
+    end(writer)
 
 
 def test_a_digest_that_cannot_be_kept_is_no_reason_to_give_up(checkpoint, tmp_path, monkeypatch, caplog):
