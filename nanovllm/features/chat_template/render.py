@@ -33,6 +33,9 @@ from nanovllm.prompts import tokenize
 
 logger = logging.getLogger("nanovllm")
 
+# What render_chat() and transformers hand to a template themselves.
+OWN = {"messages", "conversations", "chat_template", "tools", "add_generation_prompt", "continue_final_message"}
+OWN |= {"return_assistant_tokens_mask"}
 FORMS = {"string": frozenset([STRING]), "openai": frozenset([PARTS])}  # vLLM's names
 # What is told otherwise than it came -> what is said of it, in the log and in an error.
 TOLD = {
@@ -98,6 +101,10 @@ def render_chat(
         raise ValueError(f"chat_template must be a template's text, found {shorten(chat_template)}")
     if not isinstance(chat_template_kwargs, dict | None):
         raise ValueError(f"chat_template_kwargs must be a dict, found {shorten(chat_template_kwargs)}")
+    if taken := OWN.intersection(chat_template_kwargs or ()):
+        raise ValueError(
+            f"chat_template_kwargs cannot set {min(taken)}; where a request has an option of that name, use it"
+        )
     check_choice("chat_template_content_format", chat_template_content_format, FORMATS_OF_CONTENT)
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"tools must be a list of dicts, found {shorten(tools)}")
@@ -282,7 +289,7 @@ def _what_is_left_out(kind: str, index: int, attempt: _Attempt) -> str:
     role = attempt.conversation[index]["role"]
     what = "a call" if kind == CALL else "the text"
     remedy = "put it into the first user message" if role == "system" else "another template may show it"
-    return f"message {place} (role {role}): the chat template leaves {what} out of the prompt; {remedy}"
+    return f"message {place} (role {role}): the chat template leaves {what} out of the prompt, or changes it; {remedy}"
 
 
 @lru_cache(maxsize=64)

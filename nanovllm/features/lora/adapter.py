@@ -55,6 +55,11 @@ TARGET_FIELDS = (
     "rank_pattern",
     "alpha_pattern",
 )
+# What these are, or lists of.
+KINDS: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("target_modules", "exclude_modules", "layers_pattern"), (str, "text")),
+    "layers_to_transform": (int, "whole number"),
+}
 # Matches the regular expressions among them: those of real adapters take 0.1 s.
 MATCHER = Sandbox("nanovllm.features.lora.sandboxed_patterns", seconds=2, max_mb=128)
 
@@ -237,12 +242,16 @@ def _targets_of(options: dict[str, Any], modules: list[str], folder: Path) -> di
     where = folder / "adapter_config.json"
     rank_pattern, alpha_pattern = (typed(options, name, {}, where) for name in ("rank_pattern", "alpha_pattern"))
     fields = {name: options[name] for name in TARGET_FIELDS if name in options}
+    for name, (kind, noun) in KINDS.items():
+        given = fields.get(name, [])
+        if not all(type(each) is kind for each in (given if isinstance(given, list) else [given])):
+            raise ValueError(f"{where}: {name} must be a {noun} or a list of them, found {shorten(given)}")
     try:
         keys = MATCHER.answer(fields, modules)
     except TooMuch as error:
         remedy = "name the layers without repetitions"
         raise ValueError(f"{where}: to match its regular expressions {error}: {remedy}") from None
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     targets = {}
     for module, found in zip(modules, keys, strict=True):

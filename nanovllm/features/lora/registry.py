@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from numbers import Integral
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks.values import MAX_INT32, shorten
+from nanovllm.checks.values import MAX_INT32, check_number, shorten
 from nanovllm.config import EngineConfig
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.lora.adapter import Adapter
@@ -217,8 +218,9 @@ class KnownAdapters:
     def remove(self, lora_int_id: int) -> bool:
         """Forget an adapter; its id and its name are free. What runs with it ends as it began. False: it is unknown.
 
-        Who is about to read it does not bring it back.
+        Who is about to read it does not bring it back. Raises ValueError for what is no id.
         """
+        lora_int_id = check_number("lora_int_id", lora_int_id, Integral, 1)
         with self._lock:
             self._num_removals[lora_int_id] += 1
             for kept in (self._alive, self._newest, self._pinned):
@@ -227,6 +229,7 @@ class KnownAdapters:
 
     def pin(self, lora_int_id: int) -> bool:
         """Let an adapter stay in memory until it is removed. Raises ValueError for an id that is not known."""
+        lora_int_id = check_number("lora_int_id", lora_int_id, Integral, 1)
         adapter = self._current(lambda: self._known.get(lora_int_id))
         with self._lock:
             if adapter is None or lora_int_id not in self._known:

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PoolingOutput:
     """data: a tensor of float32 in the CPU's memory, [dimensions] or [num_labels]; empty if the request failed."""
 
     data: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PoolingOutput) and bool((self.data == other.data).all())
+        import torch  # not at the top: `import nanovllm` stays light
+
+        return isinstance(other, PoolingOutput) and torch.equal(self.data, other.data)
 
 
 @dataclass(frozen=True)

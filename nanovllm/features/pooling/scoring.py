@@ -123,7 +123,7 @@ def cosine(query: PoolingRequestOutput, document: PoolingRequestOutput, between:
     error = query.error or document.error
     data = torch.zeros(1, dtype=torch.float32, device="cpu")
     if error is None:
-        data = torch.nn.functional.cosine_similarity(query.outputs.data, document.outputs.data, dim=0)
+        data = torch.nn.functional.cosine_similarity(query.outputs.data, document.outputs.data, dim=0).clamp(-1, 1)
     pair = PoolingRequestOutput(
         f"{query.request_id}_{document.request_id}",
         PoolingOutput(data),

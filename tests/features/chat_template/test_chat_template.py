@@ -32,6 +32,9 @@ def test_messages(llm, monkeypatch):
     expect("message 0: a tool call must be of type 'function'", llm.chat, [{"role": "assistant", "tool_calls": ["f"]}])
     expect("tools must be a list of dicts", llm.chat, [user], tools={"name": "f"})
     expect("chat_template_kwargs must be a dict", llm.chat, [user], chat_template_kwargs=["thinking"])
+    for name in ("add_generation_prompt", "continue_final_message", "tools", "messages", "conversations"):
+        kwargs = {"enable_thinking": False, name: False}
+        expect(f"chat_template_kwargs cannot set {name}", llm.chat, [user], chat_template_kwargs=kwargs)
     expect("chat_template must be a template's text", llm.chat, [user], chat_template=5)
     expect("it needs add_generation_prompt=False", llm.chat, [user], continue_final_message=True)
     expect("(found 'x'); did you mean 'chat_template'?", llm.chat, [user], chat_tempalte="x")

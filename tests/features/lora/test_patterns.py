@@ -75,6 +75,22 @@ def test_what_is_left_out_is_named(base, tmp_path, caplog):
     expect("it has no tensors of the layers that it targets", logprobs_of, base, folder)
 
 
+@pytest.mark.parametrize(
+    "name, value, kind",
+    [
+        ("target_modules", 5, "text"),
+        ("exclude_modules", ["q_proj", 5], "text"),
+        ("layers_pattern", {"layers": 1}, "text"),
+        ("layers_to_transform", "1", "whole number"),
+        ("layers_to_transform", [True], "whole number"),
+    ],
+)
+def test_a_field_of_another_kind_is_named(name, value, kind, base, tmp_path):
+    folder = make_adapter(tmp_path, base, 1, r=4, target_modules=["q_proj"])
+    edit(folder / "adapter_config.json", **{name: value})
+    expect(f"{name} must be a {kind} or a list of them, found ", logprobs_of, base, folder)
+
+
 # -- models that see images, whose language model's layers have longer names ------------------------------------------
 
 VISION = {

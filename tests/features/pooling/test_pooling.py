@@ -176,6 +176,10 @@ def test_what_is_asked(checkpoint, llm):
     assert torch.allclose(vector(raw), state, atol=1e-4)
     [encoded] = llm.encode(TEXTS[0], PoolingParams(task="embed"), pooling_task="embed")
     assert encoded.outputs == PoolingOutput(torch.tensor(llm.embed(TEXTS[0])[0].outputs.embedding))
+    for other in (torch.empty(0), encoded.outputs.data[:8], encoded.outputs.data + 1):
+        assert encoded.outputs != PoolingOutput(other), "neither a failed request's, nor one of another length"
+    assert PoolingOutput(torch.empty(0)) != PoolingOutput(torch.tensor([0.7])) and encoded.outputs != 1
+    assert all(output.outputs.score <= 1 for output in llm.score(TEXTS, TEXTS))
     expect("encode() needs a pooling_task", llm.encode, "x")
     expect("asks for a vector of each token", llm.encode, "x", pooling_task="token_embed")
     expect("task 'classify' is asked of an LLM that was built without a score head", llm.classify, "x")
