@@ -51,7 +51,9 @@ def _do(line: list[str], session: Session, names: dict[str, Any]) -> None:
         if len(keys) != len(options) or keys.keys() - {"salt", "lora"} or name in names:
             raise ValueError(f"cannot read: {' '.join(line)}")
         lora = _number([keys["lora"]], 1, 99) if "lora" in keys else None
-        tokens = [_number([word], 0, 10**6) for word in prompt[:MOST_TOKENS]]
+        if len(prompt) > MOST_TOKENS:
+            raise ValueError(f"a prompt has at most {MOST_TOKENS} tokens, found {len(prompt)}")
+        tokens = [_number([word], 0, 10**6) for word in prompt]
         names[name] = session.send(tokens, _number([count], 1, 100), cache_salt=keys.get("salt"), lora_id=lora)
     elif what == "step":
         for _ in range(_number(words or ["1"], 1, MOST_STEPS)):
@@ -73,9 +75,10 @@ def _left(line: list[str]) -> str:
     options = {"top_p": 1.0, "top_k": 0.0, "min_p": 0.0}
     at = next((i for i, word in enumerate(line) if word in options), len(line))
     probs = [float(word) for word in line[1:at]]
-    for name, value in zip(line[at::2], line[at + 1 :: 2], strict=True):
-        if name not in options:
-            raise ValueError(f"cannot read: {' '.join(line)}")
+    names, values = line[at::2], line[at + 1 :: 2]
+    if len(names) != len(values) or not options.keys() >= set(names):
+        raise ValueError(f"cannot read: {' '.join(line)}")
+    for name, value in zip(names, values, strict=True):
         options[name] = float(value)
     if not probs or min(probs) <= 0 or sorted(probs, reverse=True) != probs:
         raise ValueError(f"probabilities are above 0, the largest first: {' '.join(line)}")

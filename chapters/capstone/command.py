@@ -1,6 +1,7 @@
 """python -m chapters capstone: run and score policies, show and grade broken engines (README.md)."""
 
 import argparse
+import hashlib
 import secrets
 from pathlib import Path
 
@@ -18,6 +19,7 @@ REFERENCE = Path(__file__).with_name("reference.py")
 SCALE = Path(__file__).with_name("scale.py")  # a student's edition has neither
 OURS = "our policy"
 PUBLIC_SEED = 1
+MEMORY = "2G"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +71,7 @@ def add_trace(parser: argparse.ArgumentParser, seed: str) -> None:
 def add_common(parser: argparse.ArgumentParser) -> None:
     from chapters.__main__ import seconds
 
-    parser.add_argument("--memory", default="2G", metavar="BYTES", help="for keys and values (default: 2G)")
+    parser.add_argument("--memory", default=MEMORY, metavar="BYTES", help=f"for keys and values (default: {MEMORY})")
     parser.add_argument("--hybrid", action="store_true", help="the model has states, and the policy places snapshots")
     limit = f"of wall time for one run (default: {LIMIT_S:g})"
     parser.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
@@ -95,6 +97,14 @@ def run_policy(args: argparse.Namespace, console: Console) -> int:
     if args.real:
         from chapters.capstone.real import serve_for_real
 
+        unused = {
+            "--name": args.name,
+            "--board": args.board,
+            "--hybrid": args.hybrid,
+            "--memory": args.memory != MEMORY,
+        }
+        if given := [option for option, is_given in unused.items() if is_given]:
+            raise ValueError(f"--real takes no {' and no '.join(given)}: they are for simulated time")
         return serve_for_real(args.policy, trace, args.limit, console)
     setup = chosen_setup(args, trace)
     with console.status(f"serving {len(trace)} requests"):
@@ -170,10 +180,15 @@ def run_broken(args: argparse.Namespace, console: Console) -> int:
 
 
 def chosen_trace(args: argparse.Namespace, seed: int) -> tuple[list[Row], str]:
-    """And what it is called on the board, with the memory that it is served in."""
-    seed = seed if args.seed is None else args.seed
-    rows, name = (read_trace(args.trace), args.trace.name) if args.trace else (draw_trace(seed), f"seed {seed}")
-    return rows, f"{name}, {args.memory}{', hybrid' if args.hybrid else ''}"
+    """And what it is called on the board, with the memory that it is served in: equal only for equal runs."""
+    if args.trace:
+        rows = read_trace(args.trace)
+        name = f"{args.trace.name} ({hashlib.sha256(repr(rows).encode()).hexdigest()[:8]})"
+    else:
+        seed = seed if args.seed is None else args.seed
+        rows, name = draw_trace(seed), f"seed {seed}"
+    num_blocks = setup_for(size_of("--memory", args.memory)).num_blocks
+    return rows, f"{name}{', hybrid' if args.hybrid else ''}, {num_blocks:,} blocks"
 
 
 def chosen_setup(args: argparse.Namespace, trace: list[Row]) -> Setup:
@@ -188,8 +203,7 @@ def chosen_setup(args: argparse.Namespace, trace: list[Row]) -> Setup:
 
 def show_setup(console: Console, setup: Setup, label: str) -> None:
     limits = f"first token within {setup.ttft_limit_s * 1e3:,.0f} ms, then {setup.tpot_limit_s * 1e3:,.0f} ms a token"
-    blocks = f"{setup.num_blocks} blocks of {setup.block_size} tokens"
-    console.print(f"{label}: {blocks}; good: {limits}, on average over a request", markup=False)
+    console.print(f"{label} of {setup.block_size} tokens; good: {limits}, on average over a request", markup=False)
 
 
 def reference_verdict(trace: list[Row], setup: Setup, args: argparse.Namespace) -> Verdict | None:

@@ -62,7 +62,8 @@ def complain(number: int, console: Console) -> int:
     console.print("\n".join(lines), markup=False, soft_wrap=True)
     command = f"python -m chapters capstone broken {number}"
     console.print(
-        f"\nThe fault is in one file:  {command} --out FOLDER\nRepaired?  {command} --check FILE", markup=False
+        f"\nThe fault is in one file:  {command} --out FOLDER\nRepaired?  {command} --check FILE --case FILE",
+        markup=False,
     )
     return 0
 

@@ -92,14 +92,14 @@ class Seams:
             del self.clients[seq.seq_id]
 
     def note(self, event: BlockEvent) -> None:
-        name = self.manager.blocks[event.block_id].block_hash
+        block_hash = self.manager.blocks[event.block_id].block_hash
         if event.kind == "register":
             parent = self.manager.blocks[event.block_id].parent_hash
-            self._depths[name] = 0 if parent is None else self._depths[parent] + 1  # type: ignore[index]
-        elif event.kind == "free" and name is not None:
+            self._depths[block_hash] = 0 if parent is None else self._depths[parent] + 1  # type: ignore[index]
+        elif event.kind == "free" and block_hash is not None:
             self._released.append(event.block_id)
-        elif event.kind == "hit" and name is not None:
-            self._uses[name] += 1
+        elif event.kind == "hit" and block_hash is not None:
+            self._uses[block_hash] += 1
 
     # -- before a step --------------------------------------------------------------------------------------------
 
@@ -190,10 +190,10 @@ class Seams:
 
     def _described(self, block_id: int) -> tuple[str, str, int, int]:
         block = self.manager.blocks[block_id]
-        first, name = block, block.block_hash or b""
+        first, block_hash = block, block.block_hash or b""
         while first.parent_hash is not None:
             first = next(iter(self.manager.hash_to_block[first.parent_hash].values()))
-        return name.hex(), (first.block_hash or b"").hex(), self._depths[name], self._uses[name]
+        return block_hash.hex(), (first.block_hash or b"").hex(), self._depths[block_hash], self._uses[block_hash]
 
     def _drop(self, refused: list[Client]) -> None:
         self.scheduler.abort(*(client.seq.seq_id for client in refused))

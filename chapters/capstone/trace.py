@@ -1,8 +1,8 @@
 """Traces: who comes when, with how many tokens. A CSV file, or drawn from a seed.
 
 Columns: arrival_s, prompt_tokens, output_tokens, prefix_id, prefix_tokens, and, if it likes, request_id; others are
-left alone. The first prefix_tokens of a prompt are the same in all prompts of that prefix_id (empty: none); the rest is
-like no other.
+left alone. The first prefix_tokens of a prompt are the same in all prompts of that prefix_id (empty: prefix_tokens is
+0); the rest is like no other.
 """
 
 import csv
@@ -49,13 +49,15 @@ def _row(line: dict[str, str], number: int) -> Row:
         int(line[name] or 0) for name in ("prompt_tokens", "output_tokens", "prefix_tokens")
     )
     name, arrival_s = line.get("request_id") or str(number), float(line["arrival_s"])
-    row = Row(name, arrival_s, prompt_tokens, output_tokens, line["prefix_id"], prefix_tokens)
+    row = Row(name, arrival_s, prompt_tokens, output_tokens, line["prefix_id"] or "", prefix_tokens)
     if not 0 <= row.arrival_s < math.inf:
         raise ValueError(f"arrival_s is a number of seconds from 0 on, found {row.arrival_s}")
     if not (0 < row.prompt_tokens <= MOST_TOKENS and 0 < row.output_tokens <= MOST_TOKENS):
         raise ValueError(f"a prompt and an answer have 1 to {MOST_TOKENS:,} tokens each, found {row[2:4]}")
     if not 0 <= row.prefix_tokens <= row.prompt_tokens:
         raise ValueError(f"prefix_tokens are some of the prompt's {row.prompt_tokens}, found {row.prefix_tokens}")
+    if row.prefix_tokens and not row.prefix_id:
+        raise ValueError(f"prefix_tokens are those of a prefix_id, found {row.prefix_tokens} and no prefix_id")
     return row
 
 

@@ -76,13 +76,13 @@ class State(NamedTuple):
 class Block(NamedTuple):
     """A cached block whose last user has just gone.
 
-    name       its hash, by which it is found
-    beginning  the hash of the first block of its chain
-    depth      blocks before it in that chain
-    num_uses   requests that have found this hash in the cache so far
+    block_hash  by which it is found
+    beginning   the hash of the first block of its chain
+    depth       blocks before it in that chain
+    num_uses    requests that have found this hash in the cache so far
     """
 
-    name: str
+    block_hash: str
     beginning: str
     depth: int
     num_uses: int

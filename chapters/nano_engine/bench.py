@@ -6,6 +6,7 @@ from random import Random
 from time import perf_counter
 from typing import Any
 
+from chapters.expect import Wrong
 from chapters.nano_engine.checks import NanoBench
 from chapters.nano_engine.steps import NANO
 from chapters.submission import NotLoaded, describe
@@ -19,8 +20,8 @@ def measure(tell: Callable[..., None], file: str, model: str | None) -> dict[str
     checkpoint = NanoBench(model)  # a tiny one is there as long as this is
     path = checkpoint.model
     draw = Random(0)
-    prompts = [[draw.randrange(10, 250) for _ in range(PROMPT_TOKENS)] for _ in range(1 + 2 * NUM_REQUESTS)]
-    first, alone, together = prompts[:1], prompts[1 : 1 + NUM_REQUESTS], prompts[1 + NUM_REQUESTS :]  # each is new
+    prompts = [[draw.randrange(10, 250) for _ in range(PROMPT_TOKENS)] for _ in range(3 * NUM_REQUESTS)]
+    first, alone, together = (prompts[i::3] for i in range(3))  # each is new
     course = LLM(path, dtype="float32", max_model_len=128, num_gpu_blocks_override=128, block_size=16)
     wanted = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
 
@@ -33,7 +34,11 @@ def measure(tell: Callable[..., None], file: str, model: str | None) -> dict[str
         params = engine.SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True)
 
         def by_nano(some: list[list[int]]) -> list[list[int]]:
-            return [answer["token_ids"] for answer in nano.generate(some, params)]
+            answers = [answer["token_ids"] for answer in nano.generate(some, params)]
+            found = [len(answer) for answer in answers]
+            if found != [ANSWER_TOKENS] * len(some):
+                raise Wrong(f"{len(some)} answers of {ANSWER_TOKENS} tokens were asked for (ignore_eos), found {found}")
+            return answers
 
         by_nano(first)
         by_the_course(first)
@@ -42,7 +47,7 @@ def measure(tell: Callable[..., None], file: str, model: str | None) -> dict[str
             f"yours, {NUM_REQUESTS} together": seconds(lambda: by_nano(together)),
             f"the course's, {NUM_REQUESTS} together": seconds(lambda: by_the_course(together)),
         }
-    except NotLoaded as error:
+    except (NotLoaded, Wrong) as error:
         return {"problem": str(error)}
     except NotImplementedError:
         return {"problem": "this engine is not finished: python -m chapters nano check"}

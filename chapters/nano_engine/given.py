@@ -23,7 +23,7 @@ def read_checkpoint(directory: Path) -> tuple[ModelConfig, Any]:
     Raises ValueError for a checkpoint that is no plain Llama: a nano engine would compute it wrongly.
     """
     config = ModelConfig.from_directory(directory)
-    odd = [name for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm") if getattr(config, name)]
+    odd = [name for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "is_quantized") if getattr(config, name)]
     if config.architecture != "LlamaForCausalLM" or config.rope_scaling.get("rope_type") != "default" or odd:
         what = ", ".join([config.architecture, f"rotary embedding {config.rope_scaling.get('rope_type')}", *odd])
         raise ValueError(f"a nano engine reads a plain Llama, such as the demo model; {directory} is {what}")

@@ -1,5 +1,6 @@
 """The capstone: our policy beats the engine by itself, cheats are refused, broken engines fail."""
 
+import json
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,7 @@ def test_traces_are_read_as_they_were_written(tmp_path):
         (f"{lines[0]}\n0,nan,5,5,,0", "line 2: arrival_s is a number"),
         (f"{lines[0]}\n0,1.5,5,0,,0", "line 2: a prompt and an answer have"),
         (f"{lines[0]}\n0,1.5,5,5,a,6", "line 2: prefix_tokens are some"),
+        (f"{lines[0]}\n0,1.5,5,5,,4", "line 2: prefix_tokens are those of a prefix_id"),
         (lines[0], "has 0"),
     ):
         file.write_text(wrong, "utf-8")
@@ -187,8 +189,19 @@ def test_a_class_and_its_board(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "bob is refused: order() returns a list of ids, found 5" in told
     assert "bob: look at it: imports gc" in told and "ada: look" not in told
-    names = [entry["name"] for entry in judge.read_board(board, "trace.csv, 2G")]
+    label = json.loads(board.read_text("utf-8").splitlines()[-1])["trace"]
+    names = [entry["name"] for entry in judge.read_board(board, label)]
     assert names == ["ada", "bob"] and main(["capstone", "board", *options]) == 0
+    assert main(["capstone", "board", *options, "--memory", "2048M"]) == 0, "the same memory"
+    assert main(["capstone", "board", *options, "--memory", "1G"]) == 1
+    write_trace(SHORT[1:], trace)
+    assert main(["capstone", "board", *options]) == 1, "another trace of the same name"
+
+
+@pytest.mark.parametrize("unused", [["--name", "ada"], ["--memory", "1G"], ["--hybrid"], ["--board", "board.jsonl"]])
+def test_what_real_time_does_not_take(unused, capsys):
+    assert main(["capstone", "run", "--real", *unused]) == 2
+    assert f"--real takes no {unused[0]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("spoiled", [{"goodput": "x"}, {"goodput": float("nan")}, {"num_good": 99}, {"num_late": 0.0}])
@@ -287,9 +300,19 @@ def test_a_case_that_shows_another_fault(tmp_path):
     """Tenants and adapters at once; a leaving client that never ran; and what is no case."""
     both = CASES[1] + "send c 1: 1 2 3 4 5\nrun\nsend d 1 lora=1: 1 2 3 4 5\nrun\n"
     assert any("which of the two" in problem for problem in problems(repair.grade_case(1, both)))
-    for wrong in ("jump", "send a: 1", "send a 1 colour=red: 1", "leave a", "step many", "blocks 0"):
+    long = "send a 1: " + "1 " * 201
+    for wrong in (
+        "jump",
+        "probs 0.6 0.4 top_k",
+        long,
+        "send a: 1",
+        "send a 1 colour=red: 1",
+        "leave a",
+        "step many",
+        "blocks 0",
+    ):
         [problem] = problems(repair.grade_case(4, wrong))
-        assert "cannot read" in problem or "whole number" in problem
+        assert "cannot read" in problem or "whole number" in problem or "at most 200 tokens, found 201" in problem
 
 
 @pytest.mark.parametrize("source", ["import os; os._exit(0)", "raise SystemExit(0)"])
@@ -324,7 +347,8 @@ def test_the_broken_sampler_fails(repair_tried, monkeypatch):
 
 def test_what_users_see(tmp_path, capsys):
     assert main(["capstone", "broken", "4"]) == 0
-    assert "6 of 64 blocks" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "6 of 64 blocks" in told and "--check FILE --case FILE" in told
     assert main(["capstone", "broken", "4", "--out", str(tmp_path)]) == 0
     [file] = tmp_path.iterdir()
     assert file.read_text("utf-8") == repair.broken_source(4) and main(["capstone", "broken", "6"]) == 2

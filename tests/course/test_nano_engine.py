@@ -13,9 +13,12 @@ from chapters.grading import Result, grade
 from chapters.nano_engine import bench as bench_module
 from chapters.nano_engine import engine, solution
 from chapters.nano_engine.checks import TASKS, NanoBench
+from chapters.nano_engine.given import make_tiny_llama, read_checkpoint
 from chapters.nano_engine.steps import ENGINE, FOLDER, NANO, SOLUTION, STEPS, begun_at, heading
 from chapters.submission import load_submission
+from tests.checkpoints import edit
 from tests.course.wrong_solutions.nano import WRONG
+from tests.published_files import FORMATS
 
 README = (FOLDER / "README.md").read_text("utf-8")
 SOURCE = SOLUTION.read_text("utf-8")
@@ -147,3 +150,25 @@ def test_bench_measures(monkeypatch):
         "yours, 2 together",
         "the course's, 2 together",
     ]
+
+
+EARLY = """
+class LLM(LLM):
+    def generate(self, prompts, params):
+        return [{"text": "", "token_ids": [7] * 5} for _ in prompts]
+"""
+
+
+def test_bench_takes_only_whole_answers(monkeypatch, tmp_path):
+    """An engine that ends early is no fast one."""
+    monkeypatch.setattr(bench_module, "NUM_REQUESTS", 2)
+    (tmp_path / "engine.py").write_text(SOURCE + EARLY, "utf-8")
+    measured = bench_module.measure(lambda *phase: None, str(tmp_path / "engine.py"), None)
+    assert measured["problem"] == "2 answers of 32 tokens were asked for (ignore_eos), found [5, 5]"
+
+
+def test_a_quantized_llama_is_no_plain_one(tmp_path):
+    make_tiny_llama(tmp_path)
+    edit(tmp_path / "config.json", quantization_config=FORMATS["gptq"][1])
+    with pytest.raises(ValueError, match="is_quantized"):
+        read_checkpoint(tmp_path)
