@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import openai
 import torch
-from measuring import arguments
+from measuring import arguments, needs
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
@@ -161,6 +160,8 @@ def run_function(name: str, arguments: str) -> str:
 
 def openai_chat(url: str) -> str:
     """openai's SDK: a loop over streams of chats. The tools are strict."""
+    import openai
+
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
     models: dict[str, type[BaseModel]] = {"find_trains": FindTrains, "book": Book}
     tools = [openai.pydantic_function_tool(model, name=name) for name, model in models.items()]
@@ -178,6 +179,8 @@ def openai_chat(url: str) -> str:
 
 def openai_responses(url: str) -> str:
     """The same over responses, which the server keeps between the steps; with a tool that this server does not have."""
+    import openai
+
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
     models: dict[str, type[BaseModel]] = {"find_trains": FindTrains, "book": Book}
     tools: list[Any] = [{"type": "web_search"}]
@@ -241,7 +244,7 @@ def main() -> None:
     if not agents:
         parser.error(f"--only {args.only}: the agents are {', '.join(AGENTS)}")
     table = Table("agent", "called", "with", "answered", show_lines=True)
-    with served(model_or_demo(args.model), args.form) as url:
+    with needs('-e ".[clients,structured]"'), served(model_or_demo(args.model), args.form) as url:
         for name, agent in agents.items():
             called.clear()
             answer = agent(url)

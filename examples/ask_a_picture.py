@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import arguments
+from measuring import arguments, existing_file
 from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.table import Table
@@ -86,7 +86,7 @@ def make_checkpoint(folder: Path) -> Path:
 
 def main() -> None:
     parser = arguments(__doc__, model="a checkpoint that sees images, as a directory or hub id")
-    parser.add_argument("--picture", type=Path, help="a file; without one the script draws a boat")
+    parser.add_argument("--picture", type=existing_file, help="a file; without one the script draws a boat")
     args = parser.parse_args()
     console = Console()
     with ExitStack() as stack:

@@ -24,6 +24,7 @@ from measuring import (
     console,
     greedy,
     positive,
+    program,
     progress,
     random_checkpoint,
     seconds,
@@ -32,8 +33,9 @@ from measuring import (
 )
 
 from nanovllm import LLM
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
-from nanovllm.files.hub import cache_folder
+from nanovllm.files.hub import cache_folder, resolve_checkpoint
 from nanovllm.tools.demo_model import model_or_demo
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
@@ -83,7 +85,7 @@ def main() -> None:
     parser = arguments(__doc__, model="a hybrid checkpoint's directory")
     parts = {"snapshots": show_snapshots, "engines": show_engines, "length": show_length}
     add_some_of(parser, "--parts", parts)
-    parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--vllm-python", type=program, default=sys.executable, help="the Python that has vLLM")
     add_some_of(parser, "--only", ENGINES)
     parser.add_argument("--prompt", type=positive, default=NUM_PROMPT, help="tokens of part 2's prompt")
     parser.add_argument(
@@ -92,6 +94,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=positive, default=3)
     args = parser.parse_args()
     model = model_or_demo(args.model or str(make_checkpoint()))
+    if ModelConfig.from_directory(resolve_checkpoint(model, load_format="dummy")).hybrid is None:
+        sys.exit(f"{model} is no hybrid model")
     for part in args.parts:
         parts[part](model, args)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measuring import ChildFailed, arguments, console, in_child, positive, result, table, vllm_env
+from measuring import ChildFailed, arguments, console, in_child, positive, program, result, table, vllm_env
 from PIL import Image
 
 TEXT_135M: dict[str, Any] = dict(
@@ -166,7 +166,7 @@ def measure(shape: str, args: argparse.Namespace) -> list[list[str]]:
             table.append([shape, engine, num_tokens, *parts, f"{ours.second:.2f}", f"{ours.second / ours.first:.2f}"])
         table.reverse()
         if args.transformers:
-            theirs = ours.processing + transformers_seconds(folder, ours)
+            theirs = ours.processing + transformers_seconds(folder, ours, args.repeats)
             table.append([shape, "transformers", num_tokens, f"{theirs:.2f}", f"{ours.processing:.2f}", *"----"])
         found = run_vllm(folder, shape, args)
         if isinstance(found, str):
@@ -253,8 +253,8 @@ def vllm_seconds(folder: str, shape: str, size: tuple[int, int], repeats: int) -
     return first, second
 
 
-def transformers_seconds(folder: Path, ours: Measured) -> float:
-    """Until the first token, without the image processor: tower and prefill."""
+def transformers_seconds(folder: Path, ours: Measured, repeats: int) -> float:
+    """Until the first token, without the image processor: tower and prefill. The median, once it is warm."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).eval()
@@ -262,12 +262,12 @@ def transformers_seconds(folder: Path, ours: Measured) -> float:
     if ours.images.mrope_section:
         more["mm_token_type_ids"] = (ids == ours.images.image_token_id).int()
     times = []
-    for _ in range(2):
+    for _ in range(1 + repeats):
         started = time.perf_counter()
         with torch.inference_mode():
             model(input_ids=ids, **more, logits_to_keep=1)
         times.append(time.perf_counter() - started)
-    return min(times)
+    return statistics.median(times[1:])
 
 
 def width_and_height(text: str) -> tuple[int, int]:
@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--transformers", action="store_true", help="measure transformers, too")
     parser.add_argument("--int8", action="store_true", help="with the tower's linear layers in 8 bits, too")
-    parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--vllm-python", type=program, default=sys.executable, help="the Python that has vLLM")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

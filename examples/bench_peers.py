@@ -38,6 +38,7 @@ from measuring import (
     in_child,
     not_negative,
     positive,
+    program,
     result,
     seconds,
     vllm_env,
@@ -85,7 +86,7 @@ Work = list[tuple[list[int], int]]  # (prompt token ids, number of output tokens
 
 def main() -> None:
     parser = arguments(__doc__, model="checkpoint directory (default: the demo checkpoint)")
-    parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--vllm-python", type=program, default=sys.executable, help="the Python that has vLLM")
     add_some_of(parser, "--only", ENGINES)
     parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--dtype", default="bfloat16")
@@ -159,7 +160,8 @@ def run_engine(name: str, model: str, args: argparse.Namespace) -> dict[str, Any
 
 
 def why_not(name: str, failed: ChildFailed) -> str:
-    return f"not here: {ENGINES[name]}" if "ModuleNotFoundError" in failed.reason else f"failed: {failed.reason}"
+    is_missing = "ModuleNotFoundError" in failed.reason or "not installed" in failed.reason
+    return f"not here: {ENGINES[name]}" if is_missing else f"failed: {failed.reason}"
 
 
 def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespace) -> str:

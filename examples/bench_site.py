@@ -17,7 +17,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from measuring import arguments, positive
+from measuring import arguments, needs, positive
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
 
@@ -53,15 +53,19 @@ VERDICTS = """source => new Promise(resolve => {
 ENDED = "document.querySelector('.model .said').textContent.startsWith('95 tokens')"
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     parser = arguments(__doc__, model=None)
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="take the median of N (default: 3)")
     parser.add_argument("--with-model", action="store_true", help="the demo model in the browser, alone")
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="a site that was built with --offline")
     parser.add_argument("chapters", nargs="*", type=int, metavar="CHAPTER", help="(default: all)")
-    args = parser.parse_args(argv)
-    names = [name for name in sorted(GRADED) if not args.chapters or int(name[2:4]) in args.chapters]
-    from playwright.sync_api import sync_playwright
+    args = parser.parse_args()
+    chapters = {int(name[2:4]): name for name in sorted(GRADED)}
+    if unknown := set(args.chapters) - set(chapters):
+        parser.error(f"no page grades chapter {min(unknown)}; there are {', '.join(map(str, chapters))}")
+    names = [name for number, name in chapters.items() if not args.chapters or number in args.chapters]
+    with needs("playwright"):
+        from playwright.sync_api import sync_playwright
 
     with ExitStack() as stack:
         folder = args.site or Path(stack.enter_context(tempfile.TemporaryDirectory()))

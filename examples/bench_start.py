@@ -2,9 +2,9 @@
 
     python examples/bench_start.py [MODEL] [--rounds 7] [--importtime]
 
-Each row is a process of its own, from its start to its end, with everything cached: the imports of torch, and of the
-classes of transformers that read this model's configuration and tokenizer; a script with an LLM that generates one
-token; the `nanovllm` command that does. Prints the median and the fastest of the rounds, in seconds.
+Each row is a process of its own, from its start to its end, with everything cached: the imports of torch, and of
+transformers' AutoTokenizer and the class of this model's configuration; a script with an LLM that generates one token;
+the `nanovllm` command that does. Prints the median and the fastest of the rounds, in seconds.
 
 --importtime   also lists the ten modules whose imports take longest, each without what it imports
 """

@@ -1,4 +1,4 @@
-"""A streaming chat in twenty lines; each answer says how much of the conversation was found in the cache.
+"""A streaming chat in a few lines; each answer says how much of the conversation was found in the cache.
 
 python examples/chat.py [MODEL]        Ctrl-D leaves (`nanovllm chat` is the same with more conveniences)
 """

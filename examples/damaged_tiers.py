@@ -22,6 +22,10 @@ from nanovllm.features.tiers.segment import Space
 SPACE = Space("ab" * 16, 0, 4, 1000, '{"model": "a model"}')
 
 
+class WrongData(Exception):
+    """What was read is not what was written."""
+
+
 def chain(*token_ids: int, block_size: int = 4) -> list[Record]:
     """A record for each number: a block of tokens, all with this number."""
     hasher, records = BlockHasher(block_size, "sha256"), list[Record]()
@@ -43,10 +47,11 @@ def with_data(records: list[Record], num_bytes: int = 1000) -> list[tuple[Record
 
 
 def check_read(directory: CacheDirectory, records: list[Record], num_bytes: int = 1000) -> int:
-    """Read records; AssertionError for wrong data. Returns how many were there."""
+    """Read records. Returns how many were there. Raises WrongData."""
     found = directory.read(records)
     for record, data in zip(records, found, strict=False):
-        assert data.tobytes() == data_of(record, num_bytes).tobytes(), "wrong data"
+        if data.tobytes() != data_of(record, num_bytes).tobytes():
+            raise WrongData(f"block {record.block_hash.hex()} has been read, and its data is another")
     return len(found)
 
 
@@ -72,7 +77,8 @@ def kills(number: int, path: Path, num_bytes: int = 600_000) -> Iterator[int]:
             finally:
                 os._exit(1)
         _, status = os.waitpid(pid, 0)
-        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "it did not live to its death"
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            raise RuntimeError(f"process {seed} has ended before it was killed, status {status}")
         directory = opened(path, num_bytes)
         rng = random.Random(seed)
         yield sum(check_read(directory, some_chain(rng)) for _ in range(20))

@@ -157,7 +157,7 @@ class Run:
         for backend in self.backends():
             try:
                 yield from ({"backend": backend} | row for row in rows_of(backend))
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # until_all_decode() ends scripts
                 yield {"backend": backend, "error": describe(error)}
 
 
@@ -325,11 +325,12 @@ def kinds(run: Run) -> Iterator[Row]:
     def rows_of(backend: str) -> Iterator[Row]:
         llm = run.engine(backend)
         for kind, options in KINDS.items():
+            llm.reset_prefix_cache()  # the prompts are those of the kind before
             with ExitStack() as requests:
                 add_requests(llm, run, 2, requests, **{"temperature": 0.0} | options)
-                yield {"kind": kind, "step": "prompts"} | cost_of_steps(llm, run, 1, 0.0)
+                yield {"kind": kind, "step": "prompts"} | cost_of_steps(llm, run, 1)
                 until_all_decode(llm)
-                yield {"kind": kind, "step": "decode"} | cost_of_steps(llm, run, 2, 0.0)
+                yield {"kind": kind, "step": "decode"} | cost_of_steps(llm, run, 2)
 
     return run.on_each(rows_of)
 
@@ -476,8 +477,8 @@ def start_decoding(llm: LLM, run: Run, num: int, requests: ExitStack, **params: 
         llm.engine.step()
 
 
-def cost_of_steps(llm: LLM, run: Run, num_steps: int, wall_ms: float) -> Row:
-    """What a step asks of the GPU, by PyTorch's profiler; a pretend GPU counts by itself."""
+def cost_of_steps(llm: LLM, run: Run, num_steps: int, wall_ms: float | None = None) -> Row:
+    """What one of the next steps asks of the GPU, by PyTorch's profiler; a pretend GPU counts by itself."""
     if run.gpu is None:
         return gpu_times(llm.engine.step, num_steps, wall_ms)
     run.gpu.reset_counts()
@@ -548,6 +549,8 @@ def main() -> None:
     parser.add_argument("--on-cpu", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--here", nargs=2, metavar=("PART", "UNTIL"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.cpu and args.parts is not None:
+        parser.error("--cpu measures only part cpu: leave out --parts")
     short = args.short or args.pretend
     chosen = names if args.parts is None else args.parts.split(",")
     if unknown := set(chosen) - set(names):

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import arguments
+from measuring import arguments, console
 from PIL import Image, ImageDraw
-from rich.console import Console
 from rich.table import Table
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -103,7 +102,6 @@ def shown(tokens: list[int]) -> str:
 
 def main() -> None:
     arguments(__doc__, model=None).parse_args()
-    console = Console(width=120)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_checkpoint(Path(folder))
         llm = LLM(str(checkpoint), block_size=BLOCK_SIZE, max_model_len=256, num_gpu_blocks_override=32)
@@ -116,15 +114,15 @@ def main() -> None:
 
         text = "<s>[INST]What's in this image?\n[IMG][/INST]"
         token_ids = llm.get_tokenizer()(text, add_special_tokens=False).input_ids
-        console.print(f"The prompt has {len(token_ids)} tokens, of which 10 is the image: {token_ids}")
+        console().print(f"The prompt has {len(token_ids)} tokens, of which 10 is the image: {token_ids}")
         seqs: list[Sequence] = []
         llm.engine.on_step = lambda output, requests: seqs.extend(chunk.seq for chunk in output.chunks)
         first = ask(picture)
-        console.print(f"With placeholders it has {len(first.prompt_token_ids)}: {shown(first.prompt_token_ids)}\n")
+        console().print(f"With placeholders it has {len(first.prompt_token_ids)}: {shown(first.prompt_token_ids)}\n")
         table = Table("block", "token ids", "extra keys", "hash")
         for row in blocks_of(seqs[0], seqs[0].block_hashes):
             table.add_row(*map(str, row))
-        console.print(table)
+        console().print(table)
 
         results = Table("the same question about", "cached tokens", "the tower's runs so far")
 
@@ -136,7 +134,7 @@ def main() -> None:
         changed = picture.copy()
         changed.putpixel((0, 0), (0, 0, 0))
         add("one with another pixel", ask(changed))
-        console.print(results)
+        console().print(results)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,14 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
-from measuring import arguments, positive
+from measuring import arguments, existing_file, positive
 from rich.progress import track
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker.layers import Linear
 
@@ -37,14 +38,14 @@ WINDOW = 256
 
 def main() -> None:
     parser = arguments(__doc__, model=None)
-    parser.add_argument("model", help="a checkpoint's directory, or demo")
+    parser.add_argument("model", help="a checkpoint's directory, a hub id, or demo")
     parser.add_argument("folder", type=Path, help="to be made")
     parser.add_argument("--rounding", choices=("nearest", "gptq"), default="gptq")
     parser.add_argument("--group-size", type=positive, default=32, help="inputs that share a scale (default: 32)")
-    parser.add_argument("--text", type=Path, help="what gptq reads (default: Python's language reference, its end)")
+    parser.add_argument("--text", type=existing_file, help="what gptq reads (default: Python's language reference)")
     parser.add_argument("--tokens", type=positive, default=8192, help="of that text (default: 8192)")
     args = parser.parse_args()
-    directory = Path(model_or_demo(args.model))
+    directory = resolve_checkpoint(model_or_demo(args.model))
     if not (directory / "config.json").is_file():
         parser.error(f"{directory} is no directory with a config.json")
     if args.folder.exists():

@@ -12,16 +12,18 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import gguf
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
-from measuring import arguments
+from measuring import arguments, needs
 from safetensors import safe_open
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.tools.demo_model import model_or_demo
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
@@ -32,7 +34,7 @@ ARCHITECTURES |= {"Qwen3NextForCausalLM": "qwen3next"}
 
 def main() -> None:
     parser = arguments(__doc__, model=None)
-    parser.add_argument("model", help="checkpoint directory")
+    parser.add_argument("model", help="a checkpoint's directory, a hub id, or demo")
     parser.add_argument("file", type=Path)
     parser.add_argument("--type", choices=TYPES, default="Q8_0")
     args = parser.parse_args()
@@ -42,11 +44,14 @@ def main() -> None:
 
 def write_gguf(directory: Path, path: Path, type_name: str) -> None:
     """Write the checkpoint in a directory to a GGUF file, its matrices as type_name."""
+    with needs("gguf"):
+        import gguf
+
     config = ModelConfig.from_directory(directory)
     if config.architecture not in ARCHITECTURES or config.windows or config.rope_scaling["rope_type"] != "default":
         raise SystemExit(f"{directory}: only {', '.join(ARCHITECTURES)}, no windows, no rotary scaling")
     architecture = ARCHITECTURES[config.architecture]
-    writer = GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture)
     write_config(writer, config)
     names = gguf.get_tensor_name_map(
         next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), config.num_hidden_layers
@@ -64,7 +69,7 @@ def write_gguf(directory: Path, path: Path, type_name: str) -> None:
         is_small = (
             tensor.dim() == 1 or "conv1d" in name or name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
         )
-        kind = GGMLQuantizationType["F32" if is_small else type_name]
+        kind = gguf.GGMLQuantizationType["F32" if is_small else type_name]
         data = gguf.quants.quantize(tensor.contiguous().numpy(), kind)
         writer.add_tensor(stored, data, raw_dtype=kind)
     writer.write_header_to_file()
@@ -139,7 +144,7 @@ def split_by_key_head(name: str, tensor: torch.Tensor, config: ModelConfig) -> I
     yield name.replace("in_proj_qkvz", "in_proj_z"), z
 
 
-def write_config(writer: GGUFWriter, config: ModelConfig) -> None:
+def write_config(writer: "GGUFWriter", config: ModelConfig) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -157,7 +162,7 @@ def write_config(writer: GGUFWriter, config: ModelConfig) -> None:
         write_hybrid_config(writer, config)
 
 
-def write_hybrid_config(writer: GGUFWriter, config: ModelConfig) -> None:
+def write_hybrid_config(writer: "GGUFWriter", config: ModelConfig) -> None:
     sizes = config.hybrid
     writer.add_ssm_conv_kernel(sizes.kernel_size)
     writer.add_ssm_state_size(sizes.key_dim)

@@ -74,6 +74,20 @@ def above_zero(text: str) -> float:
     return number
 
 
+def existing_file(text: str) -> Path:
+    """The type of an argument that is a file to read."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return Path(text)
+
+
+def program(text: str) -> str:
+    """The type of an argument that is a program to run."""
+    if shutil.which(text) is None:
+        raise argparse.ArgumentTypeError(f"there is no program {text}")
+    return text
+
+
 @contextmanager
 def needs(packages: str) -> Iterator[None]:
     """Around imports: where one is missing, the script ends and says so. packages: what to give to pip install."""
@@ -172,9 +186,14 @@ class ChildFailed(Exception):
     """A process has ended without a result; the message is what it wrote to stderr."""
 
     @property
+    def line(self) -> str:
+        """The last line."""
+        return (str(self).strip().splitlines() or ["no output"])[-1]
+
+    @property
     def reason(self) -> str:
-        """The last line, cut to what a table has room for."""
-        return (str(self).strip().splitlines() or ["no output"])[-1][:100]
+        """The same, cut to what a table has room for."""
+        return self.line[:100]
 
 
 def in_child(

@@ -24,7 +24,6 @@ the same amount, so the model computes nearly the same function. But in int8 the
 import json
 import math
 import os
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -32,10 +31,9 @@ from pydoc_data.topics import topics
 from tempfile import TemporaryDirectory
 
 import torch
-from measuring import arguments, positive
+from measuring import ChildFailed, arguments, existing_file, positive, table, write_beside
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 from nanovllm import LLM
@@ -52,11 +50,13 @@ def main() -> None:
     parser = arguments(__doc__, model="directory, GGUF file or hub id (default: the demo checkpoint)")
     parser.add_argument("--quantization", nargs="+", choices=WAYS, default=WAYS[:3])
     parser.add_argument("--kv-cache-dtype", nargs="+", choices=("auto", "int8"), default=["auto"])
-    parser.add_argument("--text", type=Path, help="a text file (default: Python's language reference)")
+    parser.add_argument("--text", type=existing_file, help="a text file (default: Python's language reference)")
     parser.add_argument("--tokens", type=positive, default=8192, help="at most (default: 8192)")
     parser.add_argument("--window", type=positive, default=512, help="tokens of a window (default: 512)")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--shuffle", action="store_true", help="a checkpoint directory's channels in another order")
+    parser.add_argument(
+        "--shuffle", action="store_true", help="a checkpoint's directory, its channels in another order"
+    )
     parser.add_argument("--key-biases", type=float, nargs="+", default=[0.0], help="of a Llama checkpoint's directory")
     args = parser.parse_args()
     if not 2 <= args.window <= args.tokens:
@@ -68,9 +68,7 @@ def main() -> None:
         model = model_or_demo(args.model)
         if args.shuffle:
             model = str(shuffled(Path(model), Path(folder, "shuffled")))
-        table = Table(title_justify="left")
-        for name in ("weights", "perplexity", "more than the first", "MB", "of the first's"):
-            table.add_column(name, justify="left" if name == "weights" else "right", no_wrap=name == "weights")
+        rows = table("", "weights", "perplexity", "more than the first", "MB", "of the first's")
         first: tuple[float, float] | None = None
         models = {
             size: model if size == 0 else str(biased(Path(model), Path(folder), size)) for size in args.key_biases
@@ -79,7 +77,13 @@ def main() -> None:
             options = dict(dtype=args.dtype, kv_cache_dtype=kv_cache_dtype, max_model_len=args.window, max_num_seqs=1)
             path = models[size]
             if quantization in PUBLISHED:
-                path = published(path, Path(folder, f"{quantization}-{size:g}"), quantization)
+                packed = Path(folder, f"{quantization}-{size:g}")
+                if not packed.exists():
+                    try:
+                        write_beside("make_compressed.py", path, packed, "--rounding", quantization)
+                    except ChildFailed as failed:
+                        sys.exit(failed.line)
+                path = str(packed)
             elif quantization != "none":
                 options["quantization"] = quantization
             llm = LLM(path, **options)
@@ -87,7 +91,7 @@ def main() -> None:
             value, weights_mb = perplexity(llm, windows), llm.engine.model_runner.weight_bytes / 1e6
             first = first or (value, weights_mb)
             dtype = str(llm.engine.model_runner.dtype).removeprefix("torch.")
-            table.title = (
+            rows.title = (
                 f"{len(windows) * (args.window - 1):,} tokens of {source}, windows of {args.window}, in {dtype}"
             )
             compared = f"{value / first[0] - 1:+.2%}", f"{weights_mb:,.0f}", f"{weights_mb / first[1]:.3f}"
@@ -95,9 +99,9 @@ def main() -> None:
             name += ", a file of 4 bits" if quantization in PUBLISHED else ""
             name += f", key biases {size:g}" if size else ""
             name += ", K/V int8" if kv_cache_dtype == "int8" else ""
-            table.add_row(name, f"{value:.3f}", *compared)
+            rows.add_row(name, f"{value:.3f}", *compared)
             del llm
-    console.print(table)
+    console.print(rows)
 
 
 def windows_of(token_ids: list[int], num_tokens: int, size: int) -> torch.Tensor:
@@ -136,14 +140,6 @@ def batch_of(tokens: torch.Tensor, block_size: int) -> Batch:
     )
 
 
-def published(model: str, folder: Path, rounding: str) -> str:
-    """A file of 4 bits, in a folder that is made, unless it is there."""
-    if not folder.exists():
-        script = Path(__file__).with_name("make_compressed.py")
-        subprocess.run([sys.executable, script, model, folder, "--rounding", rounding], check=True)
-    return str(folder)
-
-
 def shuffled(directory: Path, folder: Path) -> Path:
     """A checkpoint of one file that computes the same, with different neighbours along every input dimension."""
     config = json.loads((directory / "config.json").read_text("utf-8"))
@@ -180,6 +176,8 @@ def biased(directory: Path, folder: Path, size: float) -> Path:
     """A Llama checkpoint of one file whose keys have a bias in one number of the pair that is rotated most slowly."""
     config = json.loads((directory / "config.json").read_text("utf-8")) | {"attention_bias": True}
     weights = load_file(directory / "model.safetensors")
+    if any(name.endswith("_proj.bias") for name in weights):
+        sys.exit(f"--key-biases: {directory} has biases of its own")
     for i in range(config["num_hidden_layers"]):
         for kind in ("q", "k", "v", "o"):
             weight = weights[f"model.layers.{i}.self_attn.{kind}_proj.weight"]

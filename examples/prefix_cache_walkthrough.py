@@ -6,8 +6,8 @@ Block size 4. After each step it draws the pool, the free queue and the hash map
 Chapter 7 explains what happens.
 """
 
-from measuring import arguments
-from rich.console import Console, Group
+from measuring import arguments, console
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +29,6 @@ class Walkthrough:
     """Plays a scheduler's part by hand and draws what the manager holds."""
 
     def __init__(self) -> None:
-        self.console = Console(width=100, highlight=False)
         self.manager = BlockManager(10, 4, free_order="release")  # the document's order, before vLLM changed its own
         self.manager.on_event = self._note
         self.events: list[BlockEvent] = []
@@ -67,7 +66,7 @@ class Walkthrough:
             parts[2:2] = [Text("\n".join(tables)), Text()]
         if self.events:
             parts += [Text(), Text("events: " + "  ".join(f"{e.kind} {e.block_id}" for e in self.events), style="dim")]
-        self.console.print(Panel(Group(*parts), title=f"{self.step}. {title}", title_align="left"))
+        console().print(Panel(Group(*parts), title=f"{self.step}. {title}", title_align="left"))
         self.events = []
 
     def _pool(self, seqs: tuple[Sequence, ...]) -> Table:
@@ -84,25 +83,25 @@ class Walkthrough:
                 seq, i = held[block.block_id]
                 tokens = seq.tokens[i * 4 : i * 4 + 4]
             words = " ".join([VOCABULARY[t] for t in tokens] + ["·"] * (4 - len(tokens)))
-            name = f"named {block.block_hash.hex()[:6]}" if block.block_hash else ""
+            shown = f"hash {block.block_hash.hex()[:6]}" if block.block_hash else ""
             style = STYLES.get(state, "dim")
             table.add_row(
                 Text(f" block {block.block_id} ", style),
                 Text(f"{state} ({block.ref_count})" if block.ref_count else state),
                 Text(words),
-                Text(name),
+                Text(shown),
             )
         return table
 
     def _queue(self) -> Text:
         text = Text("free queue, head first: ")
         for block_id in self.manager.free_blocks:
-            named = self.manager.blocks[block_id].block_hash
-            text.append(f" {block_id} ", STYLES["cached, nobody's"] if named else "reverse dim").append(" ")
+            is_cached = self.manager.blocks[block_id].block_hash is not None
+            text.append(f" {block_id} ", STYLES["cached, nobody's"] if is_cached else "reverse dim").append(" ")
         return text
 
     def _hash_map(self) -> Text:
-        entries = [f"{name.hex()[:6]} → {sorted(copies)}" for name, copies in self.manager.hash_to_block.items()]
+        entries = [f"{key.hex()[:6]} → {sorted(copies)}" for key, copies in self.manager.hash_to_block.items()]
         return Text("hash map: " + ("   ".join(entries) or "empty"))
 
     def _note(self, event: BlockEvent) -> None:
@@ -118,15 +117,15 @@ def main() -> None:
     r0 = play.admit("request 0", first)
     play.draw(
         "Request 0 arrives: 15 tokens",
-        "Nothing is cached: four fresh blocks. Three are full and get a name, made of the parent's name and their "
-        "tokens. The fourth holds 3 of 4 tokens: only full blocks are named.",
+        "Nothing is cached: four fresh blocks. Three are full and get a hash, made of the parent's hash and their "
+        "tokens. The fourth holds 3 of 4 tokens: only full blocks are cached.",
         r0,
     )
     play.compute(r0, WORDS[15])
     play.compute(r0, WORDS[16])
     play.draw(
         "Request 0 generates two tokens",
-        "The first fills block 3, which gets its name: answers are cached, too. The second needs block 4.",
+        "The first fills block 3, which gets its hash: answers are cached, too. The second needs block 4.",
         r0,
     )
     r1 = play.admit("request 1", WORDS[:10] + OTHER[:4])
@@ -139,14 +138,14 @@ def main() -> None:
     play.manager.free(r0)
     play.draw(
         "Request 0 ends",
-        "Its blocks go to the tail of the queue, the last one first, and keep their names. Blocks 0 and 1 stay: "
+        "Its blocks go to the tail of the queue, the last one first, and stay cached. Blocks 0 and 1 stay: "
         "request 1 uses them.",
         r1,
     )
     play.manager.free(r1)
     play.draw("Request 1 ends", "Every block is in the queue again; five of them can still be found.")
 
-    play.console.print(f"Next to be taken, by eviction_candidates(5): {play.manager.eviction_candidates(5)}\n")
+    console().print(f"Next to be taken, by eviction_candidates(5): {play.manager.eviction_candidates(5)}\n")
     r2 = play.admit("request 2", first[:12] + [f"w{i}" for i in range(17)])
     play.draw(
         "Request 2 arrives: 29 tokens, the first 12 as in request 0",
@@ -156,7 +155,7 @@ def main() -> None:
         r2,
     )
     stats = play.manager.stats
-    play.console.print(
+    console().print(
         f"{stats.queries} full blocks asked for: {stats.hits} hits, {stats.misses} misses, {stats.evictions} eviction."
     )
 

@@ -18,6 +18,7 @@ import json
 import random
 import re
 import statistics
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from nanovllm.worker import model_runner
 from nanovllm.worker.layers import GatedLinear, Linear, OutputHead
 
 NUM_STEPS = 20
+MOST_STEPS = 3 * NUM_STEPS  # of a request: while others get their first token, and while all are measured
 console = Console(highlight=False)
 seconds: dict[str, float] = defaultdict(float)
 
@@ -60,7 +62,12 @@ def main() -> None:
         enforce_eager=args.enforce_eager,
         enable_prefix_caching=False,
         max_num_batched_tokens=max(args.prompt, 1024),
+        max_num_seqs=max(args.batch, 256),
     )
+    longest = llm.engine.kv_pool.max_model_len
+    if not args.contexts and max(args.prompt, args.context + MOST_STEPS) >= longest:
+        needed = f"--prompt and one more, and --context and {MOST_STEPS} more"
+        parser.error(f"a sequence of this model has {longest:,} tokens at most, and must have room for {needed}")
     runner = llm.engine.model_runner
     if runner.device.type != "cpu":
         show_gpu(llm, sorted({1, args.batch}), args.context)
@@ -114,10 +121,16 @@ def request(llm: LLM, num_prompt: int, num_output: int | None = None, stream: bo
 
 
 def until_all_decode(llm: LLM) -> None:
-    """Step until every request that has been added has its first token."""
-    scheduler = llm.engine.scheduler
+    """Step until every request that has been added has its first token. Ends the script if they do not fit at once."""
+    scheduler, stats = llm.engine.scheduler, llm.engine.stats
+    num_preempted = scheduler.num_preemptions
     while scheduler.waiting or any(seq.num_generated_tokens == 0 for seq in scheduler.running):
+        num_prefilled = stats.num_prefill_tokens
         llm.engine.step()
+        is_stuck = scheduler.waiting and stats.num_prefill_tokens == num_prefilled
+        if is_stuck or scheduler.num_preemptions > num_preempted:
+            num, room = len(scheduler.seqs), llm.engine.kv_pool.num_blocks * llm.engine.kv_pool.block_size
+            sys.exit(f"{num} requests do not fit into the KV pool at once, which has room for {room:,} tokens")
 
 
 def show_python(llm: LLM, batches: list[int], context: int) -> None:
@@ -205,18 +218,22 @@ def draw(title: str, total_s: float, num_steps: int, floor: dict[str, float]) ->
 
 def show_contexts(llm: LLM, gb_per_s: float) -> None:
     """Time per decoded token against context length."""
-    config, size = llm.engine.model_config, llm.engine.model_runner.dtype.itemsize
-    weights = sum(parameter.numel() for _, parameter in shapes(llm)) * size
+    runner = llm.engine.model_runner
+    weights = sum(parameter.numel() for _, parameter in shapes(llm)) * runner.dtype.itemsize
+    kv_bytes = runner.kv_config.kv_bytes_per_token(runner.kv_dtype.itemsize)
     columns = ("ms a token", "more than before", "floor: bytes / bandwidth", "more than before")
     rows = table("One sequence: time per decoded token", "context", *columns)
     previous = None
+    num_output = NUM_STEPS + 2
     for context in (16, 1000, 2000, 4000, 8000):
-        request(llm, context, NUM_STEPS + 2)
+        if context + num_output > llm.engine.kv_pool.max_model_len:
+            break
+        request(llm, context, num_output)
         until_all_decode(llm)
         ms = timed_steps(llm, NUM_STEPS) / NUM_STEPS * 1e3
         while llm.engine.has_unfinished_requests():
             llm.engine.step()
-        floor = (weights + context * config.kv_bytes_per_token(size)) / gb_per_s / 1e6
+        floor = (weights + context * kv_bytes) / gb_per_s / 1e6
         more = ("", "") if previous is None else (f"{ms - previous[0]:.2f}", f"{floor - previous[1]:.2f}")
         rows.add_row(f"{context:,}", f"{ms:.2f}", more[0], f"{floor:.2f}", more[1])
         previous = (ms, floor)
@@ -285,22 +302,26 @@ def host_times(llm: LLM, num_steps: int) -> dict[str, float]:
     return median
 
 
-def gpu_times(step: Callable[[], object], num_steps: int, wall_ms: float) -> dict[str, float]:
-    """What torch.profiler says of one step, in which Python is slower. wall_ms: of a step without the profiler."""
+def gpu_times(step: Callable[[], object], num_steps: int, wall_ms: float | None = None) -> dict[str, float]:
+    """What torch.profiler says of one of the next num_steps steps, in which Python is slower.
+
+    wall_ms: what a step takes without the profiler; without it, nothing is said of how long the GPU is idle.
+    """
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    for num in (1, num_steps):  # the first time sets the profiler up
-        with torch.profiler.profile(activities=activities) as profiler:
-            with torch.profiler.record_function("decode steps"):
-                for _ in range(num):
-                    step()
-            torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities):  # the first time sets the profiler up
+        torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities) as profiler:
+        with torch.profiler.record_function("decode steps"):
+            for _ in range(num_steps):
+                step()
+        torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(trace))
         return read_trace(json.loads(trace.read_text("utf-8"))["traceEvents"], num_steps, wall_ms)
 
 
-def read_trace(events: list[dict[str, Any]], num_steps: int, wall_ms: float) -> dict[str, float]:
+def read_trace(events: list[dict[str, Any]], num_steps: int, wall_ms: float | None) -> dict[str, float]:
     """Events of a trace, in microseconds, as numbers of one step. Calls outside of "decode steps" do not count."""
     events = [event for event in events if event.get("ph") == "X"]
     [steps] = [event for event in events if event["name"] == "decode steps" and event["cat"] == "user_annotation"]
@@ -318,10 +339,11 @@ def read_trace(events: list[dict[str, Any]], num_steps: int, wall_ms: float) -> 
     def number(found: list) -> float:
         return len(found) / num_steps
 
+    idle = {} if wall_ms is None else {"ms GPU idle": wall_ms - busy / num_steps / 1e3}
     return {
         "kernels": number(kernels),
         "ms in kernels": sum(event["dur"] for event in kernels) / num_steps / 1e3,
-        "ms GPU idle": wall_ms - busy / num_steps / 1e3,
+        **idle,
         "copies to GPU": number([e for e in copies if "HtoD" in e["name"]]),
         "from GPU": number([e for e in copies if "DtoH" in e["name"]]),
         "waits": number([name for name in calls if "Synchronize" in name]),

@@ -151,7 +151,7 @@ def code(text: str) -> str:
     return f"```text\n{text}\n```"
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """One line: the error, and where in the repository it came from. The whole traceback goes to stderr."""
     traceback.print_exception(error)
     where = ""

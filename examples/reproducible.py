@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import xxhash
-from measuring import arguments
+from measuring import arguments, table
 from quickstart import FIRST_QUESTIONS, GUIDE, MORE_QUESTIONS
 from rich.console import Console
 from rich.table import Table
@@ -52,16 +52,16 @@ def main() -> None:
         weights = dict(dtype=args.dtype, quantization=args.quantization, enforce_eager=args.enforce_eager)
         return LLM(model, **dict(max_model_len=MAX_LEN, max_num_seqs=8) | weights | options)
 
-    table = Table(title="One question, ten ways", title_justify="left")
+    found = Table(title="One question, ten ways", title_justify="left")
     for name in ("way", "what happened", "digest", "same"):
-        table.add_column(name, no_wrap=True)
+        found.add_column(name, no_wrap=True)
     first, all_same = "", True
     for way, happened, digests in ways(load, progress):
         first = first or digests[0]
         same = all(digest == first for digest in digests)
         all_same = all_same and same
-        table.add_row(way, happened, "\n".join(dict.fromkeys(digests)), "yes" if same else "[bold red]no[/]")
-    console.print(table)
+        found.add_row(way, happened, "\n".join(dict.fromkeys(digests)), "yes" if same else "[bold red]no[/]")
+    console.print(found)
     if args.compare:
         compare(model, load, console, progress)
     sys.exit(0 if all_same else 1)
@@ -168,14 +168,13 @@ def compare(model: str, load: Callable[..., LLM], console: Console, progress: Co
     }
     if find_spec("vllm"):
         engines["vLLM"] = lambda: from_vllm(model, dtype)
-    table = Table(title=f"The question alone and the last of {len(prompts)}: what changes", title_justify="left")
-    for name in ("engine", "tokens", "log probabilities of equal tokens", "by at most"):
-        table.add_column(name, justify="right" if table.columns else "left")
+    title = f"The question alone and the last of {len(prompts)}: what changes"
+    rows = table(title, "engine", "tokens", "log probabilities of equal tokens", "by at most")
     for name, make in engines.items():
         with progress.status(f"{name}, alone and in a batch"):
             answer = make()
-            table.add_row(name, *changes(answer(prompts[:1]), answer(prompts[1:] + prompts[:1])))
-    console.print(table)
+            rows.add_row(name, *changes(answer(prompts[:1]), answer(prompts[1:] + prompts[:1])))
+    console.print(rows)
 
 
 def changes(alone: Answer, in_batch: Answer) -> tuple[str, str, str]:

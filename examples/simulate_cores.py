@@ -27,7 +27,6 @@ import ctypes
 import heapq
 import random
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +36,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from measuring import arguments, not_negative, positive
+from measuring import arguments, console, not_negative, positive, seconds, table, timed
+from profile_step import until_all_decode
 from rich.console import Console
 from rich.table import Table
 
@@ -101,10 +101,10 @@ def deal(job: Job, times: Times, num_threads: int) -> Schedule:
     """All threads begin at the same time; whichever is free first claims the next chunk."""
     schedule = Schedule([0.0] * num_threads, [0] * num_threads)
     free_at = [(0.0, thread) for thread in range(num_threads)]
-    for (first, end), seconds in zip(job.chunks, times, strict=True):
+    for (first, end), chunk_s in zip(job.chunks, times, strict=True):
         since, thread = heapq.heappop(free_at)
-        heapq.heappush(free_at, (since + seconds, thread))
-        schedule.seconds[thread] += seconds
+        heapq.heappush(free_at, (since + chunk_s, thread))
+        schedule.seconds[thread] += chunk_s
         schedule.num_items[thread] += end - first
     return schedule
 
@@ -141,8 +141,7 @@ class Engine:
         engine = self.llm.engine
         endless = engine.kv_pool.max_model_len - num_keys
         ids = [self.request(num_keys - 1, endless) for _ in range(num_rows)]
-        while engine.scheduler.waiting or any(seq.num_generated_tokens == 0 for seq in engine.scheduler.running):
-            engine.step()
+        until_all_decode(self.llm)
         yield engine.step
         engine.abort_request(ids)
 
@@ -175,25 +174,17 @@ class Engine:
     def time_in_c(self, step: Callable[[], object], num_threads: int) -> float:
         """Seconds that a real step spends in C functions: the shortest of some."""
         library, recorder = self.runner.kernels.library, self.runner.kernels.recorder
-        spent = 0.0
-
-        def timed(function: Callable) -> Callable:
-            def run(*args: Any) -> None:
-                nonlocal spent
-                spent += seconds_of(function, *args)
-
-            return run
-
+        spent: dict[str, float] = {}
         found, before = [], torch.get_num_threads()
         torch.set_num_threads(num_threads)
         with (
-            mock.patch.object(library, "replay", timed(library.replay)),
-            mock.patch.object(recorder, "call", timed(recorder.call)),
+            mock.patch.object(library, "replay", timed(spent, "C", library.replay)),
+            mock.patch.object(recorder, "call", timed(spent, "C", recorder.call)),
         ):
             for _ in range(NUM_STEPS):
-                spent = 0.0
+                spent.clear()
                 step()
-                found.append(spent)
+                found.append(spent.get("C", 0.0))
         torch.set_num_threads(before)
         return min(found)
 
@@ -239,36 +230,30 @@ class Observer:
         self.kind = "gated " * getattr(args, "gated", 0) + function.__name__
         if hasattr(args, "n") and hasattr(args, "k"):
             self.kind += f" {args.k:,} to {args.n:,}"
-        seconds = seconds_of(function, ctypes.byref(args))
+        call_s = seconds(function, ctypes.byref(args))
         if len(self.step) == num_jobs:
-            self.step.append((Job(self.kind, 1, 1, ((0, 1),)), [seconds]))
+            self.step.append((Job(self.kind, 1, 1, ((0, 1),)), [call_s]))
         self.kind = "other"
 
     def parallel_for(self, work: Callable, args: int, num_items: int, min_chunk: int) -> None:
         chunks = chunks_of(num_items, min_chunk, self.num_threads)
-        call_s = min(seconds_of(work, args, 0, 0) for _ in range(3))  # no items: what a call from Python takes
-        times = [max(seconds_of(work, args, first, end) - call_s, 0.0) for first, end in chunks]
+        call_s = min(seconds(work, args, 0, 0) for _ in range(3))  # no items: what a call from Python takes
+        times = [max(seconds(work, args, first, end) - call_s, 0.0) for first, end in chunks]
         self.step.append((Job(self.kind, num_items, min_chunk, chunks), times))
         self.kind += ", then"  # another job of the same call
-
-
-def seconds_of(function: Callable, *args: Any) -> float:
-    started = time.perf_counter()
-    function(*args)
-    return time.perf_counter() - started
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def compare_threads(title: str, steps: dict[int, Step], in_c: dict[int, float]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in ("threads", "jobs", "barriers", "work, ms", "longest, ms", "speed-up at most", "imbalance", "in C, ms"):
-        table.add_column(name, justify="right")
+    columns = ("jobs", "barriers", "work, ms", "longest, ms", "speed-up at most", "imbalance", "in C, ms")
+    rows = table(title, "threads", *columns)
+    rows.columns[0].justify = "right"
     for num_threads, step in steps.items():
         work = sum(sum(times) for _, times in step)
         longest = sum(max(deal(job, times, num_threads).seconds) for job, times in step)
-        table.add_row(
+        rows.add_row(
             str(num_threads),
             str(len(step)),
             str(sum(len(job.chunks) > 1 for job, _ in step)),
@@ -278,14 +263,12 @@ def compare_threads(title: str, steps: dict[int, Step], in_c: dict[int, float]) 
             f"{longest * num_threads / work:.2f}",
             f"{in_c[num_threads] * 1e3:.2f}" if num_threads in in_c else "",
         )
-    return table
+    return rows
 
 
 def show_kinds(title: str, step: Step, num_threads: int) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("job", no_wrap=True)
-    for name in ("jobs", "items", "at least", "chunks", "of a thread", "imbalance", "work, ms", "longest, ms"):
-        table.add_column(name, justify="right")
+    columns = ("jobs", "items", "at least", "chunks", "of a thread", "imbalance", "work, ms", "longest, ms")
+    rows = table(title, "job", *columns)
     schedules: dict[Job, list[Schedule]] = defaultdict(list)
     for job, times in step:
         schedules[job].append(deal(job, times, num_threads))
@@ -293,7 +276,7 @@ def show_kinds(title: str, step: Step, num_threads: int) -> Table:
     for job, found in sorted(schedules.items(), key=lambda entry: -longest[entry[0]]):
         work = sum(sum(one.seconds) for one in found)
         fewest, most = (choose(n for one in found for n in one.num_items) for choose in (min, max))
-        table.add_row(
+        rows.add_row(
             job.kind,
             str(len(found)),
             f"{job.num_items:,}",
@@ -304,7 +287,7 @@ def show_kinds(title: str, step: Step, num_threads: int) -> Table:
             f"{work * 1e3:.2f}",
             f"{longest[job] * 1e3:.2f}",
         )
-    return table
+    return rows
 
 
 def main() -> None:
@@ -322,7 +305,6 @@ def main() -> None:
     counts = sorted({num for num in (1, 2, 4, 8, 16, 32, 64) if num < args.threads} | {args.threads})
     real = [num for num in counts if num <= threads.num_cpus()]
     options: dict[str, Any] = {"load_format": "dummy", "hf_overrides": SHAPES[args.shape]} if args.shape else {}
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     progress = Console(stderr=True)
     with progress.status("an engine"):
         engine = Engine(
@@ -331,8 +313,14 @@ def main() -> None:
             quantization=args.quantization,
             enable_prefix_caching=False,
             max_num_batched_tokens=max(args.prompt, 2048),
+            max_num_seqs=max([*args.rows, 256]),
             **options,
         )
+    longest = engine.llm.engine.kv_pool.max_model_len
+    num_steps = 2 * NUM_STEPS * (len(counts) + 1)  # of a decode, those included until all decode
+    if max(args.prompt, args.keys + num_steps) >= longest:
+        needed = f"--prompt and one more, and --keys and {num_steps} more"
+        parser.error(f"a sequence of this model has {longest:,} tokens at most, and must have room for {needed}")
     loads = {}
     for num_rows in args.rows:
         rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
@@ -348,8 +336,8 @@ def main() -> None:
                 if num_threads in real:
                     in_c[num_threads] = engine.time_in_c(step, num_threads)
                 steps[num_threads] = engine.observe(step, num_threads)
-        console.print(compare_threads(name, steps, in_c), "")
-        console.print(show_kinds(f"{name}, {counts[-1]} threads", steps[counts[-1]], counts[-1]), "")
+        console().print(compare_threads(name, steps, in_c), "")
+        console().print(show_kinds(f"{name}, {counts[-1]} threads", steps[counts[-1]], counts[-1]), "")
 
 
 if __name__ == "__main__":

@@ -76,4 +76,5 @@ def shown(output: RequestOutput) -> str:
     return repr(f"{output.prompt}{output.outputs[0].text}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -14,8 +14,7 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-from measuring import arguments
-from rich.console import Console
+from measuring import arguments, console
 from rich.tree import Tree
 
 import nanovllm
@@ -84,10 +83,9 @@ def main() -> None:
     params = SamplingParams(temperature=0.8, top_p=0.9, seed=2, max_tokens=4)
     llm.generate(["The capital of Spain is"], params, use_tqdm=False)
     walk, text = follow(llm, "The capital of Italy is", params)
-    console = Console(width=120)
-    console.print(draw(walk))
-    console.print(f"\nThe answer is {text!r}. On its way it passed {len(walk.files)} files:")
-    console.print("  ".join(walk.files))
+    console().print(draw(walk))
+    console().print(f"\nThe answer is {text!r}. On its way it passed {len(walk.files)} files:")
+    console().print("  ".join(walk.files))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import argparse
 import importlib
 import io
 import logging
+import random
 import re
 import runpy
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
+from nanovllm import LLM
 from tests.checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -26,11 +29,22 @@ LOADING = [name for name in SCRIPTS if "model_or_demo(" in (ROOT / "examples" / 
 ANY_NUMBER = {"seed", "port", "delay_ms", "key_biases", "chapters"}  # all other numbers are counts, sizes, rates
 NO_MODEL = "/no/such/model"
 GIVEN = {  # where the model is not the only argument
-    "bench_tiers.py": (NO_MODEL, "--parts", "restart"),
-    "make_compressed.py": (NO_MODEL, "packed"),
-    "make_gguf.py": (NO_MODEL, "model.gguf"),
-    "retrieval.py": ("--embedder", NO_MODEL),
+    "bench_tiers.py": ("MODEL", "--parts", "restart"),
+    "make_compressed.py": ("MODEL", "packed"),
+    "make_gguf.py": ("MODEL", "model.gguf"),
+    "retrieval.py": ("--embedder", "MODEL"),
 }
+VLLM_STAND_IN = """#!{python}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *of):
+        pass
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
 
 
 @pytest.fixture
@@ -81,8 +95,9 @@ def run(demo_checkpoint, status_of):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help(status_of, name, monkeypatch):
-    """It needs no Ray. And from here on, a terminal of any encoding will do."""
-    monkeypatch.setitem(sys.modules, "ray", None)
+    """It needs no package of an extra. And from here on, a terminal of any encoding will do."""
+    for package in ("ray", "openai", "gguf", "playwright"):
+        monkeypatch.setitem(sys.modules, package, None)
     status, out = status_of(name, "--help")
     first = (ROOT / "examples" / name).read_text("utf-8").splitlines()[0].removeprefix('"""')
     assert status == 0 and out.startswith(f"usage: {name} [-h]") and first in out
@@ -108,6 +123,15 @@ def test_every_size_has_a_type_that_checks_it(status_of, name, monkeypatch):
         ("bench_peers.py", ["--requests", "-1"]),
         ("bench_peers.py", ["--requests", "0", "--sampling"]),
         ("bench_serve.py", ["--loads", "0.5", "0"]),
+        ("bench_serve.py", ["--vllm-python", "/no/such/python"]),
+        ("bench_peers.py", ["--vllm-python", "/no/such/python"]),
+        ("bench_hybrid.py", ["--vllm-python", "/no/such/python"]),
+        ("bench_images.py", ["--vllm-python", "/no/such/python"]),
+        ("bench_site.py", ["7", "99"]),
+        ("gpu_report.py", ["--cpu", "--parts", "memory"]),
+        ("perplexity.py", ["--text", "/no/such/text"]),
+        ("make_compressed.py", ["demo", "packed", "--text", "/no/such/text"]),
+        ("ask_a_picture.py", ["--picture", "/no/such/picture.png"]),
         ("bench_tiers.py", ["--gigabytes", "inf"]),
         ("bench_busy.py", ["--counts", "1", "0"]),
         ("bench_images.py", ["--picture", "1024x0"]),
@@ -118,25 +142,116 @@ def test_every_size_has_a_type_that_checks_it(status_of, name, monkeypatch):
         ("tensor_parallel.py", ["--ranks", "1"]),
     ],
 )
-def test_sizes_that_make_no_sense(status_of, name, options):
+def test_arguments_that_make_no_sense(status_of, name, options):
     """They are refused before anything is loaded."""
     assert status_of(name, *options)[0] == 2
 
 
 @pytest.mark.parametrize("name", [name for name in LOADING if not name.startswith("ray_")])
-def test_no_such_model(status_of, name):
-    status, _ = status_of(name, *GIVEN.get(name, (NO_MODEL,)))
-    assert status.startswith(f"{name}: model '{NO_MODEL}' does not exist; ")
+def test_no_such_model(status_of, name, tmp_path):
+    """Nothing is there, or a folder without a checkpoint."""
+    for model, said in (
+        (NO_MODEL, f"model '{NO_MODEL}' does not exist; "),
+        (str(tmp_path), f"{tmp_path} has no config"),
+    ):
+        options = [model if option == "MODEL" else option for option in GIVEN.get(name, ("MODEL",))]
+        status, _ = status_of(name, *options)
+        assert status.startswith(f"{name}: {said}")
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "extra"),
-    [("ray_serve.py", [], "ray-serve"), ("ray_data_batch.py", ["-i", "in.jsonl", "-o", "out"], "ray")],
+    ("name", "options", "package", "to_install"),
+    [
+        ("ray_serve.py", [], "ray", '-e ".[ray-serve]"'),
+        ("ray_data_batch.py", ["-i", "in.jsonl", "-o", "out"], "ray", '-e ".[ray]"'),
+        ("agents.py", ["MODEL", "--only", "openai"], "openai", '-e ".[clients,structured]"'),
+        ("make_gguf.py", ["MODEL", "model.gguf"], "gguf", "gguf"),
+    ],
 )
-def test_no_ray(status_of, name, options, extra, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    status, _ = status_of(name, *options)
-    assert status == f'{name}: this needs ray, which is not installed here: pip install -e ".[{extra}]"'
+def test_a_package_is_missing(status_of, talkative, name, options, package, to_install, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    status, _ = status_of(name, *(talkative if option == "MODEL" else option for option in options))
+    assert status == f"{name}: this needs {package}, which is not installed here: pip install {to_install}"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("bench_hybrid.py", [], "is no hybrid model"),
+        ("perplexity.py", ["--tokens", "128", "--window", "64", "--key-biases", "1"], "has biases of its own"),
+        ("simulate_cores.py", ["--rows", "300", "--keys", "4", "--prompt", "0"], "300 requests do not fit"),
+        ("profile_step.py", ["--batch", "300", "--context", "8", "--prompt", "8"], "300 requests do not fit"),
+    ],
+)
+def test_what_cannot_be_measured(status_of, tmp_path, name, options, said, monkeypatch):
+    """A line says so. 300 requests find room for far fewer in the pool."""
+    model = make_checkpoint(tmp_path, "llama", attention_bias=True)
+    made = LLM.__init__
+
+    def with_small_pool(llm: LLM, *args: object, **options: object) -> None:
+        made(llm, *args, **options, num_gpu_blocks_override=64)
+
+    monkeypatch.setattr(LLM, "__init__", with_small_pool)
+    monkeypatch.setattr("profile_step.NUM_STEPS", 1)
+    status, _ = status_of(name, str(model), *options)
+    assert said in status
+
+
+@pytest.mark.parametrize("name", ["simulate_cores.py", "profile_step.py"])
+def test_a_prompt_that_is_too_long_to_measure(status_of, checkpoint, name):
+    assert status_of(name, str(checkpoint()), "--prompt", "2000")[0] == 2
+
+
+def test_contexts_that_fit(run, tmp_path, monkeypatch):
+    model = make_checkpoint(tmp_path, "llama", max_position_embeddings=1100)
+    monkeypatch.setattr("torch.ones", lambda *_: torch.zeros(1 << 20))
+    out = run("profile_step.py", str(model), "--contexts")
+    assert re.findall(r"^│ ([\d,]+) ", out, re.MULTILINE) == ["16", "1,000"]
+
+
+@pytest.mark.parametrize(("name", "quantization"), [("bench_throughput.py", PACKED), ("perplexity.py", "nearest")])
+def test_a_file_of_few_bits_that_cannot_be_written(status_of, tmp_path, name, quantization):
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    status, _ = status_of(name, str(model), "--quantization", quantization)
+    assert status == f"make_compressed.py: error: {model} is no directory with a config.json"
+
+
+def test_two_servers_of_vllm_have_ports_of_their_own(tmp_path):
+    """What answers on another port, such as a server that is left over, is measured by nobody."""
+    vllm_server = importlib.import_module("bench_serve").vllm_server
+    python = tmp_path / "python"
+    python.write_text(VLLM_STAND_IN.format(python=sys.executable))
+    python.chmod(0o755)
+    with vllm_server(str(python), "model", "auto") as one, vllm_server(str(python), "model", "auto") as other:
+        assert one != other
+    with pytest.raises(SystemExit, match="exit code 1"), vllm_server("false", "model", "auto"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["image_blocks.py", "prefix_cache_walkthrough.py", "trace_request.py"])
+def test_on_a_narrow_terminal(status_of, checkpoint, name, monkeypatch):
+    measuring = importlib.import_module("measuring")
+    monkeypatch.setattr(measuring, "console", lambda: Console(width=60))
+    status, out = status_of(name, *[str(checkpoint())] * (name == "trace_request.py"))
+    assert status == 0 and max(map(len, out.splitlines())) <= 60
+
+
+@pytest.mark.parametrize("num", [1, 4, 12])
+def test_each_workload_has_as_many_requests_as_asked_for(num):
+    workloads = importlib.import_module("bench_prefix_cache").workloads
+    assert {name: len(make(random.Random(0))) for name, _, _, make in workloads(num)} == dict.fromkeys(
+        ("chatbot", "multi-turn", "retrieval", "completion", "summaries", "random"), num
+    )
+
+
+def test_wrong_data_is_found_with_asserts_left_out(tmp_path):
+    damaged_tiers = importlib.import_module("damaged_tiers")
+    directory, [record] = damaged_tiers.opened(tmp_path / "cache", 1 << 20), damaged_tiers.chain(1)
+    directory.put([(record, damaged_tiers.data_of(record)[::-1].copy())])
+    with pytest.raises(damaged_tiers.WrongData):
+        damaged_tiers.check_read(directory, [record])
+    directory.close()
 
 
 def test_bench_peers_where_every_engine_fails(status_of, checkpoint, monkeypatch):
@@ -424,6 +539,7 @@ def test_bench_routing(status_of):
     assert [number(row[2]) > 0 for row in changes] == [False, False, False, True, True], "its clients ask again"
     status, _ = status_of("bench_routing.py", "--num-engines", "1")
     assert status == 2
+    assert status_of("bench_routing.py", "--size", "0.01", "--num-engines", "4")[0] == 0
 
 
 def test_prefix_cache_walkthrough(run):

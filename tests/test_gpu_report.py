@@ -5,11 +5,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from nanovllm import LLM
 from nanovllm.worker.cpu.threads import num_cpus
+from tests.checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parent.parent
 NAMES = ["versions", "tests", "memory", "throughput", "requests", "steps", "kinds", "cpu"]
@@ -183,6 +186,38 @@ def test_a_trace_as_numbers_of_one_step(script):
         "launches": 1,
         "graphs": 1,
     }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_profiled_steps_are_the_next_ones(script, tmp_path, monkeypatch):
+    """A step with prompts is computed once. How long the GPU was idle is not said where no wall time is known."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    steps = []
+    llm = SimpleNamespace(engine=SimpleNamespace(step=lambda: steps.append(len(steps))))
+    report = script("gpu_report")
+    for num_steps in (1, 2):
+        steps.clear()
+        row = report.cost_of_steps(llm, report.Run(report.SHORT, tmp_path, 0.0), num_steps)
+        assert len(steps) == num_steps and "ms GPU idle" not in row and row["kernels"] == 0
+
+
+def test_each_kind_computes_its_prompts(script, tmp_path, monkeypatch):
+    """Those of the kind before are the same, and were found in the cache."""
+    report = script("gpu_report")
+    llm = LLM(str(make_checkpoint(tmp_path, "llama", vocab_size=10_000)), block_size=4, max_model_len=64)
+
+    def computed(llm: LLM, run: object, num_steps: int) -> dict[str, int]:
+        num_tokens = 0
+        for _ in range(num_steps):
+            llm.engine.step()
+            num_tokens += llm.engine.last_scheduled.num_tokens
+        return {"computed": num_tokens}
+
+    monkeypatch.setattr(report, "cost_of_steps", computed)
+    monkeypatch.setattr(report.Run, "backends", lambda run: ["Triton"])
+    monkeypatch.setattr(report.Run, "engine", lambda run, backend: llm)
+    rows = list(report.kinds(report.Run(report.SHORT, tmp_path, 0.0)))
+    assert [row["computed"] for row in rows] == [16, 4] * len(report.KINDS)
 
 
 PASSES_AND_FAILS = """

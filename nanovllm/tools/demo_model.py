@@ -14,7 +14,9 @@ def model_or_demo(model: str | None = None) -> str:
     try:
         if not model or is_demo_name(model):
             return str(demo_model_path(model or None))
-        resolve_checkpoint(model, load_format="dummy")  # a hub's weights can wait
+        path = resolve_checkpoint(model, load_format="dummy")  # a hub's weights can wait
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise FileNotFoundError(f"{path} has no config.json, so it is not a checkpoint directory")
         return model
     except (DemoModelError, FileNotFoundError, ValueError) as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
