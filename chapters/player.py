@@ -60,7 +60,7 @@ class Scene(NamedTuple):
 
 
 class Player:
-    """One lab. `page` is its page.py: TITLE, new_world(), ACTIONS, ASK, SCENES and panels(world)."""
+    """One lab. `page` is its page.py: TITLE, new_world(), ACTIONS, ASK, SCENES, panels(world) and values(world)."""
 
     def __init__(self, page: ModuleType, link: str = "") -> None:
         self.page = page
@@ -141,11 +141,13 @@ class Player:
         return None
 
     def view(self) -> dict[str, Any]:
-        """What the page shows, as text, numbers and HTML. did: what the last action means."""
+        """What the page shows, as text, numbers and HTML. did: what the last action means. values: what actions, by
+        their keys, have set."""
         last = self.done[-1] if self.done else None
         return {
             "said": self.said,
             "panels": [list(panel) for panel in self.page.panels(self.world)],
+            "values": self.page.values(self.world),
             "link": self.link,
             "scene": self.scene,
             "did": meaning(self.world, self.actions[last.key]) if last and last.text is None else "",

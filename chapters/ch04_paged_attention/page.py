@@ -7,7 +7,7 @@ from chapters.player import Scene
 from chapters.site.pictures import draw_events, draw_queue, draw_table
 from nanovllm.serving.http.html_pictures import color, label, marks
 
-__all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
+__all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels", "values"]
 
 TITLE = "Two memories of the same size, the same requests"
 ASK = ""
@@ -44,6 +44,11 @@ SCENES = [
     ),
 ]
 new_world = TwoMemories
+
+
+def values(world: TwoMemories) -> dict[str, str]:
+    caching = "on" if world.caching else "off"
+    return {"p": world.reservation, "c": caching, "m": f"{len(world.manager.blocks)} blocks"}
 
 
 def panels(world: TwoMemories) -> list[tuple[str, str]]:

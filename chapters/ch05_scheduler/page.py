@@ -6,7 +6,7 @@ from chapters.site.pictures import draw_events, draw_pool, draw_queue
 from chapters.stage import Stage
 from nanovllm.serving.http.html_pictures import color, draw_card, holders, label
 
-__all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
+__all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels", "values"]
 
 TITLE = "The scheduler, step by step, and static batches beside it"
 ASK = ""
@@ -38,6 +38,10 @@ SCENES = [
 new_world = Comparison
 MAX_STEPS = 40
 SIGNS = {"P": "prefill", "d": "decode", "x": "preempted", ".": "waits", "-": "has ended and keeps its seat"}
+
+
+def values(world: Comparison) -> dict[str, str]:
+    return {"m": f"{sum(len(hog.block_table) for hog in world.ours.hogs)} taken"}
 
 
 def panels(world: Comparison) -> list[tuple[str, str]]:

@@ -38,7 +38,7 @@ SCENES = [
 
 def panels(world: Conversations) -> list[tuple[str, str]]:
     return [
-        ("Room in blocks, which p, h and d change: then everything is played again", draw_sizes(world)),
+        ("Room in blocks: the buttons p, h and d change it, and everything is played again", draw_sizes(world)),
         (f"Requests: {world.order}", draw_visits(world)),
         ("Blocks that are kept", draw_filled(world)),
         ("Prompt tokens, and where their K/V came from", draw_counters(dict(world.totals()))),
@@ -46,13 +46,13 @@ def panels(world: Conversations) -> list[tuple[str, str]]:
 
 
 def draw_sizes(world: Conversations) -> str:
-    """Each size that a tier may have as a chip; the one that it has is marked."""
+    """Each size that a tier may have; only the one that it has is a chip, since no size is a button."""
     rows = ""
     for tier, values in SIZES.items():
         chips = "".join(
             f'<li class="chip hit" aria-current="true"><b>{value}</b></li>'
             if value == world.sizes[tier]
-            else f'<li class="chip">{value}</li>'
+            else f'<li class="small">{value}</li>'
             for value in values
         )
         rows += f'<li class="request"><span class="name">{tier}</span><ol class="blocks">{chips}</ol></li>'

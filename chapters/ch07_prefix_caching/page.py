@@ -12,7 +12,7 @@ from nanovllm.core.block_hash import extra_keys
 from nanovllm.core.block_manager import Block
 from nanovllm.serving.http.html_pictures import color, draw_counters, holders, label, marks
 
-__all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
+__all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels", "values"]
 
 TITLE = "Prefix caching, on the engine's BlockManager"
 ASK = "a prompt of your own"
@@ -21,6 +21,13 @@ LEGEND = {"hit": "found", "miss": "computed, now findable", "own": "not full, it
 NUM_BARS = 24
 SCENES = [*OF_POOL, *beyond_page.SCENES]
 new_world = World
+
+
+def values(world: World) -> dict[str, str]:
+    pool, tiers = world.pool, world.tiers
+    of_pool = {"w": pool.workload, "s": pool.salt or "none", "m": f"{len(pool.manager.blocks)} blocks"}
+    of_tiers = {key: str(tiers.sizes[tier]) for key, tier in (("p", "pool"), ("h", "memory"), ("d", "disk"))}
+    return of_pool | {"f": pool.fault or "none", "v": tiers.order} | of_tiers
 
 
 def panels(world: World) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from chapters.ch16_fixed_memory.shelf import Shelf
 from chapters.ch16_fixed_memory.world import ACTIONS, ASK, World
 from chapters.player import Scene
 
-__all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
+__all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels", "values"]
 
 TITLE = "A notebook of fixed size, and a shelf for its snapshots"
 SCENES = [
@@ -64,6 +64,13 @@ SCENES = [
 ]
 new_world = World
 LABELS = {"yours": "you", "this engine's": "this engine", "unbounded": "unbounded"}
+
+
+def values(world: World) -> dict[str, str]:
+    """The shelf's once there is one: it is made when it is first shown."""
+    of_notebook = {"d": world.notebook.rule.name, "f": f"{world.notebook.decay:g}"}
+    shelf = world.shelf if world.shows == "shelf" else None
+    return of_notebook | ({"o": shelf.workload, "m": f"{shelf.bound} snapshots"} if shelf else {"o": "", "m": ""})
 
 
 def panels(world: World) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from chapters.site import check_installed, labs
 from chapters.site.model import files as model_files
 from chapters.site.model import section as model
 from chapters.site.quiz import quiz_section
-from chapters.site.runtime import write_runtime
+from chapters.site.runtime import CHAPTERS, GRADED, write_runtime
 from chapters.site.scenes import Scenes
 from chapters.site.sources import ROOT, TEXTS, Sources, highlighted, relative
 from chapters.site.stories import story_of
@@ -128,7 +128,8 @@ def write_texts(folder: Path, course: "Course", on_pages: model_files.OnPages | 
         text = (ROOT / source).read_text("utf-8")
         course.places[name] = Place(source, f"{name}.html", course.sources)
         if name == "index":
-            text += contents()
+            title, _, text = text.partition("\n")
+            text = f"{title}\n{raw(what_runs_here())}{text}{contents()}"
         write(folder, name, text)
     for chapter in all_chapters():
         for words in map(words_of, languages_of(chapter)):
@@ -173,6 +174,18 @@ def contents() -> str:
     )
 
 
+def what_runs_here() -> str:
+    """For a reader of the site, who needs none of the commands that follow."""
+
+    def numbers(folders: Iterable[str], page: str) -> str:
+        return ", ".join(f'<a href="{name}/{page}.html">{int(name[2:4])}</a>' for name in sorted(folders))
+
+    return f"""<p class="note">On these pages you need to install nothing: read the chapters, answer their quizzes, play
+with the labs of chapters {numbers(CHAPTERS, "lab")}, and write the exercises of chapters
+{numbers(GRADED, "exercises")}. The commands further down are for a computer of your own, where everything else runs,
+too.</p>"""
+
+
 def chapter_text(text: str, chapter: Chapter, words: Words) -> str:
     """The text, with the way to the chapter's other pages below its title, and with its quiz."""
     title, _, text = text.partition("\n")
@@ -181,18 +194,17 @@ def chapter_text(text: str, chapter: Chapter, words: Words) -> str:
     below = [addressed(page, words.language) for page in pages]
     if words is ENGLISH:
         below += [addressed(f"{page}.html", language)[:-5] for language in others for page in TABS]
+    commands = "```bash\npython -m chapters lab "
+    links = links_to("quiz", "lab", "exercises", words=words).replace("</a><a", "</a>, <a")
+    here = f"<p>{words('page.here', links=links)}</p>"
+    text = text.replace(commands, f"{raw(here)}{commands}")
     quiz = f"\n## {words('quiz.title')}\n{raw(quiz_section(chapter, words))}"
     return f"{title}\n{raw(tabs(chapter, 'index', words))}{text}{quiz}{toctree(below)}"
 
 
 def tabs(chapter: Chapter, here: str, words: Words) -> str:
     """Links to the chapter's pages, and to this one in other languages."""
-    places = {page: addressed(f"{page}.html", words.language) for page in TABS}
-    places |= {"quiz": f"{places['index']}#quiz"}
-    links = "".join(
-        f'<a href="{places[page]}"{" aria-current=page" if page == here else ""}>{words(f"page.tab_{page}")}</a>'
-        for page in ("index", "quiz", "lab", "exercises")
-    )
+    links = links_to("index", "quiz", "lab", "exercises", here=here, words=words)
     for language in languages_of(chapter):
         if language != words.language:
             place = addressed(f"{here}.html", language)
@@ -200,6 +212,15 @@ def tabs(chapter: Chapter, here: str, words: Words) -> str:
                 f'<a hreflang="{language}" lang="{language}" href="{place}">{words_of(language).said["language"]}</a>'
             )
     return f'<nav class="tabs" aria-label="{words("page.chapter", number=chapter.number)}">{links}</nav>'
+
+
+def links_to(*pages: str, here: str = "", words: Words) -> str:
+    places = {page: addressed(f"{page}.html", words.language) for page in TABS}
+    places |= {"quiz": f"{places['index']}#quiz"}
+    return "".join(
+        f'<a href="{places[page]}"{" aria-current=page" if page == here else ""}>{words(f"page.tab_{page}")}</a>'
+        for page in pages
+    )
 
 
 def as_markdown(title: str, body: str) -> str:
@@ -231,7 +252,7 @@ def exercises_text(chapter: Chapter, sources: Sources, words: Words) -> str:
         place = sources.place_of(report.relative_to(ROOT).as_posix())
         links.append(f'<a href="{relative(place, f"{chapter.folder.name}/")}">{report.name}</a>')
     to_read = f"<p>{words('exercises.to_read')} {', '.join(links)}</p>" if links else ""
-    body = labs.exercises_section(chapter) or exercises_here(chapter, words)
+    body = labs.exercises_section(chapter, sources) or exercises_here(chapter, words)
     title = f"{words('page.tab_exercises')}: {words.title(chapter)}"
     return as_markdown(title, f"{tabs(chapter, 'exercises', words)}{to_read}{body}")
 

@@ -9,6 +9,7 @@ from chapters.course import Chapter
 from chapters.player import meaning
 from chapters.site.runtime import CHAPTERS, GRADED, num_megabytes
 from chapters.site.scenes import Scenes
+from chapters.site.sources import ROOT, Sources, line_of, relative
 from chapters.site.tasks import asked, introduction_of, tasks_of
 from chapters.words import ENGLISH, Words
 
@@ -42,7 +43,7 @@ def lab_section(chapter: Chapter, to_text: Scenes) -> str:
         does = escape(meaning(world, action))
         buttons.append(
             f'<button type="button" data-key-name="{action.key}" title="{does}">'
-            f"<kbd>{action.key}</kbd> {escape(action.label)}</button>"
+            f'<kbd>{action.key}</kbd> {escape(action.label)}<span class="value"></span></button>'
         )
         meanings.append(f"<dt><kbd>{action.key}</kbd> {escape(action.label)}</dt><dd>{does}</dd>")
     form = ""
@@ -64,15 +65,15 @@ def lab_section(chapter: Chapter, to_text: Scenes) -> str:
 <div class="begin" hidden>
 <p>The lab runs the engine's own Python code in your browser. Nothing is installed; the lab loads
 {num_megabytes():.1f} MB when you start it.</p>
-<p class="from-link" hidden>The link that you followed opens the lab after some actions.</p>
+<p class="from-link" hidden></p>
 <p><button type="button" class="start">Start the lab</button></p>
 {progress_bar()}
 </div>
 {FAILURE}
 <details class="scenes" open><summary>Things to see, step by step</summary><ol>{scenes}</ol></details>
 <div class="playing" hidden>
-<div class="scene" hidden><h3 class="scene-title"></h3><p class="scene-text"></p>
-<p class="scene-place"></p></div>
+<details class="scene" hidden><summary><h3 class="scene-title"></h3></summary><p class="scene-text"></p>
+<p class="scene-place"></p></details>
 <div class="now"><div class="steps">
 <button type="button" class="back" title="Undo the last action (arrow left)">&#9664; back</button>
 <button type="button" class="forward" title="The next action of this scene, or the next scene (arrow right)">
@@ -80,21 +81,22 @@ def lab_section(chapter: Chapter, to_text: Scenes) -> str:
 <p class="said" role="status"></p></div>
 <details class="own"><summary>Do something yourself</summary>
 <div class="controls"><div class="actions">{"".join(buttons)}</div>
-{form}</div></details>
-<div class="table"><div class="panels"></div></div>
+{form}</div>
 <details class="meanings"><summary>What the buttons and keys do</summary><dl>{"".join(meanings)}</dl>
-<p>Arrow keys go back and forward. The address of this page contains all actions so far, so a copy of it opens the same
-state. <button type="button" class="copy">copy the address</button></p></details>
+<p>Arrow keys go back and forward.</p></details></details>
+<div class="table"><div class="panels"></div></div>
+<p class="kept">The address of this page contains all actions so far, so a copy of it opens the same state.
+<button type="button" class="copy">copy the address</button></p>
 </div>
 </section>"""
 
 
-def exercises_section(chapter: Chapter) -> str:
+def exercises_section(chapter: Chapter, sources: Sources) -> str:
     """An editor with the chapter's exercise.py, or "" if its checks cannot run in a browser."""
     if chapter.folder.name not in GRADED:
         return ""
     source = (chapter.folder / "exercise.py").read_text("utf-8")
-    tasks, texts = "", {task.name: asked(task) for task in tasks_of(chapter)}
+    tasks, verdicts, texts = "", "", {task.name: asked(task) for task in tasks_of(chapter)}
     for number, task in enumerate(chapter.module("checks").TASKS, start=1):
         sections = [getattr(check, "section", task.section) for check in task.checks]
         checks = [
@@ -107,6 +109,8 @@ def exercises_section(chapter: Chapter) -> str:
             f'<span class="verdict"></span></summary><div class="asked">{texts.get(task.name, "")}</div></details>'
             '<p class="again"></p><div class="outcome"></div></li>'
         )
+        ours = link_to_solution(chapter, task.name, sources)
+        verdicts += f'<li><code>{escape(task.name)}</code> <span class="verdict"></span> {ours}</li>'
     command = f"python -m chapters check {chapter.number} --file exercise.py"
     introduction = (
         f'<details class="about"><summary>About these exercises</summary>{introduction_of(chapter)}</details>'
@@ -127,8 +131,8 @@ spellcheck="false" autocapitalize="off" autocomplete="off">
 <div class="conflict" role="alert" hidden><p>Another tab of this browser has changed exercise.py. What you write here is
 not kept until you choose.</p><button type="button" class="theirs">Take that text</button>
 <button type="button" class="mine">Keep this one</button></div>
-<p class="hint"><span class="keeps">What you write stays in this browser.</span> Tab indents; Escape, then Tab,
-leaves the editor.</p>
+<p class="hint"><span class="keeps">What you write stays in this browser.</span> <span class="keys">Tab indents;
+Escape, then Tab, leaves the editor.</span></p>
 <div class="controls" hidden><button type="button" class="check">Check</button>
 <button type="button" class="stop" hidden>Stop</button>
 <button type="button" class="download">Download exercise.py</button>
@@ -136,6 +140,7 @@ leaves the editor.</p>
 {progress_bar()}
 {FAILURE}
 <p class="status" role="status"></p>
+<ul class="verdicts" hidden>{verdicts}</ul>
 <div class="next outcome"></div>
 </div>
 </div>
@@ -145,3 +150,13 @@ real model answers need a computer with the course installed. There, in the cour
 downloaded file with all checks:</p>
 <div class="highlight"><pre tabindex="0">{command}</pre></div>
 </section>"""
+
+
+def link_to_solution(chapter: Chapter, name: str, sources: Sources) -> str:
+    """Shown once the reader's own passes. "" where there are none: a class's edition of the course."""
+    path = chapter.folder / "solution.py"
+    if not path.exists():
+        return ""
+    file = path.relative_to(ROOT).as_posix()
+    place = relative(sources.place_of(file), f"{chapter.folder.name}/")
+    return f'<a class="ours" href="{place}#L{line_of(file, name)}" hidden>our solution</a>'

@@ -90,7 +90,7 @@ def add_parts(app: Sphinx, pagename: str, templatename: str, context: Context, d
         for style in STYLES:
             app.add_css_file(style)
         for script in SCRIPTS:
-            app.add_js_file(script, type="module")
+            app.add_js_file(script, type="module", priority=900)  # after course.js, whose functions they use
 
 
 def setup(app: Pages) -> dict[str, Any]:

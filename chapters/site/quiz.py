@@ -1,6 +1,7 @@
 """A chapter's quiz on its page: the questions of quiz.toml in the terminal's order and words, asked by course.js."""
 
 import base64
+import hashlib
 import html
 import json
 from typing import Any
@@ -28,7 +29,10 @@ def quiz_section(chapter: Chapter, words: Words = ENGLISH) -> str:
 
 def question_html(question: dict[str, Any], number: int, num_questions: int, words: Words) -> str:
     ask = _number(question, words) if "answer" in question else _options(question, number)
-    return f"""<div class="question" data-tries="{quiz.TRIES}" data-sealed="{sealed(question, number, words)}" hidden>
+    answers = sealed(question, number, words)
+    # What was answered is kept by this name: a question that has changed since is asked again.
+    name = f"nanovllm-quiz-{hashlib.sha256(answers.encode()).hexdigest()[:16]}"
+    return f"""<div class="question" data-name="{name}" data-tries="{quiz.TRIES}" data-sealed="{answers}" hidden>
 <p class="count">{words("quiz.question", number=number, count=num_questions)}</p>
 <div class="ask" tabindex="-1" id="question-{number}">{MARKDOWN.render(question["ask"])}</div>
 {ask}

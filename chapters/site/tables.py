@@ -12,6 +12,7 @@ from chapters.sheet import MEASURED, RULE, Sheet, read
 from chapters.words import ENGLISH, Captions, Words
 
 LONG = 20  # letters of a cell of text
+DRAWN = re.compile("\\S {2,}\\S|[\u2500-\u259f]")  # columns, or lines and bars
 
 
 def draw(sheet: Sheet, words: Words = ENGLISH) -> str:
@@ -123,7 +124,10 @@ def paragraph(text: str) -> str:
 
 
 def printed(text: str) -> str:
-    """As the terminal had it, with the lines marked that were measured."""
+    """As the terminal had it, with the lines marked that were measured. Sentences may wrap on a phone; where the place
+    of a letter says something, all is drawn smaller."""
     lines = (html.escape(line) for line in text.rstrip("\n").split("\n"))
     marked = "\n".join(f'<span class="measured">{line}</span>' if MEASURED in line else line for line in lines)
-    return f'<pre class="printed" tabindex="0">{marked}</pre>\n'
+    kind = "printed" if DRAWN.search(text) else "printed sentences"
+    columns = max(map(len, text.split("\n")))
+    return f'<pre class="{kind}" style="--columns: {columns}" tabindex="0">{marked}</pre>\n'

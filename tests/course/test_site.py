@@ -198,6 +198,16 @@ def answer_of(form: str) -> str:
     raise AssertionError("it does not end")
 
 
+def test_what_runs_here_is_said_first(site):
+    """A reader of the site is led to what runs on it, and need not type commands."""
+    first = (site / "index.html").read_text("utf-8").partition('<p class="note">')[2].partition("</p>")[0]
+    assert 'lab.html">16</a>' in first and 'ch03_kv_cache/exercises.html">3</a>' in first
+    for name, said in (("index", "Here on the site"), ("index.de", "Hier auf der Website")):
+        text = (site / "ch01_inference" / f"{name}.html").read_text("utf-8").partition(said)[2]
+        lab = name.replace("index", "lab")
+        assert text.index(f'href="{lab}.html"') < text.index("<pre")
+
+
 @for_each_chapter
 def test_a_text_and_its_lab_lead_to_each_other(chapter, site):
     """Every scene is named in the text, most of what is quoted says from which part, and there is a way back."""
@@ -304,12 +314,19 @@ ROW = """row => {
 
 @pytest.mark.parametrize("page", ["index", "instructor", "ch04_paged_attention/index", "ch07_prefix_caching/index"])
 def test_texts_and_diagrams_fit_a_phone(page, address, phone):
-    """A table of texts has its cells below each other, without a gap; a heading's link makes no line of its own."""
+    """A table of texts has its cells below each other, without a gap; a heading's link makes no line of its own; code
+    and sentences wrap; what a thumb has to hit is large enough, and nothing lies on the first line."""
     phone.goto(f"{address}/{page}.html")
     phone.evaluate("for (const answer of document.querySelectorAll('.answer')) answer.hidden = false")
     shown = phone.locator("table.stack tbody tr").evaluate_all(f"rows => rows.map({ROW})")
     assert shown and all(shown)
     assert phone.locator(".diagram").evaluate_all("all => all.every(each => each.scrollWidth <= each.clientWidth)")
+    wide = "all => all.filter(each => each.scrollWidth > each.clientWidth).map(each => each.innerText)"
+    assert phone.locator("div.highlight > pre, pre.printed.sentences").evaluate_all(wide) == []
+    width = "all => all.map(each => each.getBoundingClientRect().width)"
+    assert min(phone.locator(".mobile-header :is(label, button):visible").evaluate_all(width)) >= 40
+    phone.evaluate("document.documentElement.classList.add('show-back-to-top')")
+    assert phone.locator(".back-to-top").bounding_box()["y"] > phone.viewport_size["height"] / 2
     height = "heads => heads.map(head => head.getBoundingClientRect().height)"
     before = phone.locator("h1, h2, h3").evaluate_all(height)
     phone.evaluate("for (const link of document.querySelectorAll('.headerlink')) link.remove()")
@@ -463,6 +480,9 @@ def test_quiz_by_finger_and_keyboard(address, phone):
         panel = phone.locator(".question:visible")
         assert panel.locator(".count").inner_text() == f"Question {number} of {len(questions)}"
         right = next(text for text, is_right, _ in answers_of(question, number) if is_right)
+        if number == 4:
+            phone.reload()  # what was answered is kept
+            phone.evaluate("document.querySelector('.question:not([hidden]) .ask').focus()")
         if "answer" in question:
             panel.locator("input").press_sequentially("what?\n")
             assert panel.locator(".verdict").inner_text() == "Type a number."
@@ -472,8 +492,17 @@ def test_quiz_by_finger_and_keyboard(address, phone):
             panel.locator(".option").nth("abcdef".index(right)).click()
             assert panel.locator(".option.good b").all_inner_texts() == [right]
         assert panel.locator(".option:enabled, input:enabled").count() == 0
+        phone.wait_for_function(
+            "document.querySelector('.question:not([hidden]) .next').getBoundingClientRect().bottom <= innerHeight"
+        )
         phone.keyboard.press("Enter")  # the button "Next question" has the focus
+    phone.reload()
     assert phone.locator(".score p").inner_text() == f"{len(questions)} of {len(questions)}"
+    phone.click(".again")
+    wrong = phone.locator(".question:visible .option, .question:visible form")
+    assert phone.locator(".question:visible .count").inner_text().startswith("Question 1 of") and wrong.count()
+    phone.reload()
+    assert phone.locator(".question:visible .count").inner_text().startswith("Question 1 of")
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------

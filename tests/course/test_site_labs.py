@@ -197,6 +197,8 @@ def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
         phone.keyboard.type("so <b>many</b> (words) & more")
         phone.keyboard.press("Enter")
         assert_shows(phone, player)
+    for key, value in player.view()["values"].items():
+        assert phone.inner_text(f"[data-key-name='{key}'] .value") == (value and f": {value}")
     for move, act in (
         ("back", lambda: phone.click(".back")),
         ("back", lambda: phone.keyboard.press("ArrowLeft")),
@@ -248,6 +250,10 @@ def test_one_button_leads_through_all_scenes(chapter, address, phone):
             phone.wait_for_function(title, arg=begun[-1])
             top = "() => document.querySelector('.scene-title').getBoundingClientRect().top"
             phone.wait_for_function(f"{top} >= document.querySelector('.mobile-header').offsetHeight")
+        phone.evaluate("scrollTo(0, document.querySelector('.panels').getBoundingClientRect().top + scrollY)")
+        place = phone.locator(".forward").bounding_box()
+        assert phone.viewport_size["height"] - 200 < place["y"] < phone.viewport_size["height"], "within reach"
+        assert phone.is_visible(".scene-text") == (not label.startswith("next")), "folded after the first step"
         assert not phone.is_visible(".actions")
     assert begun == titles
     phone.click(".own summary")
@@ -262,6 +268,19 @@ def test_a_scene_in_the_list_starts_the_lab(address, phone):
     phone.locator(".scenes").get_by_role("link", name=title).click()
     phone.wait_for_function("title => document.querySelector('.scene-title').innerText === title", arg=title)
     assert phone.inner_text(".forward").startswith("next")
+
+
+def test_a_lab_goes_on_after_a_reload_without_a_network(address, phone):
+    """It says where one was; what the browser has kept starts."""
+    start(phone, address, LABS[0], "a3g2")
+    phone.reload()
+    assert phone.inner_text(".from-link") == "You were here: Start brings back your 5 actions."
+    phone.context.set_offline(True)
+    phone.click(".start")
+    phone.wait_for_selector(".loading progress:not([value])")  # it moves while Python starts
+    phone.wait_for_selector(".panel")
+    phone.context.set_offline(False)
+    phone.problems = [problem for problem in phone.problems if "ERR_INTERNET_DISCONNECTED" not in problem]
 
 
 @pytest.mark.nightly
@@ -387,7 +406,17 @@ def test_the_exercises_page(address, phone):
     phone.goto(f"{address}/{chapter.folder.name}/exercises.html")
     skeleton = (chapter.folder / "exercise.py").read_text("utf-8")
     assert phone.input_value("textarea") == skeleton
+    assert not phone.is_visible(".verdicts")
     assert_accessible(phone)
+    at = phone.evaluate(
+        """() => {
+          const lines = [...document.querySelectorAll(".numbers span")], editor = document.querySelector("textarea");
+          const line = lines[editor.value.split("\\n").indexOf("    raise NotImplementedError")];
+          return [lines.length, lines.at(-1).offsetTop + 40 - editor.scrollHeight, line.offsetTop - editor.scrollTop];
+        }"""
+    )
+    assert at[0] == skeleton.count("\n") + 1 and abs(at[1]) < 30, "a number beside each line"
+    assert 0 < at[2] < 300, "the line to write is in sight"
 
     assert check(phone, skeleton) == ["not started"] * (1 + len(others))
     assert phone.inner_text(".again >> nth=0") == phone.inner_text(".next .again") == f"Read again: {task.section}"
@@ -399,7 +428,14 @@ def test_the_exercises_page(address, phone):
     assert check(phone, solution(chapter)) == ["passed"] * (1 + len(others))
     assert phone.inner_text(".tasks .verdict >> nth=0").startswith("passed here, ")
     assert phone.inner_text(".next.outcome") == ""
+    said = phone.inner_text(".verdicts li >> nth=0")
+    assert said.startswith(f"{task.name} passed here, ") and "; 2 checks need a model" in said
+    place = phone.get_attribute(".verdicts .ours >> nth=0", "href")
+    assert place.startswith("../source/chapters/ch04_paged_attention/solution.py.html#L")
     assert_accessible(phone)
+    phone.reload()
+    assert phone.inner_text(".verdicts li >> nth=0") == said, "verdicts are kept with the code"
+    assert phone.inner_text(".status").startswith(f"{1 + len(others)} of ")
 
     phone.evaluate("document.querySelector('.exercises').dataset.limit = 2")
     endless = f"def {task.name}(*args):\n    print('going', end='')\n    while True:\n        pass\n"

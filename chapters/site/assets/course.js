@@ -1,6 +1,22 @@
 // Every page: pictures with something to move, questions before a table, the quiz. Nothing here is needed to read the text.
 "use strict";
 
+// What the reader typed and answered, in this browser. It may forbid to ask for it.
+const remembered = (name) => {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+};
+const remember = (name, text) => {
+  try {
+    localStorage.setItem(name, text);
+  } catch {
+    // nothing is kept
+  }
+};
+
 // What scrolls inside itself can be reached by the keyboard.
 for (const wide of document.querySelectorAll(".highlight > pre, .table-wrapper, .formula")) wide.tabIndex = 0;
 // What the theme leaves out for who listens to a page: the level of a heading, and the names of what is beside the text.
@@ -52,24 +68,36 @@ for (const quiz of document.querySelectorAll(".quiz")) {
     if (focus) (panel.querySelector(".ask") ?? panel).focus();
   };
 
-  const answer = (question, { said, again, solution }, { right, verdict }) => {
+  // An answer that was given now, or before this page was loaded.
+  const answer = (question, { said, again, solution }, { value, right, verdict }, isNew = true) => {
     question.triesLeft -= 1;
-    const isLast = right || !question.triesLeft;
+    question.given.push(value);
+    const option = question.querySelector(`.option[value="${value}"]`);
+    if (option) {
+      option.classList.toggle("bad", !right);
+      option.disabled = true; // a second try is another one
+    }
+    const isLast = right || !question.triesLeft, next = question.querySelector(".next");
     question.querySelector(".verdict").innerHTML = verdict + (right ? "" : isLast ? solution : again);
+    next.hidden = !isLast;
+    if (isNew) {
+      remember(question.dataset.name, JSON.stringify(question.given));
+      (isLast ? next : question.querySelector(".verdict")).scrollIntoView({ block: "nearest" });
+    }
     if (!isLast) return;
     numRight += right;
     const best = said.find((each) => each.right).value;
     question.querySelector(`.option[value="${best}"]`)?.classList.add("good");
     for (const control of question.querySelectorAll(".options button, .number button, input")) control.disabled = true;
-    const next = question.querySelector(".next");
-    next.hidden = false;
-    next.focus({ preventScroll: true });
+    if (isNew) next.focus({ preventScroll: true });
   };
 
   const begin = (focus) => {
     numRight = 0;
     for (const question of questions) {
       question.triesLeft = Number(question.dataset.tries);
+      question.given = [];
+      if (focus) remember(question.dataset.name, "[]");
       question.querySelector(".verdict").replaceChildren();
       question.querySelector(".next").hidden = true;
       question.querySelector("form")?.reset();
@@ -79,14 +107,17 @@ for (const quiz of document.querySelectorAll(".quiz")) {
     show(questions[0], focus);
   };
 
+  const showScore = (focus) => {
+    Object.assign(score.dataset, { right: numRight, count: questions.length });
+    score.querySelector("p").textContent = filled(WORDS.score, score.dataset);
+    show(score, focus);
+  };
+
   for (const [at, question] of questions.entries()) {
-    const sealed = JSON.parse(atob(question.dataset.sealed)); // chapters/site/quiz.py says what is in it
+    const sealed = question.sealed = JSON.parse(atob(question.dataset.sealed)); // chapters/site/quiz.py says what is in it
     for (const option of question.querySelectorAll(".option")) {
       option.addEventListener("click", () => {
-        const said = sealed.said.find(({ value }) => value === option.value);
-        if (!said.right) option.classList.add("bad");
-        option.disabled = true; // a second try is another one
-        answer(question, sealed, said);
+        answer(question, sealed, sealed.said.find(({ value }) => value === option.value));
       });
     }
     question.querySelector("form")?.addEventListener("submit", (event) => {
@@ -101,34 +132,22 @@ for (const quiz of document.querySelectorAll(".quiz")) {
       answer(question, sealed, sealed.said.find(isMeant));
     });
     question.querySelector(".next").addEventListener("click", () => {
-      if (at + 1 < questions.length) return show(questions[at + 1], true);
-      Object.assign(score.dataset, { right: numRight, count: questions.length });
-      score.querySelector("p").textContent = filled(WORDS.score, score.dataset);
-      show(score, true);
+      if (at + 1 < questions.length) show(questions[at + 1], true);
+      else showScore(true);
     });
   }
   score.querySelector(".again").addEventListener("click", () => begin(true));
   quiz.querySelector(".questions").hidden = false;
   begin(false);
+  for (const question of questions)
+    for (const given of JSON.parse(remembered(question.dataset.name) ?? "[]"))
+      answer(question, question.sealed, question.sealed.said.find(({ value }) => value === given), false);
+  const open = questions.find((question) => question.querySelector(".next").hidden);
+  if (open) show(open, false);
+  else showScore(false);
 }
 
 // -- a question before a table: what do you expect? -------------------------------------------------------------------
-
-// What the reader typed, in this browser. It may forbid to ask for it.
-const remembered = (name) => {
-  try {
-    return localStorage.getItem(name);
-  } catch {
-    return null;
-  }
-};
-const remember = (name, text) => {
-  try {
-    localStorage.setItem(name, text);
-  } catch {
-    // nothing is kept
-  }
-};
 
 for (const form of document.querySelectorAll("form.expect")) {
   const chapter = Number(location.pathname.match(/\/ch(\d\d)_\w+\//)?.[1] ?? 0);

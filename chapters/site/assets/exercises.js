@@ -38,6 +38,8 @@ function run(section) {
     lookAt(details.closest("li").dataset.task);
   });
   lookAt($(".tasks > li").dataset.task);
+  const kept = JSON.parse(remembered(`${key}-verdicts`)); // of the last check: its text, and a result for each task
+  if (kept?.source === editor.value) conclude(kept.results);
   $(".theirs").onclick = () => {
     editor.value = saved = read();
     number();
@@ -77,17 +79,23 @@ function run(section) {
     }
   }
 
+  // A number for each line. The lines are there, too, unseen: on a phone they wrap as they do in the editor.
   function number() {
-    const count = editor.value.split("\n").length;
-    $(".numbers").textContent = Array.from({ length: count }, (_, i) => i + 1).join("\n");
+    $(".numbers").replaceChildren(...editor.value.split("\n").map((text) => {
+      const line = document.createElement("span");
+      line.textContent = text || " ";
+      return line;
+    }));
   }
 
-  // The editor shows the function of the task that is open.
+  // The editor shows the function of the task that is open: where one writes, below its docstring.
   function lookAt(task) {
-    const at = editor.value.search(new RegExp(`^(def|class) ${task}\\b`, "m"));
-    if (at < 0) return;
-    const line = editor.value.slice(0, at).split("\n").length - 1;
-    editor.scrollTop = line * parseFloat(getComputedStyle(editor).lineHeight);
+    const from = editor.value.search(new RegExp(`^(def|class) ${task}\\b`, "m"));
+    if (from < 0) return;
+    const [own] = editor.value.slice(from).split(/\n(?=def |class )/);
+    const begin = from + (own.match(/^[^]*?"""[^]*?"""\n/)?.[0].length ?? 0);
+    const line = editor.value.slice(0, begin).split("\n").length - 1;
+    editor.scrollTop = $(".numbers").children[line].offsetTop - editor.clientHeight / 3;
   }
 
   // Tab indents by four spaces, with Shift it takes them away; Enter goes on at the same indentation.
@@ -163,7 +171,8 @@ function run(section) {
     showPrinted();
     for (const item of items) show(item, null);
     $(".next.outcome").replaceChildren();
-    const solved = [];
+    $(".verdicts").hidden = true;
+    const results = {};
     let result = null;
     stopped = false;
     try {
@@ -176,18 +185,12 @@ function run(section) {
           result = await grade(running, source, index, item);
         }
         show(item, result);
-        if (result.status === "passed") solved.push(item.dataset.task);
+        results[item.dataset.task] = result;
         if (stopped) break;
       }
-      const next = items.find((item) => item.dataset.status !== "passed");
-      if (next) {
-        next.querySelector("details").open = true;
-        const name = document.createElement("code"), verdict = next.querySelector(".verdict").textContent;
-        name.textContent = next.dataset.task;
-        $(".next.outcome").append(name, ` ${verdict}`, ...next.querySelector(".outcome").cloneNode(true).childNodes);
-        $(".next.outcome").append(next.querySelector(".again").cloneNode(true));
-      }
-      $(".status").textContent = stopped ? "Stopped." : `${solved.length} of ${items.length} exercises pass.`;
+      conclude(results);
+      if (stopped) $(".status").textContent = "Stopped.";
+      else remember(`${key}-verdicts`, JSON.stringify({ source, results }));
     } catch (error) {
       bar.fail(error);
       $(".status").textContent = "";
@@ -197,6 +200,28 @@ function run(section) {
     $(".stop").hidden = true;
     $(".check").disabled = false;
     if (pressed && document.activeElement === document.body) $(".check").focus({ preventScroll: true });
+  }
+
+  // What a check has found: results of tasks, by their names.
+  function conclude(results) {
+    const items = [...section.querySelectorAll(".tasks > li")];
+    for (const item of items) show(item, results[item.dataset.task]);
+    const next = items.find((item) => item.dataset.status !== "passed");
+    if (next) {
+      next.querySelector("details").open = true;
+      const name = document.createElement("code"), verdict = next.querySelector(".verdict").textContent;
+      name.textContent = next.dataset.task;
+      $(".next.outcome").append(name, ` ${verdict}`, ...next.querySelector(".outcome").cloneNode(true).childNodes);
+      $(".next.outcome").append(next.querySelector(".again").cloneNode(true));
+    }
+    for (const [number, line] of [...$(".verdicts").children].entries()) {
+      line.dataset.status = items[number].dataset.status;
+      line.querySelector(".verdict").textContent = items[number].querySelector(".verdict").textContent;
+      if (line.querySelector(".ours")) line.querySelector(".ours").hidden = line.dataset.status !== "passed";
+    }
+    $(".verdicts").hidden = false;
+    const count = items.filter((item) => item.dataset.status === "passed").length;
+    $(".status").textContent = `${count} of ${items.length} exercises pass.`;
   }
 
   // One task. Whatever happens to its Python, that is its result, and that of no other.
@@ -243,7 +268,8 @@ function run(section) {
       again.append("Read again: ", link);
     }
     const count = `${result.num_passed - result.open.length} of ${checks.length} checks`;
-    verdict.textContent = `${result.status === "passed" && result.open.length ? "passed here" : result.status}, ${count}`;
+    const needs = result.open.length ? `; ${result.open.length} check${result.open.length > 1 ? "s need" : " needs"} a model` : "";
+    verdict.textContent = `${result.status === "passed" && needs ? "passed here" : result.status}, ${count}${needs}`;
     const list = document.createElement("ul");
     checks.slice(0, result.num_passed + 1).forEach(({ title }, number) => {
       const line = document.createElement("li");

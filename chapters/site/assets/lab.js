@@ -14,6 +14,7 @@ function run(section) {
     return document.getElementById(hash) ? "" : hash;
   };
   let running = false, shown = null, following = null; // shown: the link of what is drawn; following: that of the next scene
+  let isBegun = false; // a scene, and none of its steps has been taken
   let queue = Promise.resolve(); // one thing at a time, in the order of clicks
 
   const then = (job) => (queue = queue.then(job).catch((error) => bar.fail(error)));
@@ -44,8 +45,14 @@ function run(section) {
   });
   document.addEventListener("keydown", press);
 
+  // What Start leads to: where this tab was before, or where a link leads.
   function noticeLink() {
+    const [{ type }] = performance.getEntriesByType("navigation"), [done] = linked().split("/");
+    const count = [...done.matchAll(/[a-z](?:\([^()]*\)|(\d+))?/gi)].reduce((sum, [, times]) => sum + Number(times ?? 1), 0);
+    const actions = `${count} action${count === 1 ? "" : "s"}`;
     $(".from-link").hidden = !linked();
+    if (type !== "navigate" && count) $(".from-link").textContent = `You were here: Start brings back your ${actions}.`;
+    else $(".from-link").textContent = `The link leads into the lab${count ? `, after ${actions}` : ""}: press Start to see it.`;
   }
 
   async function start() {
@@ -128,11 +135,16 @@ function run(section) {
     $(".forward").textContent = following ? `\u25b6 ${following.textContent}` : view.num_ahead ? `next \u25b6 (${view.num_ahead} to come)` : "next \u25b6";
     if (view.num_ahead && view.scene?.[0] !== $(".scene-title").textContent) $(".own").open = false; // one has begun
     else if (view.num_done && !view.scene) $(".own").open = true;
+    const begins = view.scene?.[0] !== $(".scene-title").textContent; // on a phone its text is folded after the first step
+    if (begins || isBegun) $(".scene").open = begins || !matchMedia("(max-width: 67em)").matches;
+    isBegun = begins;
     $(".scene").hidden = !view.scene;
     $(".scene-title").textContent = view.scene?.[0] ?? "";
     $(".scene-text").textContent = view.scene?.[1] ?? "";
     $(".scene-place").replaceChildren(...placeInText(view.scene?.[0]));
     if (view.scene) $(".scenes").open = false;
+    for (const [key, value] of Object.entries(view.values))
+      $(`[data-key-name="${key}"] .value`).textContent = value && `: ${value}`;
     draw($(".panels"), view.panels);
   }
 }

@@ -53,22 +53,51 @@ export class Python {
 }
 
 async function load(progress) {
-  const manifest = await (await fetched(new URL("manifest.json", FOLDER), { cache: "no-cache" })).json();
-  const worker = await (await fetched(new URL("worker.js", import.meta.url))).blob();
-  const total = Object.values(manifest).reduce((sum, file) => sum + file.size, 0);
-  let loaded = 0;
-  const count = (bytes) => progress((loaded += bytes), total);
+  const kept = await self.caches?.open("nanovllm-python"); // none on a page that came without TLS from another machine
+  const worker = await (await newest(new URL("worker.js", import.meta.url), kept)).blob();
+  const blobs = await loadFiles(FOLDER, kept, progress);
   const files = {};
   let module;
-  await Promise.all(Object.entries(manifest).map(async ([name, file]) => {
-    const blob = await download(new URL(file.url, FOLDER), file.integrity, count);
+  for (const [name, blob] of Object.entries(blobs)) {
     if (name.endsWith(".wasm")) module = await WebAssembly.compile(await blob.arrayBuffer());
     else files[name] = URL.createObjectURL(blob);
-  }));
+  }
   return { worker: URL.createObjectURL(worker), files, module };
 }
 
-export async function fetched(url, options) {
+// The files that a folder's manifest names, as blobs: from where they are kept, or from the site. progress: in bytes.
+export async function loadFiles(folder, kept, progress) {
+  const manifest = await (await newest(new URL("manifest.json", folder), kept)).json();
+  const total = Object.values(manifest).reduce((sum, file) => sum + file.size, 0);
+  let loaded = 0;
+  const count = (bytes) => progress((loaded += bytes), total);
+  const blobs = {}, wanted = new Set();
+  await Promise.all(Object.entries(manifest).map(async ([name, { url, integrity, size }]) => {
+    const address = new URL(`${url}?${encodeURIComponent(integrity)}`, folder); // another file has another address
+    const found = await kept?.match(address);
+    wanted.add(address.href);
+    blobs[name] = found ? await found.blob() : await download(address, integrity, count);
+    if (found) count(size);
+    else await kept?.put(address, new Response(blobs[name])).catch(() => {}); // no room: it is fetched again next time
+  }));
+  for (const { url } of (await kept?.keys()) ?? []) if (url.includes("?") && !wanted.has(url)) await kept.delete(url);
+  return blobs;
+}
+
+// What the site has now; without a network, what is kept.
+async function newest(url, kept) {
+  try {
+    const response = await fetched(url, { cache: "no-cache" });
+    await kept?.put(url, response.clone()).catch(() => {});
+    return response;
+  } catch (error) {
+    const found = await kept?.match(url);
+    if (!found) throw error;
+    return found;
+  }
+}
+
+async function fetched(url, options) {
   const response = await fetch(url, options).catch((error) => {
     throw new Error(filled(WORDS.not_loaded, { url, reason: error.message }));
   });
@@ -76,7 +105,7 @@ export async function fetched(url, options) {
   return response;
 }
 
-export async function download(url, integrity, count) {
+async function download(url, integrity, count) {
   const reader = (await fetched(url)).body.getReader();
   const chunks = [];
   for (;;) {
@@ -103,7 +132,8 @@ export function loadingBar(section) {
     begin() { box.hidden = false; failure.hidden = true; text.textContent = ""; bar.value = 0; },
     progress(loaded, total) {
       bar.max = total;
-      bar.value = loaded;
+      if (loaded < total) bar.value = loaded;
+      else bar.removeAttribute("value"); // it moves, since nobody knows how far Python is
       const [done, all] = [loaded, total].map((bytes) => (bytes / 1e6).toFixed(1));
       text.textContent = filled(loaded >= total ? WORDS.starting : WORDS.loaded, { done, total: all });
     },

@@ -1,8 +1,8 @@
 // A real model on a page. It is fetched once, by a click, and kept in the browser; Python says what there is to see.
 
-import { Python, download, fetched, loadingBar } from "./python.js";
+import { Python, loadFiles, loadingBar } from "./python.js";
 
-const FOLDER = new URL("../model/", import.meta.url), MANIFEST = new URL("manifest.json", FOLDER), KEPT = "nanovllm-model";
+const FOLDER = new URL("../model/", import.meta.url);
 
 const section = document.querySelector("section.model[data-chapter]");
 if (section) run(section);
@@ -70,23 +70,9 @@ function run(section) {
   }
 }
 
-// The model's files, from where they are kept, or from the site. progress(loaded, total) in bytes.
+// The model's files. progress(loaded, total) in bytes.
 async function load(progress) {
-  const kept = await self.caches?.open(KEPT); // none on a page that came without TLS from another machine
-  const manifest = await newest(kept);
-  const total = Object.values(manifest).reduce((sum, file) => sum + file.size, 0);
-  let loaded = 0;
-  const count = (bytes) => progress((loaded += bytes), total);
-  const blobs = {}, wanted = new Set([MANIFEST.href]);
-  for (const [name, { url, integrity, size }] of Object.entries(manifest)) {
-    const address = new URL(`${url}?${encodeURIComponent(integrity)}`, FOLDER); // another file has another address
-    const found = await kept?.match(address);
-    wanted.add(address.href);
-    blobs[name] = found ? await found.blob() : await download(address, integrity, count);
-    if (found) count(size);
-    else await kept?.put(address, new Response(blobs[name])).catch(() => {}); // no room: it is fetched again next time
-  }
-  for (const { url } of (await kept?.keys()) ?? []) if (!wanted.has(url)) await kept.delete(url);
+  const blobs = await loadFiles(FOLDER, await self.caches?.open("nanovllm-model"), progress);
   const script = (name) => URL.createObjectURL(new Blob([blobs[name]], { type: "text/javascript" }));
   return {
     kernels: script("kernels.js"),
@@ -97,17 +83,4 @@ async function load(progress) {
     tokenizer: await blobs["tokenizer.json"].text(),
     tokenizer_config: await blobs["tokenizer_config.json"].text(),
   };
-}
-
-// The site's manifest; without a network, the one that is kept.
-async function newest(kept) {
-  try {
-    const response = await fetched(MANIFEST, { cache: "no-cache" });
-    await kept?.put(MANIFEST, response.clone());
-    return await response.json();
-  } catch (error) {
-    const found = await kept?.match(MANIFEST);
-    if (!found) throw error;
-    return found.json();
-  }
 }
