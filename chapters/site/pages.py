@@ -6,6 +6,7 @@ mathml           formulas as MathML, which browsers draw themselves: docutils ha
 course.js, course.css, and the scripts of labs, exercises and the model
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,7 @@ from markdown_it.token import Token
 from myst_parser.mdit_to_docutils.sphinx_ import SphinxRenderer
 from myst_parser.parsers.mdit import create_md_parser
 from myst_parser.parsers.sphinx_ import MystParser
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 from chapters.site import labs
@@ -27,6 +29,8 @@ from chapters.site.text import Place, extend
 from chapters.words import languages
 
 SCRIPTS, STYLES = (*labs.SCRIPTS, model.SCRIPT), (*labs.STYLES, model.STYLE)  # of labs and exercises
+
+LONGEST_TERM = 4  # words; what is longer in italics is a title or a sentence
 
 Context = dict[str, Any]
 
@@ -69,6 +73,22 @@ class CourseParser(MystParser):
 
             parser.core.ruler.push("course", rule)
         parser.render(inputstring)
+        if re.fullmatch(r"ch\d+_\w+/index", env.docname):
+            index_terms(document)
+
+
+def index_terms(document: nodes.document) -> None:
+    """A chapter has a term in italics where it says what it means: a search for the term leads there first."""
+    sections: dict[str, nodes.section] = {}
+    for term in document.findall(nodes.emphasis):
+        parent: Any = term.parent
+        while not isinstance(parent, nodes.section):
+            parent = parent.parent
+        words = term.astext().lower().split()
+        if len(words) <= LONGEST_TERM:
+            sections.setdefault(" ".join(words), parent)
+    for name, section in sections.items():
+        section += addnodes.index(entries=[("single", name, section["ids"][0], "main", None)])
 
 
 def draw_inline(translator: Any, node: nodes.math) -> None:

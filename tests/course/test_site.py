@@ -374,6 +374,11 @@ def test_search(site, address, phone):
         phone.wait_for_selector("#search-results li a")
         found = phone.locator("#search-results li a").all_inner_texts()
         assert any("Memory that does not grow" in title for title in found[:3])
+    for term, chapter in (("preemption", "ch05_scheduler"), ("block table", "ch04_paged_attention")):
+        phone.goto(f"{address}/search.html?q={term}")
+        phone.wait_for_selector("#search-results li:nth-child(3) a")
+        first = phone.locator("#search-results li a").evaluate_all("links => links.slice(0, 3).map(link => link.href)")
+        assert any(f"/{chapter}/index.html#" in place for place in first), "the section that says what the term means"
     phone.goto("about:blank")  # it fetches no more lines, and says so no more
     phone.problems = [problem for problem in phone.problems if not re.search("file:|[Ff]ailed to fetch", problem)]
 
