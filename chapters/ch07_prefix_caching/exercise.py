@@ -81,7 +81,7 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     collision.
 
     If manager.snapshots is None, as for most models, all blocks found are hits. It is not None for a hybrid model
-    (Qwen3.5 and others, chapter 16), in which some layers keep no K and V, but a *state* that has taken in all tokens
+    (Qwen3.5 and others, chapter 16), in which some layers keep no K and V, but a state that has taken in all tokens
     so far. To go on after some token, such a model needs the state after just that token. States are large, so the
     engine has kept only a few, called snapshots: manager.snapshots.by_hash has the hash of each block after whose last
     token there is one. Decide which of the blocks found are hits then. The computation goes on from the state after the

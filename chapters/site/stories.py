@@ -6,7 +6,8 @@ from typing import Any
 
 from chapters import recording
 from chapters.course import Chapter
-from chapters.sheet import Histogram, Levels, Sheet
+from chapters.recording import Told
+from chapters.sheet import MEASURED, Histogram, Levels, Sheet
 from chapters.site.figures import figure
 from chapters.site.scenes import Scenes
 from chapters.site.tables import draw, paragraph, printed, retold
@@ -22,17 +23,24 @@ class Text:
     body: str = ""
 
 
-def note(chapter: Chapter, words: Words) -> str:
+def note(chapter: Chapter, told: list[Told], words: Words) -> str:
+    """What a recording is, and whose numbers it and the chapter's text have."""
     command = f"<code>python -m chapters lab {chapter.number} --plain</code>"
-    marked = f'<span class="measured">{words("lab.like_this")}</span>'
-    return f'<p class="note">{words("lab.story_note", command=command, marked=marked)}</p>'
+    said = [words("lab.story_note", command=command)]
+    if any(MEASURED in str(what) for _, what in told):
+        marked = f'<span class="measured">{words("lab.like_this")}</span>'
+        said.append(words("lab.story_measured", marked=marked))
+    if recording.quotes_another_run(chapter.folder):
+        said.append(words("lab.story_other_run"))
+    return f'<p class="note">{" ".join(said)}</p>'
 
 
 def story_of(chapter: Chapter, scenes: Scenes, words: Words = ENGLISH) -> Text:
     """The recorded story: its parts as headings, what was said as paragraphs, tables, and pictures as printed."""
     text, captions = Text(), Captions(chapter.folder, words.language)
-    body = [note(chapter, words)]
-    for kind, what in recording.Recording(chapter.folder).told:
+    told = recording.Recording(chapter.folder).told
+    body = [note(chapter, told, words)]
+    for kind, what in told:
         if kind == "part":
             number = len(text.headings) + 1
             text.headings.append((f"part-{number}", html.escape(f"{number}. {captions(what)}")))

@@ -14,7 +14,7 @@ import torch
 from chapters import lab_notebook
 from chapters.__main__ import main
 from chapters.patching import replaced
-from chapters.recording import Recording, Told
+from chapters.recording import Recording, Told, as_lines, bare, quotes_another_run
 from chapters.sheet import MEASURED
 from chapters.story import WIDTH, Story
 from nanovllm.worker import model
@@ -128,20 +128,8 @@ def unmeasured(told: list[Told], by_rows: bool) -> set[str]:
     return {without_numbers(text) for text in texts if MEASURED not in text}
 
 
-def bare(printed: str) -> str:
-    """Words and numbers without the lines that draw a table, on one line."""
-    return " ".join(re.sub("[─-╿]", " ", printed).split())
-
-
 def without_digits(words: str) -> str:
     return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+", "#", words) if MEASURED in words else words
-
-
-def as_lines(told: list[Told]) -> list[str]:
-    """All that was told, each line of a text and each row of a table on a line."""
-    texts = [what if isinstance(what, str) else what["title"] for kind, what in told if kind != "table"]
-    texts += [" ".join(row) for kind, what in told if kind == "table" for row in [what["columns"], *what["rows"]]]
-    return [bare(line) for text in texts for line in text.split("\n")]
 
 
 def quoted_lines(chapter) -> list[str]:
@@ -151,7 +139,8 @@ def quoted_lines(chapter) -> list[str]:
 
 
 def assert_recorded(chapter) -> None:
-    """What the text quotes is what the site shows."""
+    """What the text quotes is what the site shows; if it quotes another run, the site says so."""
+    assert quotes_another_run(chapter.folder) == (chapter.number in OTHER_RUNS)
     plain = without_digits if chapter.number in OTHER_RUNS else str
     was_told = "\n".join(map(plain, as_lines(Recording(chapter.folder).told)))
     for line in quoted_lines(chapter):

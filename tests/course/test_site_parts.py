@@ -15,6 +15,7 @@ from chapters.site.scenes import Scenes
 from chapters.site.stories import story_of
 from chapters.site.tables import quoted
 from tests.course.course_text import for_each_chapter
+from tests.course.lab_stories import OTHER_RUNS
 from tests.site_browser import chromium
 
 TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram": "figure", "levels": "figure"}
@@ -29,6 +30,13 @@ def test_what_an_exercise_asks_for():
         "<dl><dt><code>k_cache</code></dt><dd>of keys &lt;b&gt; and more</dd><dt><code>v</code></dt><dd>else</dd></dl>"
     )
     assert tasks.html_of("    a = 1\n      b").startswith('<pre class="code highlight"')
+
+
+@for_each_chapter
+def test_what_an_exercise_says_is_no_markdown(chapter):
+    """A page, a notebook and an editor show its asterisks as they are."""
+    said = [tasks.introduction_of(chapter), *map(tasks.asked, tasks.tasks_of(chapter))]
+    assert not [found for each in said for found in re.findall(r"(?<!\S)\*+\w[^*<]*\*", each)]
 
 
 def test_diagrams_are_drawn():
@@ -65,8 +73,9 @@ def test_stories(chapter):
     assert re.findall("<(h2|p|pre|table|figure)[ >]", text.body)[1:] == [TAGS[kind] for kind in kinds]
     pieces = [what["rows"] if kind == "table" else what.split("\n") for kind, what in told if TAGS[kind] != "figure"]
     num_measured = sum(MEASURED in str(piece) for each in pieces for piece in each)
-    assert text.body.count('class="measured"') - 1 == num_measured
+    assert text.body.count('class="measured"') - bool(num_measured) == num_measured, "the note marks one if any is"
     assert num_measured or chapter.number in (4, 5)
+    assert ("quotes another run" in text.body) == (chapter.number in OTHER_RUNS)
     assert text.body.count("<tr") == sum(len(what["rows"]) + 1 for kind, what in told if kind == "table")
 
 
