@@ -26,15 +26,17 @@ SCENES = [
     ),
     Scene(
         "Holes",
-        "p/a6f2g2a4",
-        "Now the contiguous memory reserves prompt + max_tokens, which is closer to the need. Requests end and leave "
-        "holes, and a newcomer needs one hole that is long enough: free slots here and there do not add up.",
+        "p/a5g6a6",
+        "Now the contiguous memory reserves prompt + max_tokens, which is closer to the need. Five requests come, and "
+        "six tokens later two of them have ended and left holes. A newcomer needs one hole that is long enough: free "
+        "slots here and there do not add up.",
     ),
     Scene(
         "The pool runs dry",
-        "m2/a5g8",
-        "There are 16 blocks, and all requests grow. When no block is free, append_slots returns False and a request "
-        "has to wait. The scheduler of chapter 5 decides which one.",
+        "/a9g4fgfg",
+        "Nine requests are in, three blocks are free, and all requests grow. When no block is free, append_slots "
+        "returns False, and a request waits until another one ends. In the engine the scheduler of chapter 5 decides "
+        "who gives way.",
     ),
     Scene(
         "Shared blocks",

@@ -113,7 +113,7 @@ class Comparison:
 
     def _told(self, step: Step, seated: list[Sequence]) -> list[str]:
         """What a step of our scheduler did. seated: the sequences that were running before it."""
-        said = [f"Step {len(self.ours.steps)}: {step.num_tokens} tokens."]
+        said = [f"Step {len(self.ours.steps)}: {step.num_tokens} token{'s' if step.num_tokens > 1 else ''}."]
         admitted = [chunk.seq for chunk in step.chunks if chunk.seq not in seated]
         for what, seqs in (("Admitted", admitted), ("Preempted", step.preempted), ("Ended", step.finished)):
             if seqs:

@@ -4,8 +4,9 @@ from chapters.player import Scene
 
 JAPAN, READER, BOTH = "I come from Japan", "I like to read", "my family lives in that country too"
 SEA = "look at this picture of the sea"
-TRAIN, BREAD = "0 a train left the valley at dawn with no one aboard", "1 bake the bread until its crust sounds hollow"
-LAMPS = "2 seven lamps hung over the bridge and none was lit"
+TRAIN = "story-0 a train left the valley at dawn with no one aboard"
+BREAD = "story-1 bake the bread until its crust sounds hollow"
+LAMPS = "story-2 seven lamps hung over the bridge and none was lit"
 KEEPER = "you keep a small lighthouse answer in short clear words"
 SCENES = [
     Scene(

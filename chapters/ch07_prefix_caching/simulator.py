@@ -255,19 +255,32 @@ class Simulator:
         name = chr(ord("A") + len(self.requests) % 26)
         if not self.manager.allocate_with_prefix(seq):
             self.num_refused += 1
-            wanted = self.manager.num_blocks_for(len(seq.tokens))
-            return (
-                f"Refused: it needs {wanted} blocks. Those that it does not share with a running request must be free, "
-                f"and only {len(self.manager.free_blocks)} are. End a request (e)."
-            )
+            return self._refusal(self.manager.num_blocks_for(len(seq.tokens)))
         self.names[seq.seq_id] = name
         num_hits, num_computed = seq.num_registered_blocks, len(seq.tokens) - seq.num_cached_tokens
         self.requests.append(Request(name, seq, num_hits, num_computed))
         self._compute(self.requests[-1])
+        sent = f"{name}: {len(seq.tokens)} token{'s' if len(seq.tokens) > 1 else ''}"
         if num_computed == 0:
-            return f"{name}: {len(seq.tokens)} tokens; all found, nothing computed; WRONG: no logits for the next word"
-        all_known = " (all are known: the last one is computed for its logits)" if num_computed == 1 else ""
-        return f"{name}: {len(seq.tokens)} tokens; blocks found: {num_hits}; tokens computed: {num_computed}{all_known}"
+            return f"{sent}; all found, nothing computed; WRONG: no logits for the next word"
+        is_known = num_hits * BLOCK_SIZE == len(seq.tokens)
+        all_known = " (all are known: the last one is computed for its logits)" if is_known else ""
+        return f"{sent}; blocks found: {num_hits}; tokens computed: {num_computed}{all_known}"
+
+    def _refusal(self, num_needed: int) -> str:
+        """Why a request that needs so many blocks is not admitted, and what can be done."""
+        num_blocks, num_free = len(self.manager.blocks), len(self.manager.free_blocks)
+        said = (
+            f"Refused: it needs {num_needed} blocks. Those that it does not share with a running request must be free, "
+            f"and only {num_free} are. "
+        )
+        if self.running:
+            return f"{said}End a request (e)."
+        if num_free >= num_blocks:
+            return f"{said}The pool has no more."
+        return (
+            f"{said}The other {num_blocks - num_free} are lost: no request holds them, and they are not in the queue."
+        )
 
     def _append(self, request: Request, word: str) -> bool:
         """One more word of an answer. False when no block is free for it."""

@@ -40,4 +40,4 @@ def prompts(workload: str, answers: list[str]) -> Iterator[str]:
         elif workload == "pages and questions":
             yield f"{INSTRUCTIONS} {PAGES[number * 2 % len(PAGES)]} {question}"
         else:
-            yield f"{number} {STORIES[number % len(STORIES)]}"
+            yield f"story-{number} {STORIES[number % len(STORIES)]}"

@@ -147,6 +147,24 @@ def test_the_notebook_has_the_scenes_that_a_text_names(number, monkeypatch):
     assert named and set(named) <= set(seen)
 
 
+@pytest.mark.parametrize(
+    ("title", "quoted"),
+    [
+        ("Holes", "F, 9 tokens: contiguous refuses (wants 25, longest hole 22), paged takes blocks 11 12 13"),
+        ("The pool runs dry", "append_slots said False to A, B, C, F, H, I: no block is free"),
+    ],
+)
+def test_a_scene_tells_what_its_text_tells(title, quoted):
+    chapter = find_chapter(4)
+    page = chapter.module("page")
+    [scene] = [scene for scene in page.SCENES if scene.title == title]
+    player, said = Player(page, scene.link), ""
+    while player.ahead:
+        player.forward()
+        said += f"{player.said}\n"
+    assert quoted in said and quoted in text_of(chapter)
+
+
 def test_a_step_of_two_schedulers_says_what_it_did():
     """And that all requests have ended only where those of the static batches have, too."""
     page = find_chapter(5).module("page")
@@ -194,6 +212,35 @@ def test_simulator_tells_of_a_prompt_without_logits():
         world.next_fault()
     said = [world.typed("one two three four five six seven eight") for _ in range(2)]
     assert "tokens computed: 8" in said[0] and "no logits" in said[1]
+
+
+def test_simulator_says_that_all_are_known_only_if_they_are():
+    """A last token that is computed is not always one that was found."""
+    world = simulator.Simulator()
+    for text, is_known in (
+        ("zebra", False),
+        ("you keep a small lighthouse answer in short", False),
+        ("you keep a small lighthouse answer in short", True),
+        ("you keep a small lighthouse answer in short zebra", False),
+    ):
+        assert ("all are known" in world.typed(text)) == is_known
+    assert simulator.Simulator().typed("zebra").startswith("A: 1 token; ")
+
+
+def test_simulator_says_why_it_refuses():
+    """To end a request helps only while one is running."""
+    world = simulator.Simulator(8)
+    assert world.typed(" ".join(map(str, range(36)))).endswith("The pool has no more.")
+    while world.fault != "references stay raised":
+        world.next_fault()
+    texts = "one two three four five six seven eight", " ".join(map(str, range(28)))
+    for text in texts:
+        said = world.typed(text)
+    assert said.endswith("End a request (e).")
+    world.typed(f"{texts[0]} {texts[1]}")  # is refused, and its hits keep their references
+    world.end_oldest()
+    said = world.typed(texts[1])
+    assert said.endswith("The other 2 are lost: no request holds them, and they are not in the queue.")
 
 
 def test_the_example_starts_over_after_an_action_of_ones_own():

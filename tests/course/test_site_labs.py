@@ -256,6 +256,7 @@ def test_one_button_leads_through_all_scenes(chapter, address, phone):
         assert phone.is_visible(".scene-text") == (not label.startswith("next")), "folded after the first step"
         assert not phone.is_visible(".actions")
     assert begun == titles
+    assert phone.inner_text(".forward") == "That was the last scene"
     phone.click(".own summary")
     phone.click(".actions button >> nth=0")
     phone.wait_for_selector(".scene", state="hidden")

@@ -132,7 +132,8 @@ function run(section) {
     $(".back").disabled = !view.num_done;
     following = nextScene(view);
     $(".forward").disabled = !view.num_ahead && !following;
-    $(".forward").textContent = following ? `\u25b6 ${following.textContent}` : view.num_ahead ? `next \u25b6 (${view.num_ahead} to come)` : "next \u25b6";
+    $(".forward").textContent = following ? `\u25b6 ${following.textContent}` : view.num_ahead ? `next \u25b6 (${view.num_ahead} to come)`
+      : view.scene ? "That was the last scene" : "next \u25b6";
     if (view.num_ahead && view.scene?.[0] !== $(".scene-title").textContent) $(".own").open = false; // one has begun
     else if (view.num_done && !view.scene) $(".own").open = true;
     const begins = view.scene?.[0] !== $(".scene-title").textContent; // on a phone its text is folded after the first step
