@@ -17,12 +17,15 @@ from chapters.submission import readable
 
 MOST_CHARACTERS = 200  # of a flag: it quotes names, which may have any length
 FAST_S = 0.005  # checks that all pass take longer, with a process of their own
-HARMLESS = {  # of the standard library: they compute, and reach no file, frame or module
-    "__future__", "abc", "array", "bisect", "cmath", "collections", "contextlib", "copy", "dataclasses", "datetime",
-    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numbers", "operator",
-    "queue", "random", "re", "statistics", "string", "struct", "textwrap", "time", "typing", "warnings",
+HARMLESS = {  # of the standard library: an honest solution may compute, print or measure with them
+    "__future__", "abc", "array", "base64", "binascii", "bisect", "calendar", "cmath", "collections", "colorsys",
+    "contextlib", "copy", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions", "functools", "graphlib",
+    "hashlib", "heapq", "hmac", "itertools", "json", "logging", "math", "numbers", "operator", "pprint", "queue",
+    "random", "re", "reprlib", "secrets", "statistics", "string", "stringprep", "struct", "textwrap", "time", "timeit",
+    "types", "typing", "unicodedata", "uuid", "warnings", "zlib",
 }  # fmt: skip
-REACHED = {"builtins", "importlib", "inspect", "io", "os", "sys"}  # through another module that has imported them
+# Through a module that has imported them, also as _os and enum.bltns.
+REACHED = {"bltns", "builtins", "codecs", "importlib", "inspect", "io", "os", "sys"}
 NETWORK = {
     "aiohttp", "asyncio", "ftplib", "http", "httpx", "imaplib", "openai", "poplib", "requests", "smtplib", "socket",
     "socketserver", "ssl", "telnetlib", "urllib", "urllib3", "webbrowser", "websocket", "websockets", "xmlrpc",
@@ -73,6 +76,8 @@ def _found(tree: ast.AST, modules: set[str | None]) -> dict[str, None]:
     """
     found: dict[str, None] = {}
     classes = dict(_engines_classes(tree, modules))
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    imported = {(name.asname or name.name).partition(".")[0] for node in imports for name in node.names}
     found |= dict.fromkeys(f"hands on {name}, a class of the engine" for name in _handed_on(tree, classes))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -85,8 +90,9 @@ def _found(tree: ast.AST, modules: set[str | None]) -> dict[str, None]:
             found[f"{'frames' if node.attr in FRAMES else 'insides'}: {node.attr}"] = None
         elif isinstance(node, ast.Attribute) and node.attr in ("_getframe", "settrace", "setprofile", "modules"):
             found[f"sys: {node.attr}"] = None
-        elif isinstance(node, ast.Attribute) and node.attr in REACHED:
-            found[f"reaches {node.attr}"] = None
+        elif isinstance(node, ast.Attribute) and _is_reached(node.attr):
+            if ast.unparse(node).partition(".")[0] in imported:  # torch.utils.os, not block.io
+                found[f"reaches {node.attr}"] = None
         elif isinstance(node, ast.FunctionDef) and node.name in DEFINED:
             found[f"defines {node.name}"] = None
         elif isinstance(node, ast.Name) and node.id in DEFINED:
@@ -105,6 +111,10 @@ def _found(tree: ast.AST, modules: set[str | None]) -> dict[str, None]:
             if name in WORDS:
                 found[f"names {name}"] = None
     return found
+
+
+def _is_reached(name: str) -> bool:
+    return name.lstrip("_") in REACHED
 
 
 def _engines_classes(tree: ast.AST, modules: set[str | None]) -> Iterator[tuple[str, type]]:
@@ -139,7 +149,7 @@ def _methods(node: ast.AST, classes: dict[str, type]) -> Iterator[str]:
 def _handed_on(tree: ast.AST, classes: dict[str, type]) -> set[str]:
     """Classes that get another name: by an assignment, as an argument, in a list, as the base of a class.
 
-    To call one, to ask for a member or a type, and to annotate is what an honest file does, too.
+    To call one, with map() too, to ask for a member or a type, and to annotate is what an honest file does, too.
     """
     plain = set[ast.AST]()
     for node in ast.walk(tree):
@@ -150,7 +160,12 @@ def _handed_on(tree: ast.AST, classes: dict[str, type]) -> set[str]:
             plain.update([node.left, *node.comparators])
         elif isinstance(node, ast.Call):
             plain.add(node.func)
-            asked += node.args[1:] if _called(node) == "isinstance" else []
+            asked += node.args if _called(node) in ("isinstance", "issubclass") else []
+            asked += node.args[:1] if _called(node) in ("cast", "map") else []
+        elif isinstance(node, ast.MatchClass):
+            plain.add(node.cls)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            plain.update([node.left, node.right])
         plain.update(each for part in asked if part is not None for each in ast.walk(part))
     names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in plain)
     return {node.id for node in names if node.id in classes}
@@ -174,7 +189,7 @@ def _import_flag(module: str, node: ast.ImportFrom | None = None) -> str:
         return f"imports {module or 'relatively'}"
     if top in NETWORK:
         return f"imports {top}, for a network"
-    if node is not None and (reached := sorted({name.name for name in node.names} & REACHED)):
+    if node is not None and (reached := sorted(name.name for name in node.names if _is_reached(name.name))):
         return f"imports {', '.join(reached)} from {module}"
     return f"imports {top}" if top in sys.stdlib_module_names - HARMLESS else ""
 

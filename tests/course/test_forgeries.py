@@ -194,6 +194,10 @@ BORROWED = {
     "from _io import FileIO": "imports _io",
     "import torch\ntorch.os.system('id')": "reaches os",
     "from torch import os": "imports os from torch",
+    "import random\nrandom._os.system('id')": "reaches _os",
+    "from random import _os": "imports _os from random",
+    "import enum\nenum.bltns.open('x')": "reaches bltns",
+    "from json import codecs": "imports codecs from json",
     f"{SCHEDULER}setattr(S, 'schedule', None)": "uses setattr",
     f"{SCHEDULER}T = S\nschedule = T.schedule": "hands on S, a class of the engine",
     f"{SCHEDULER}class T(S): pass\nschedule = T.schedule": "hands on S, a class of the engine",
@@ -209,5 +213,7 @@ def test_the_engines_own_method_and_the_network(source):
     assert BORROWED[source] in flags_beside(source.encode(), SCHEDULER.encode())
     honest = f"{SCHEDULER}from nanovllm.core.sequence import SequenceStatus as T\nx = T.PREFILL\ny = type(x).__name__"
     assert flags_beside(honest.encode(), SCHEDULER.encode()) == ["imports nanovllm.core.sequence: SequenceStatus"]
-    asks = "def f(a: S, *b: dict[str, S]) -> S | None:\n    x: S = a\n    return isinstance(x, (S, int)) and S(b)"
-    assert flags_beside(f"{SCHEDULER}import math, heapq\n{asks}".encode(), SCHEDULER.encode()) == []
+    asks = "def f(a: S, *b: dict[str, S]) -> S | None:\n    x: S = a\n    return isinstance(x, (S, int)) and S(b)\n"
+    asks += "Maybe = S | None\nis_s, x, made = issubclass(t, S), cast(S, x), list(map(S, y))\nx.io = a.os\n"
+    asks += "match x:\n    case S(): pass"
+    assert flags_beside(f"{SCHEDULER}import math, zlib\n{asks}".encode(), SCHEDULER.encode()) == []
