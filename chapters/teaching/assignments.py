@@ -25,7 +25,7 @@ from typing import Any
 
 from chapters.course import ROOT, Chapter
 from chapters.teaching.cells import STUB, hidden_test, notebook, requirements
-from chapters.teaching.edition import check_skeletons, write_edition
+from chapters.teaching.edition import write_edition
 
 COURSE = ("nanovllm", "chapters")
 INSTALLED = (*COURSE, "pyproject.toml", "README.md", "LICENSE")  # what pip needs, too
@@ -66,7 +66,7 @@ TIMEOUT_S = 1800  # of a cell that grades: a task's checks have 120 s each
 def write_assignments(folder: Path, chapters: list[Chapter], platform: str | None) -> list[Path]:
     """What to hand out and what to upload. A course's folder of nbgrader may have other assignments, and keeps them.
 
-    Raises ValueError if the folder is not new otherwise, if a package is missing, and as check_skeletons() does.
+    Raises ValueError if the folder is not new otherwise, or if a package is missing.
     """
     if platform == "nbgrader":
         _check_course_folder(folder, chapters)
@@ -74,7 +74,6 @@ def write_assignments(folder: Path, chapters: list[Chapter], platform: str | Non
         raise ValueError(f"{folder} has something in it; name a new folder")
     if platform in ("otter", "gradescope") and find_spec("otter") is None:
         raise ValueError('this takes otter-grader:  pip install -e ".[teach]"')
-    check_skeletons(chapters)
     writers = {"colab": _colab, "otter": _otter, "nbgrader": _nbgrader, "gradescope": _gradescope, None: _alone}
     write = writers[platform]
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from chapters.capstone import repair
 from chapters.course import EXERCISES, ROOT, Chapter, all_chapters
-from chapters.nano_engine.steps import ENGINE, STEPS
 from chapters.sealed import seal
 
 REPOSITORY = ROOT.parent
@@ -67,13 +66,10 @@ LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)[^)\s]*\)")
 def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable[Chapter] | None = None) -> None:
     """Write it into a new folder. parts: patterns of what lies in the repository.
 
-    chapters: only these, and those that they import from (None: all). Raises ValueError if the folder is not new, and
-    as check_skeletons() does.
+    chapters: only these, and those that they import from (None: all). Raises ValueError if the folder is not new.
     """
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} has something in it; name a new folder")
-    chapters = None if chapters is None else [*chapters]
-    check_skeletons(chapters)
     kept = {path.relative_to(REPOSITORY) for part in parts for path in REPOSITORY.glob(part)}
     kept = {path for each in sorted(kept) for path in _files(each)}
     if chapters is not None:
@@ -96,34 +92,35 @@ def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable
         _write_broken_engines(folder / "chapters" / "capstone" / "broken")
 
 
-def check_skeletons(chapters: Iterable[Chapter] | None = None) -> None:
-    """Raises ValueError if somebody has written into the exercises of these chapters (None: all), or of those that they
-    import from, or into the nano engine: students would get what is written there."""
-    wanted = _with_imported({chapter.folder.name for chapter in (all_chapters() if chapters is None else chapters)})
-    exercises = {each.folder / "exercise.py": EXERCISES[each.number] for each in all_chapters()}
-    names_in = {ENGINE: [*STEPS]} | {path: names for path, names in exercises.items() if path.parent.name in wanted}
-    for path, names in names_in.items():
-        if written := [name for name in names if name not in _skeletons_in(path)]:
-            file = path.relative_to(REPOSITORY)
-            what = f"{file} has been written into ({', '.join(written)}), and students would get it"
-            raise ValueError(f"{what}: keep yours in another place, and put the skeleton back, git checkout {file}")
+def check_exercises(chapters: Iterable[Chapter]) -> None:
+    """check_skeleton() for the exercises of these chapters, and of those that they import from."""
+    wanted = _with_imported({chapter.folder.name for chapter in chapters})
+    for chapter in all_chapters():
+        if chapter.folder.name in wanted:
+            check_skeleton(chapter.folder / "exercise.py", EXERCISES[chapter.number])
 
 
-def _skeletons_in(path: Path) -> set[str]:
-    """Names of its functions, and of its classes with a method, that do nothing but raise NotImplementedError."""
+def check_skeleton(path: Path, names: Iterable[str]) -> None:
+    """Raises ValueError if one of these functions and classes has no `raise NotImplementedError` left.
+
+    Nothing is said of a class with some methods solved, nor of what is written beside these.
+    """
+    unwritten = _unwritten_in(path)
+    if written := [name for name in names if name not in unwritten]:
+        file = path.relative_to(REPOSITORY)
+        what = f"{file} has been written into ({', '.join(written)}), and must be what students get"
+        raise ValueError(f"{what}: keep yours in another place, and put the skeleton back, git checkout {file}")
+
+
+def _unwritten_in(path: Path) -> set[str]:
+    """Names of its functions and classes in which a NotImplementedError is raised."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
         return set()
-    nodes = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
-    return {node.name for node in nodes if any(map(_is_skeleton, ast.walk(node)))}
-
-
-def _is_skeleton(node: ast.AST) -> bool:
-    if not isinstance(node, ast.FunctionDef):
-        return False
-    body = node.body[1:] if ast.get_docstring(node) else node.body
-    return [ast.unparse(statement) for statement in body] == ["raise NotImplementedError"]
+    nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    raised = ((node.name, each) for node in nodes for each in ast.walk(node) if isinstance(each, ast.Raise))
+    return {name for name, each in raised if "NotImplementedError" in ast.unparse(each)}
 
 
 def _with_imported(folders: set[str]) -> set[str]:

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     old = next(args.out.glob("solutions.*"), None)
     if old and not args.solutions:  # it may be the only place where the seed is written
-        raise ValueError(f"{old} is there, of an earlier exam: add --solutions, or name another folder with --out")
+        raise ValueError(f"{old} is there: add --solutions, or name another folder with --out")
     for name, with_solutions in (("exam", False), ("solutions", True))[: 1 + args.solutions]:
         for suffix, write in ((".md", exam_paper.as_markdown), (".html", exam_paper.as_html)):
             path = args.out / f"{name}{suffix}"

@@ -48,11 +48,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
         raise ValueError("a class is graded on Linux or macOS (on Windows: WSL); here: check CHAPTER --file FOLDER")
     from chapters.__main__ import find_model
     from chapters.course import EXERCISES, find_chapter
-    from chapters.teaching.edition import check_skeletons
+    from chapters.teaching.edition import check_exercises
     from chapters.teaching.isolation import WARNING, Container, Process
     from chapters.teaching.marks import Roster, as_it_was, write_marks
     from chapters.teaching.similar import MEANING, require_copydetect
-    from chapters.teaching.submissions import find_submissions
+    from chapters.teaching.submissions import find_submissions, others_in
     from chapters.teaching.table import Grader, sort_rows, write_pairs
 
     if not (args.csv or args.marks):
@@ -76,8 +76,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     submissions = find_submissions(args.folder, args.chapters)
     if roster is not None:
         roster.check(submissions)
-    check_skeletons(map(find_chapter, {each.chapter for each in submissions} & EXERCISES.keys()))
+    check_exercises(map(find_chapter, {each.chapter for each in submissions} & EXERCISES.keys()))
     place = Container.of(args.container) if args.container else Process()
+    if others := others_in(args.folder):
+        console.print(f"No submissions, and left alone: {', '.join(others)}", markup=False, soft_wrap=True)
     if isinstance(place, Process):
         print(WARNING, file=sys.stderr)
     model, why_not = find_model(args.model)

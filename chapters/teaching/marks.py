@@ -25,7 +25,7 @@ LAST = ("surname", "last name", "lastname", "family name", "nachname")
 # Columns whose numbers are students'. In others a number may be a mark.
 OF_STUDENTS = re.compile(r"\bid\b|ident|n[uú]m|^n[or]\b|name|login|user|matr|student|kennung|code|学号|學號|番号|학번")
 NUMBER = re.compile(r"\d+")
-SEPARATOR = re.compile(r"sep=(.)\n")  # Excel's first line, for itself
+SEPARATOR = re.compile(r"sep=(.)[\r\n]")  # Excel's first line, for itself
 ACCENTS = re.compile("[\u0300-\u036f]")  # of Latin, Greek and Cyrillic; the marks of other scripts are vowels
 
 
@@ -34,25 +34,31 @@ class Roster:
 
     def __init__(self, path: Path) -> None:
         try:
-            text = path.read_text("utf-8-sig")
+            text = path.read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not UTF-8 text: export it as CSV in UTF-8") from None
         separator = SEPARATOR.match(text)
-        delimiter = separator[1] if separator else max(",;\t", key=text.partition("\n")[0].count)
-        table = csv.reader(io.StringIO(text), delimiter=delimiter)
-        if separator:
-            next(table)
-        rows = [(table.line_num, row) for row in table if row]
+        delimiter = separator[1] if separator else max(",;\t", key=io.StringIO(text, newline="").readline().count)
+        table = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        try:
+            if separator:
+                next(table)
+            rows = [(table.line_num, row) for row in table if row]
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {table.line_num}: {error}") from None
         if len(rows) < 2:
             raise ValueError(f"{path} has no lines; a roster has a line of names of columns, and one for each student")
         (_, self.columns), *rows = rows
         width = len(self.columns)
+        for number, row in rows:
+            if any(row[width:]):
+                raise ValueError(f"{path}, line {number}: it has more cells than there are columns, {width}")
         self.lines = [(row + [""] * width)[:width] for _, row in rows]
         self._line_numbers = [number for number, _ in rows]  # in the file
         self._lines_of: dict[str, set[int]] = {}
         self._lines_without_accents: dict[str, set[int]] = {}
         for number, line in enumerate(self.lines):
-            for name in names_of(dict(zip(self.columns, line, strict=True))):
+            for name in names_of(zip(self.columns, line, strict=True)):
                 self._lines_of.setdefault(letters(name), set()).add(number)
                 self._lines_without_accents.setdefault(without_accents(name), set()).add(number)
 
@@ -77,16 +83,16 @@ class Roster:
                 raise ValueError(f"the roster has a column {heading} already: remove or rename it")
 
 
-def names_of(line: dict[str, str]) -> set[str]:
-    """What a submission's folder may call the student of this line."""
-    cells = {column.strip().casefold(): cell.strip() for column, cell in line.items()}
-    if any(cell.casefold() == POINTS for cell in cells.values()):
+def names_of(line: Iterable[tuple[str, str]]) -> set[str]:
+    """What a submission's folder may call the student of this line: (column, cell) and so on."""
+    cells = [(column.strip().casefold(), cell.strip()) for column, cell in line]
+    if any(cell.casefold() == POINTS for _, cell in cells):
         return set()
-    first, last = (next((cells[name] for name in names if cells.get(name)), "") for names in (FIRST, LAST))
+    first, last = (next((cell for column, cell in cells if column in names and cell), "") for names in (FIRST, LAST))
     names = {f"{first} {last}", f"{last} {first}"}  # Moodle's folders, and Canvas's: lovelaceada
-    of_students = {cell for column, cell in cells.items() if OF_STUDENTS.search(column)}
-    names |= of_students | {cell for cell in cells.values() if not letters(cell).isdigit()}
-    for cell in cells.values():
+    of_students = {cell for column, cell in cells if OF_STUDENTS.search(column)}
+    names |= of_students | {cell for _, cell in cells if not letters(cell).isdigit()}
+    for _, cell in cells:
         if "@" in cell:
             names.add(cell.partition("@")[0])
         if re.fullmatch(r"[^,@]+, [^,@]+", cell):  # Canvas: Lovelace, Ada

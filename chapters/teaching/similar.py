@@ -13,7 +13,7 @@ from typing import Any
 
 RUN = 25  # letters of a file in which each name is one
 THRESHOLD = 0.75
-MUCH = 4000  # characters of code_of(), some 20 lines: there are not many ways to write less
+MUCH = 4000  # characters of codes_of(), some 20 lines: there are not many ways to write less
 MEANING = (
     "Short exercises have few right solutions: those who worked alone may stand here, too. Read both files, and ask "
     "both students."
@@ -50,31 +50,33 @@ def same_code(sources: Iterable[tuple[str, bytes]], given: bytes) -> dict[str, l
     written or, with their names, some that are MUCH together. sources: of one chapter. given: its exercise.py, which
     has the functions that count."""
     functions = [node.name for node in ast.parse(given).body if isinstance(node, ast.FunctionDef)]
-    unwritten = {name: {"", code_of(given, name)} for name in functions}
+    unwritten = codes_of(given, functions)
     written = [
-        (who, {name: code for name in functions if (code := code_of(source, name)) not in unwritten[name]})
+        (who, {name: code for name, code in codes_of(source, functions).items() if code and code != unwritten[name]})
         for who, source in sources
     ]
     found: dict[str, list[str]] = {}
     for (one, a), (other, b) in combinations(written, 2):
         same = [name for name in a if a[name] == b.get(name)]
         is_all = a == b != {}
-        if is_all or sum(len(a[name]) for name in same) >= MUCH:
+        if is_all or sum(map(len, set[str]().union(*(a[name] for name in same)))) >= MUCH:
             which = "" if is_all else f" ({', '.join(same)})"
             found.setdefault(one, []).append(f"{other}{which}")
             found.setdefault(other, []).append(f"{one}{which}")
     return found
 
 
-def code_of(source: bytes, function: str) -> str:
-    """What this function does, and what of the file it uses: in no order, and without the names that the file gives,
-    imports, annotations and docstrings. Empty for what is no Python."""
+def codes_of(source: bytes, functions: Iterable[str]) -> dict[str, set[str]]:
+    """What each function does, and what of the file it uses: statements without the names that the file gives, imports,
+    annotations and docstrings. Empty for what is no Python."""
     try:
         tree = _Plain().visit(ast.parse(source))
         defined = {name: node for node in tree.body for name in _defined_by(node)}
-        return "\n".join(sorted(_without_names(node, {*defined}) for node in _used(defined, function)))
+        used = {function: _used(defined, function) for function in functions}
+        code = {node: _without_names(node, {*defined}) for node in set[ast.stmt]().union(*used.values())}
+        return {function: {code[node] for node in nodes} for function, nodes in used.items()}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
+        return {}
 
 
 class _Plain(ast.NodeTransformer):

@@ -17,15 +17,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    from chapters.course import find_chapter
+    from chapters.course import all_chapters, find_chapter
+    from chapters.nano_engine.steps import ENGINE, STEPS
     from chapters.teaching.assignments import write_assignments
-    from chapters.teaching.edition import write_edition
+    from chapters.teaching.edition import check_exercises, check_skeleton, write_edition
 
     if args.platform and not args.assignment:
         raise ValueError(f"--for {args.platform} needs --assignment with the numbers of chapters")
+    chapters = [find_chapter(number) for number in dict.fromkeys(args.assignment or ())]
+    check_exercises(chapters or all_chapters())
+    check_skeleton(ENGINE, STEPS)
     written = [args.out]
-    if args.assignment:
-        chapters = [find_chapter(number) for number in dict.fromkeys(args.assignment)]
+    if chapters:
         written = write_assignments(args.out, chapters, args.platform)
     else:
         write_edition(args.out)

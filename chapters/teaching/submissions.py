@@ -7,9 +7,9 @@
     lovelaceada_123_456_exercise.py, lovelaceada_LATE_123_456_...   Canvas: lovelaceada
     ada/ch04/ch04.ipynb, ada_ch04.ipynb                             a notebook: the cells that are exercise.py
 
-Anything else but a table (.csv) is the student that its name says, without its suffix: there is nothing to grade in an
-archive or a notebook without such cells. Of students of one name, the platform's number is a part of the name: Ada
-Lovelace (12345). A number in parentheses after the chapter is a browser's, and says nothing: ada_ch04 (1).py.
+An archive, or a notebook without such cells, is the student that its name says, with nothing to grade. Other files are
+left alone. Of students of one name, the platform's number is a part of the name: Ada Lovelace (12345). A number in
+parentheses after the chapter is a browser's, and says nothing: ada_ch04 (1).py.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from chapters.submission import readable
 
 MOST_BYTES = 1 << 20
 MOST_BYTES_OF_NOTEBOOKS = 1 << 24  # which have pictures, too
+HANDED_IN = {".py", ".ipynb", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"}
 MOODLE = re.compile(r"^(.+?)_(\d+)_assignsubmission_.+$")  # and the student's number
 CANVAS = re.compile(r"^([^_]+)(?:_LATE)?_(\d+)_\d+_.+$")
 CHAPTER = re.compile(r"(?:^|[_\- ])ch(\d\d)(?![^\W_])", re.IGNORECASE)
@@ -56,9 +57,7 @@ def find_submissions(folder: Path, chapters: list[int]) -> list[Submission]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
     found, nothing_in = list[Submission](), list[Path]()
-    for entry in sorted(folder.iterdir()):
-        if entry.name.startswith((".", "__")) or _suffix(entry) == ".csv":
-            continue
+    for entry in sorted(filter(_is_handed_in, folder.iterdir())):
         files = list(_files(entry))
         found += [_submission(folder, file, _student_of(entry), chapters) for file in files]
         nothing_in += [] if files else [entry]
@@ -72,6 +71,15 @@ def find_submissions(folder: Path, chapters: list[int]) -> list[Submission]:
             if not chapters or number in chapters:
                 found.append(Submission(_student_of(entry), number, readable(entry.name), problem=problem))
     return sorted(_told_apart(found), key=lambda each: each.file)
+
+
+def others_in(folder: Path) -> list[str]:
+    """Names of what is beside the submissions."""
+    return [readable(entry.name) for entry in sorted(folder.iterdir()) if not _is_handed_in(entry)]
+
+
+def _is_handed_in(entry: Path) -> bool:
+    return not entry.name.startswith((".", "__")) and (entry.is_dir() or _suffix(entry) in HANDED_IN)
 
 
 def _told_apart(found: list[Submission]) -> list[Submission]:

@@ -42,13 +42,13 @@ class Grader:
         self, path: Path, submissions: list[Submission], model: str | None, limit_s: float, place: Process | Container
     ) -> None:
         self._rows = read_rows(path)
-        known = {key_of(row) for row in self._rows if not is_worth_another_try(row, model, limit_s)}
         self.path, self.model, self.limit_s, self.place = path, model, limit_s, place
         self._with = {"model": model or "", "limit": f"{limit_s:g}"}
-        self.todo = [each for each in submissions if key_of(row_of(each)) not in known]
+        rows = {key_of(row): row for row in self._rows}
+        found = [(each, rows.get(key_of(row_of(each)))) for each in submissions]
+        self.todo = [each for each, row in found if row is None or is_worth_another_try(row, model, limit_s)]
         self.num_known = len(submissions) - len(self.todo)
-        earlier = {key_of(row) for row in self._rows}
-        self.num_again = sum(key_of(row_of(each)) in earlier for each in self.todo)
+        self.num_again = len(self.todo) - sum(row is None for _, row in found)
         self._stopped, self._running = Event(), Running()
 
     def run(self, num_jobs: int, console: Console) -> None:

@@ -291,7 +291,7 @@ def test_the_command(tmp_path, capsys):
     assert "4 questions, " in capsys.readouterr().out
     before = (tmp_path / "exam.md").read_text("utf-8")
     assert main(["exam", "--out", str(tmp_path), "--seed", "another"]) == 2
-    assert "is there, of an earlier exam: add --solutions" in capsys.readouterr().err
+    assert "solutions.md is there: add --solutions" in capsys.readouterr().err
     assert (tmp_path / "exam.md").read_text("utf-8") == before, "the marking scheme beside it is still its own"
     assert main(["exam", "--out", str(tmp_path), "--chapters", "7", "--questions", "7"]) == 2
     assert "--questions must be from 1 to 6, found 7" in capsys.readouterr().err

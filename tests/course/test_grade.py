@@ -14,11 +14,12 @@ import pytest
 
 from chapters.__main__ import main
 from chapters.course import EXERCISES, find_chapter
+from chapters.nano_engine import steps
 from chapters.teaching import course_copy, isolation, table
 from chapters.teaching.course_copy import Copies, remove
 from chapters.teaching.marks import Roster, as_text, write_marks
 from chapters.teaching.similar import same_code, similar_pairs
-from chapters.teaching.submissions import find_submissions
+from chapters.teaching.submissions import find_submissions, others_in
 from tests.course.course_text import for_each_chapter
 
 CHAPTER = find_chapter(4)
@@ -234,6 +235,17 @@ def test_a_class_goes_on(tmp_path, said, monkeypatch, capsys):
     assert not [*(tmp_path / "tmp").iterdir()]
 
 
+def test_what_is_beside_the_class_stops_nothing(tmp_path, said, monkeypatch, capsys):
+    """A teacher's own nano engine, and a file that is no submission, although it is called as two students are."""
+    monkeypatch.setattr(steps, "ENGINE", steps.SOLUTION)
+    hand_in(tmp_path / "class", {"ada": "x = 1"})
+    (tmp_path / "class" / "Lund.docx").touch()
+    (tmp_path / "roster.csv").write_text("name,surname\nada,Ek\nEva,Lund\nKim,Lund\n", "utf-8")
+    paths = ["--roster", str(tmp_path / "roster.csv"), "--marks", str(tmp_path / "marks.csv")]
+    assert main(["grade", str(tmp_path / "class"), *paths]) == 0
+    assert "No submissions, and left alone: Lund.docx" in capsys.readouterr().out
+
+
 def test_a_table_that_was_cut_off(tmp_path, said, capsys):
     """The row that was being written is graded anew, and spoils no other; an empty file is a new one."""
     hand_in(tmp_path / "class", {"ada": "x = 1", "bob": "x = 2"})
@@ -294,9 +306,14 @@ def test_what_cannot_be_asked_for_is_said_before_anything_is_graded(tmp_path, sa
     hand_in(tmp_path / "class", {"ada": "x = 1"})
     (tmp_path / "roster.csv").write_bytes("name\nÖst\n".encode("cp1252"))
     marks, details, roster = (str(tmp_path / f"{name}.csv") for name in ("marks", "details", "roster"))
-    twice, earlier = (str(tmp_path / f"{name}.csv") for name in ("twice", "earlier"))
+    twice, earlier, wide, torn, long = (
+        str(tmp_path / f"{name}.csv") for name in "twice earlier wide torn long".split()
+    )
     Path(twice).write_text("name,number\nAda,1\n\nada,2\n", "utf-8")
     Path(earlier).write_text("name,Chapter 4: PagedAttention (%)\nada,90\n", "utf-8")
+    Path(wide).write_text("name,login\nLovelace, Ada,ada\n", "utf-8")
+    Path(torn).write_text('name,notes\nada,"x\nbob,y\n', "utf-8")
+    Path(long).write_text(f"name,notes\nada,{'x' * 200_000}\n", "utf-8")
     monkeypatch.setitem(sys.modules, "copydetect", None)
     for options, told in {
         ("--marks", marks, "--csv", marks): "must be different files",
@@ -307,6 +324,9 @@ def test_what_cannot_be_asked_for_is_said_before_anything_is_graded(tmp_path, sa
         ("--marks", str(tmp_path / "none" / "marks.csv")): "none is not a folder",
         ("--marks", marks, "--csv", str(tmp_path / "class")): "class is a folder",
         ("--marks", marks, "--roster", twice): "the roster has ada in lines 2 and 4: name what was handed in after",
+        ("--marks", marks, "--roster", wide): "wide.csv, line 2: it has more cells than there are columns, 2",
+        ("--marks", marks, "--roster", torn): "torn.csv, line 3: unexpected end of data",
+        ("--marks", marks, "--roster", long): "long.csv, line 2: field larger than field limit",
         ("--marks", marks, "--roster", earlier): "has a column Chapter 4: PagedAttention (%) already",
     }.items():
         assert main(["grade", str(tmp_path / "class"), *options]) == 2
@@ -427,6 +447,8 @@ def test_marks_are_the_roster_with_a_column_for_each_chapter(tmp_path, roster, s
         ("name,Quiz,Quiz,\nAda,10,20,\n", [["name", "Quiz", "Quiz", ""], ["Ada", "10", "20", ""]]),
         ("name,notes\nAda,a\u2028b\x0bc\x85d\n", [["name", "notes"], ["Ada", "a\u2028b\x0bc\x85d"]]),
         ('name,notes\nAda,"two\nlines"\n', [["name", "notes"], ["Ada", "two\nlines"]]),
+        ('name,notes\r\nAda,"two\r\nlines"\r\n', [["name", "notes"], ["Ada", "two\r\nlines"]]),
+        ("name,notes\rAda,old\r", [["name", "notes"], ["Ada", "old"]]),
         ("sep=;\r\nname;notes\r\nAda;a, b, c\r\n", [["name", "notes"], ["Ada", "a, b, c"]]),
         ("name,notes\nAda\n", [["name", "notes"], ["Ada", ""]]),
     ],
@@ -465,6 +487,7 @@ def test_the_best_of_several_files_counts(tmp_path):
     [
         ("name,number\nराम,1\nरमा,2\n", {"राम": 0, "रमा": 1}),
         ("name\nHoa\nHòa\n", {"Hoa": 0, "Hòa": 1, "hòa": 1}),
+        ("Login,Name,Login\nanna,Anna A,9\n", {"anna": 0, "9": 0}),
         ("name\nÉlan\n", {"Elan": 0, "élan": 0}),
         ("Student,ID,Homework 1\nAda,101,11\nBo,11,9\n", {"11": 1, "9": None, "101": 0}),
         ("Identifier,Full name\nParticipant 11,Eva Lund\nParticipant 12,Eva Lund\n", {"Eva Lund (12)": 1}),
@@ -577,13 +600,15 @@ def test_notebooks(tmp_path):
 
 
 def test_what_cannot_be_read_has_a_row(tmp_path):
-    """Of its chapter, or of those that others have handed in; tables are the teacher's."""
-    for name in ("ada_ch04.py", "bob_ch05.zip", "cid.tar", "dan_ch04.ipynb", "roster.csv", ".hidden"):
+    """Of its chapter, or of those that others have handed in; what is no submission is left alone."""
+    others = [".hidden", "Lund.docx", "README.txt", "Thumbs.db", "marks.csv.bak", "roster.csv"]
+    for name in ("ada_ch04.py", "bob_ch05.zip", "cid.tar", "dan_ch04.ipynb", *others):
         (tmp_path / name).write_text("x = 1")
     rows = {(each.student, each.chapter): each.problem for each in find_submissions(tmp_path, [])}
     unread = "it is neither a .py file nor a notebook with cells that begin with # exercise.py"
     assert rows == {("ada", 4): "", ("bob", 5): unread, ("cid", 4): unread, ("dan", 4): unread}
     assert {each.student for each in find_submissions(tmp_path, [4])} == {"ada", "cid", "dan"}
+    assert others_in(tmp_path) == others
 
 
 # -- what is alike -----------------------------------------------------------------------------------------------------
@@ -652,6 +677,14 @@ def test_same_code_of_some_functions():
         "plain": ["ours", "mixed (allocate, append_slots)"],
         "mixed": ["ours (allocate, append_slots)", "plain (allocate, append_slots)"],
     }
+
+
+def test_a_helper_is_counted_once():
+    """However many of the functions call it."""
+    helper = "\n".join(f"    x[{i}] = x[{i}] + x[{i + 1}] * {i}" for i in range(7))
+    helper = f"def go(x):\n{helper}\n\ndef append_slots(m, s, n=1):\n    go(s)\n\ndef free(m, s):\n    go(m)\n"
+    sources = {"a": helper, "b": f"{helper}\ndef allocate(m, s):\n    return True\n"}
+    assert same_code(((name, text.encode()) for name, text in sources.items()), GIVEN) == {}
 
 
 def moved(source: str) -> str:

@@ -25,7 +25,7 @@ from chapters.nano_engine import steps
 from chapters.sealed import seal, unseal
 from chapters.teaching import assignments, cells
 from chapters.teaching.cells import requirements
-from chapters.teaching.edition import is_left_out, write_edition
+from chapters.teaching.edition import check_skeleton, is_left_out, write_edition
 from chapters.teaching.otter_plugin import AsText
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.course.wrong_solutions.ch04 import WRONG
@@ -192,7 +192,7 @@ def test_what_is_for_teachers_is_left_out(edition, texts):
         write_edition(edition)
 
 
-@pytest.mark.parametrize("written", [SOLUTION, "def (", SKELETON.replace("    raise", "    return []\n    raise", 1)])
+@pytest.mark.parametrize("written", [SOLUTION, "def (", SKELETON.replace("raise NotImplementedError", "return", 1)])
 def test_what_a_teacher_has_written_is_not_handed_out(written, tmp_path, monkeypatch, capsys):
     """Nor is it what submissions are graded with, or compared with. Nothing is written before this is said."""
     folder = tmp_path / CHAPTERS[3].folder.name
@@ -209,10 +209,16 @@ def test_what_a_teacher_has_written_is_not_handed_out(written, tmp_path, monkeyp
         assert "exercise.py has been written into (allocate" in capsys.readouterr().err and not Path(out).exists()
 
 
-def test_a_teachers_nano_engine_is_not_handed_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("chapters.teaching.edition.ENGINE", steps.SOLUTION)
-    with pytest.raises(ValueError, match=r"solution\.py has been written into \(Sequence, BlockManager"):
-        write_edition(tmp_path)
+@pytest.mark.parametrize("options", [[], ["--assignment", "4"]])
+def test_a_teachers_nano_engine_is_not_handed_out(options, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(steps, "ENGINE", steps.SOLUTION)
+    assert main(["student", str(tmp_path), *options]) == 2
+    assert "solution.py has been written into (Sequence, BlockManager" in capsys.readouterr().err
+
+
+def test_a_teachers_own_skeleton(tmp_path):
+    (tmp_path / "exercise.py").write_text("def f(x):\n    y = x + 1  # begin so\n    raise NotImplementedError('f')\n")
+    check_skeleton(tmp_path / "exercise.py", ["f"])
 
 
 def run(edition: Path, *command: str, given: str = "") -> str:
