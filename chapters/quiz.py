@@ -99,9 +99,9 @@ def solution(question: dict, number: int, words: Words = ENGLISH) -> str:
     return words("quiz.answer_is", letter=right, why=question["why"])
 
 
-def within(question: dict, value: str) -> float:
-    """How far from this number a given one may be: half of its last digit, if the answer is a rounded number."""
-    num_decimals = len(value.partition(".")[2])
+def within(question: dict) -> float:
+    """How far from a known number a given one may be: half of the answer's last digit, if that is a rounded number."""
+    num_decimals = len(str(question["answer"]).partition(".")[2])
     return (0.5 * 10**-num_decimals if question.get("rounded") else 0.0) + 1e-9
 
 
@@ -137,4 +137,4 @@ def known(question: dict, given: str) -> str | None:
     except ValueError:
         return ""
     values = [value for value in verdicts(question, 0) if value is not None]
-    return next((value for value in values if abs(number - float(value)) <= within(question, value)), None)
+    return next((value for value in values if abs(number - float(value)) <= within(question)), None)

@@ -53,7 +53,7 @@ def sealed(question: dict[str, Any], number: int, words: Words) -> str:
     said = [
         {
             "value": float(value) if is_number and value is not None else value,
-            "within": quiz.within(question, value) if is_number and value is not None else 0,
+            "within": quiz.within(question) if is_number and value is not None else 0,
             "right": right,
             "verdict": _verdict(right, text, words),
         }

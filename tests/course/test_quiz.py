@@ -74,14 +74,18 @@ def test_what_a_number_is_of(chapter, language):
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("2.95", "2.95"), ("2.952", "2.95"), ("2.9549", "2.95"), ("2.96", None), ("3", None), ("3.4", "3.4"), ("x", "")],
+    [
+        *(("2.95", "2.95"), ("2.952", "2.95"), ("2.9549", "2.95"), ("2.96", None), ("3", None)),
+        *(("3.4", "3.4"), ("3.402", "3.4"), ("3.44", None), ("4.2", None), ("x", "")),
+    ],
 )
 def test_what_rounds_to_the_answer_is_right(given, meant):
+    """And only what rounds to a wrong number, to as many digits, gets that one's hint."""
     question = {
         "answer": 2.95,
         "why": "1 + 0.8 + 0.64 + 0.512",
         "rounded": True,
-        "wrong": {"3.4": "not three times 0.8"},
+        "wrong": {"3.4": "not three times 0.8", "4": "not all four"},
     }
     assert quiz.known(question, given) == meant
 
