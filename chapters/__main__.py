@@ -38,6 +38,14 @@ OTHERS = {  # commands that are not about one chapter: a module with add_argumen
     "exam": ("teaching.exam", "write an exam with numbers of its own, and its solutions"),
 }
 
+INSTALLED_BY = {  # what not every installation has
+    "accelerate": 'pip install -e ".[demo]"',
+    "gguf": 'pip install -e ".[demo]"',
+    "marimo": 'pip install -e ".[labs]"',
+    "tomli": 'pip install -e ".[labs]"',
+    "playwright": "pip install playwright",
+}
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -95,12 +103,13 @@ def main(argv: list[str] | None = None) -> int:
         if args.command in OTHERS:
             return args.run(args, console)
         return globals()[f"run_{args.command}"](find_chapter(args.chapter), args, console, progress)
-    except ModuleNotFoundError as error:
-        what = f"this needs {error.name}, which is not installed here"
-        print(f'python -m chapters: {what}:  pip install -e ".[demo,labs]"', file=sys.stderr)
-        return 2
-    except (ValueError, OSError, DemoModelError) as error:
+    except (ValueError, OSError, DemoModelError) as error:  # among them MissingWing, which says what to do
         print(f"python -m chapters: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        remedy = f":  {INSTALLED_BY[package]}" if package in INSTALLED_BY else ""
+        print(f"python -m chapters: this needs {error.name}, which is not installed here{remedy}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, EOFError):
         console.print()

@@ -37,10 +37,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
         from chapters import terminal
 
         terminal.record()
-    for path, draw in wanted().items():
+    files = wanted()
+    for path, draw in files.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(draw(), "utf-8")
-    console.print(f"drawn: {len(wanted())} pictures")
+    console.print(f"drawn: {len(files)} pictures")
     return 0
 
 

@@ -36,7 +36,7 @@ def draw_pool(
 def draw_queue(
     manager: BlockManager, events: list[BlockEvent], words: Callable[[Block], str] = lambda block: ""
 ) -> str:
-    """The free queue from its head, which is taken next. A cached block still has its name, and its K/V is found."""
+    """The free queue from its head, which is taken next. A cached block still has its hash, and its K/V is found."""
     chips = []
     for block_id in manager.free_blocks:
         block = manager.blocks[block_id]

@@ -35,8 +35,6 @@ GRADED = (
     "ch14_many_users",
 )
 
-OF_MODEL = ("ch08_sampling/theory.py", "ch13_guess_and_check/world.py")  # what lessons with the model read of chapters
-
 
 class File(NamedTuple):
     package: str
@@ -116,7 +114,6 @@ def _fetch(package: str, cache: Path) -> None:
 def bundled_files() -> dict[str, Path]:
     """What the browser's Python imports: path there -> file here. All are unchanged."""
     paths = [REPOSITORY / "chapters" / "site" / f"{name}.py" for name in ("__init__", "browser", "pictures")]
-    paths += (REPOSITORY / "chapters" / name for name in OF_MODEL)
     paths += (path for name in ("", "site/model", *GRADED) for path in (REPOSITORY / "chapters" / name).glob("*.py"))
     paths += (REPOSITORY / "chapters" / "strings").glob("*.json")
     paths += (path for path in (REPOSITORY / "nanovllm").rglob("*.py") if "worker" not in path.parts)  # that is torch's

@@ -1,7 +1,10 @@
 """What pages are made of, without making any: recorded labs, quotes of them, tasks, diagrams."""
 
+import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from markdown_it.token import Token
@@ -10,10 +13,12 @@ from chapters.__main__ import main
 from chapters.recording import Recording
 from chapters.sheet import MEASURED, Sheet, read
 from chapters.site import diagrams, tasks
+from chapters.site.model.lessons import begin_lesson
 from chapters.site.runtime import MissingRuntime
 from chapters.site.scenes import Scenes
 from chapters.site.stories import story_of
 from chapters.site.tables import quoted
+from nanovllm.wings import MissingWing
 from tests.course.course_text import for_each_chapter
 from tests.course.lab_stories import OTHER_RUNS
 from tests.site_browser import chromium
@@ -107,3 +112,33 @@ def test_without_sphinx_the_command_says_what_to_install(monkeypatch, capsys, tm
         assert main([command, "--out", str(tmp_path / command)]) == 2
         assert 'pip install -e ".[site]"' in capsys.readouterr().err
     assert not (tmp_path / "site").exists()
+
+
+def test_what_is_missing_is_installed_by_its_own_command(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "playwright", None)
+    assert main(["site", "--draw"]) == 2
+    said = capsys.readouterr().err
+    assert "this needs playwright" in said and said.endswith(":  pip install playwright\n")
+
+
+def test_a_wing_that_is_gone_is_not_to_be_installed(monkeypatch, capsys):
+    def run_quiz(*_) -> int:
+        raise MissingWing("this needs nanovllm/tools/: put that folder back", name="nanovllm.tools")
+
+    monkeypatch.setattr("chapters.__main__.run_quiz", run_quiz)
+    assert main(["quiz", "1"]) == 2
+    assert capsys.readouterr().err == "python -m chapters: this needs nanovllm/tools/: put that folder back\n"
+
+
+@pytest.mark.parametrize(("chapter", "act"), [(1, "likely"), (8, "change"), (13, "step")])
+def test_a_lesson_begins_with_a_text(chapter, act):
+    """Sliders and buttons are there before one has been taken."""
+    sizes = {"num_blocks": 8, "block_size": 4, "max_rows": 8, "max_model_len": 32, "eos_token_ids": []}
+    model = SimpleNamespace(layout=json.dumps(sizes), step=None, encode=lambda text: "[]")
+    lesson, values = begin_lesson(chapter, model), {"text": "", "num_draft_tokens": "4"}
+    with pytest.raises(ValueError, match="at least one letter"):
+        lesson.do("begin", values)
+    with pytest.raises(ValueError, match="Begin with a text first"):
+        lesson.do(act, values)
+    with pytest.raises(ValueError, match="Beginne zuerst mit einem Text"):
+        lesson.do(act, values | {"language": "de"})

@@ -1,6 +1,5 @@
 """What a page has in place of an LLM: the engine's control plane, and kernels.js for the model."""
 
-import hashlib
 import json
 import time
 from bisect import bisect_right
@@ -9,6 +8,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from chapters.ch08_sampling.theory import reshape
+from chapters.ch13_guess_and_check.again import noise
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
@@ -115,12 +115,6 @@ class PageEngine:
         logits_rows = list(range(num_rows - chunk.num_logits, num_rows))
         inputs = [chunk.token_ids, list(positions), slots, logits_rows]
         return json.loads(self.kernels(json.dumps({"inputs": inputs, "table": table, "tasks": tasks, **wanted})))
-
-
-def noise(seq: Sequence) -> float:
-    """uniform_noise() of worker/sampler.py, which takes torch to import."""
-    key = f"{seq.seed},{seq.sample_index},{seq.num_generated_tokens}".encode()
-    return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
 
 def draw(probs: Iterable[float], number: float) -> int:

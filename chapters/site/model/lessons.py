@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from chapters.site.model.engine import PageEngine
+from chapters.words import words_of
 
 LESSONS = {1: "next_token", 8: "reshaping", 13: "drafts"}
 Values = dict[str, str]  # of a page's inputs, by name
@@ -42,10 +43,17 @@ class Lesson:
         self.engine = PageEngine(json.loads(model.layout), model.step)
         self.words = Words(model)
         self.said = ""
+        self.has_begun = False  # a text has been taken
 
     def do(self, act: str, values: Values) -> dict[str, Any]:
-        """Call a method. What there is to see; more: the page shall ask for the next step."""
+        """Call a method. What there is to see; more: the page shall ask for the next step.
+
+        Raises ValueError, with a text for the page, for what cannot be done.
+        """
+        if act != "begin" and not self.has_begun:
+            raise ValueError(words_of(values.get("language", "en"))("lesson.begin_first"))
         more = getattr(self, f"on_{act}")(values)
+        self.has_begun = True
         return {"panels": self.panels(values), "said": self.said, "more": bool(more)}
 
     def panels(self, values: Values) -> list[tuple[str, str]]:

@@ -1,8 +1,9 @@
 """Chapter 1 with the model on a page: a text, what may follow it, and what a head of attention looks at."""
 
 from chapters.ch08_sampling.theory import reshape
+from chapters.ch13_guess_and_check.again import noise
 from chapters.site.model import drawing, lessons
-from chapters.site.model.engine import draw, noise
+from chapters.site.model.engine import draw
 from chapters.site.model.lessons import Values
 from chapters.words import words_of
 from nanovllm.sampling_params import SamplingParams

@@ -4,8 +4,9 @@ from collections import Counter
 from dataclasses import replace
 
 from chapters.ch08_sampling.theory import compare, effective_number, reshape
+from chapters.ch13_guess_and_check.again import noise
 from chapters.site.model import drawing, lessons
-from chapters.site.model.engine import draw, noise
+from chapters.site.model.engine import draw
 from chapters.site.model.lessons import Values
 from nanovllm.core.sequence import Sequence
 from nanovllm.sampling_params import SamplingParams
