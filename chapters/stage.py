@@ -233,7 +233,7 @@ class Stage:
                 raise Wrong(
                     f"{self.names[chunk.seq.seq_id]} finds the K/V of other tokens in slot {slot} (block "
                     f"{slot // size}), where its position {i} should be: was a block taken that somebody holds, or did "
-                    "a block keep its name when it was taken?"
+                    "a block keep its hash when it was taken?"
                 )
 
 

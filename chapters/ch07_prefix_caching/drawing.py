@@ -24,7 +24,7 @@ def draw_requests(world: Simulator, last: int) -> Text:
     ! is a block whose K/V was computed for another text; there are none unless a fault is at work.
     """
     if not world.requests:
-        return Text("none yet: n sends one, t types one, x plays the worked example", "dim")
+        return Text("none yet: n sends one, x plays the worked example", "dim")
     lines = []
     for request in world.requests[-last:]:
         state = "" if request.running else " (ended)"

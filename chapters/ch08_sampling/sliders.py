@@ -63,7 +63,7 @@ class World:
         self.selected, self._preset = 0, 0
         self.settings: dict[str, float] = dict(OFF)
         self.typed(DOOR)
-        return "All sliders are where they change nothing. Move one, or press t and type another beginning."
+        return "All sliders are where they change nothing. Move one, or type another beginning into the field."
 
     def typed(self, prompt: str) -> str:
         token_ids = self.tokenizer(prompt).input_ids

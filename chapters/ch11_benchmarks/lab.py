@@ -121,7 +121,7 @@ def tell_curve(story, world):
 @app.cell(expand_output=True)
 def tell_arrivals(story, world):
     story.part("Requests that arrive when they like")
-    _at_once = world.serve(world.arrivals(None))
+    _at_once = world.serve(world.arrivals(None, run="at once"))
     story.say(
         f"Now {NUM_ARRIVALS} requests of {ARRIVING_INPUT} prompt tokens and {ARRIVING_OUTPUT[0]} to "
         f"{ARRIVING_OUTPUT[1]} output tokens, at most {NUM_SEATS} running at a time. First they come all at once, as "
@@ -134,8 +134,11 @@ def tell_arrivals(story, world):
         f"benchmark: {NUM_SEATS} clients, each of which sends its next request when the last one is answered. TTFT is "
         "in ms:"
     )
-    _rows = {f"{load:.0%}": world.serve(world.arrivals(load * _at_once.requests_per_s)) for load in LOADS}
-    _rows["closed"] = world.serve_closed(world.arrivals(-1.0), NUM_SEATS)
+    _rows = {}
+    for _load in LOADS:
+        _name = f"{_load:.0%}"
+        _rows[_name] = world.serve(world.arrivals(_load * _at_once.requests_per_s, run=_name))
+    _rows["closed"] = world.serve_closed(world.arrivals(None, run="closed"), NUM_SEATS)
     _light = _rows[f"{LOADS[0]:.0%}"]
     _limits = 2 * _light.ttft_p50_s, 2 * _light.mean_tpot_s
     _worst_s = max(_served.ttft_p99_s for _served in _rows.values())

@@ -9,11 +9,12 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import mean, median_low
+from tempfile import TemporaryFile
 from time import perf_counter
 
 from rich.text import Text
@@ -112,12 +113,12 @@ class World:
             rounds.append([measure(self.llm, n, INPUT_LEN, OUTPUT_LEN, seed=len(rounds)) for n in BATCH_SIZES])
         return [list(runs) for runs in zip(*rounds, strict=True)]
 
-    def arrivals(self, requests_per_s: float | None) -> list[Arrival]:
+    def arrivals(self, requests_per_s: float | None, run: str) -> list[Arrival]:
         """Random moments: the gaps are exponential, as if many people decided independently. None: all at once.
 
-        The gaps are the same for every rate but for their unit, and so are the lengths; the prompts are new.
+        The gaps are the same for every rate but for their unit, and so are the lengths; each run has its own prompts.
         """
-        gaps, lengths, prompts = random.Random(11), random.Random(12), random.Random(f"{requests_per_s}")
+        gaps, lengths, prompts = random.Random(11), random.Random(12), random.Random(run)
         vocab_size, due_s, arrivals = self.llm.engine.model_config.vocab_size, 0.0, []
         for _ in range(NUM_ARRIVALS):
             params = SamplingParams(temperature=0, max_tokens=lengths.randint(*ARRIVING_OUTPUT), ignore_eos=True)
@@ -265,32 +266,34 @@ class Peer:
     """An engine in a process of its own (peer.py)."""
 
     def __init__(self, name: str, model: str) -> None:
-        self._name, command = name, [sys.executable, "-m", "chapters.ch11_benchmarks.peer", name, model]
+        self._name = name
+        self._errors = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (close() does it)
+        command = [sys.executable, "-m", "chapters.ch11_benchmarks.peer", name, model]
         self._process = subprocess.Popen(
-            command,
-            cwd=ROOT.parent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+            command, cwd=ROOT.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
 
     def says(self) -> str:
-        """The next line it prints. Raises ValueError when it has ended."""
+        """The next line it prints. Raises ValueError, with its last words, when it has ended."""
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            raise ValueError(f"the process of {self._name} has ended without an answer (started by peer.py)")
+            status = self._process.wait()
+            self._errors.seek(0)
+            last_words = self._errors.read().rstrip().rpartition("\n")[-1] or "without a word"
+            raise ValueError(f"{self._name}, started by peer.py, has ended with status {status}: {last_words}")
         return line.strip()
 
     def seconds(self, work: list[tuple[list[int], int]]) -> float:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(work) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, which says() tells
+            self._process.stdin.write(json.dumps(work) + "\n")
+            self._process.stdin.flush()
         return float(self.says())
 
     def close(self) -> None:
         """Without input it ends by itself."""
         self._process.communicate()
+        self._errors.close()
 
 
 def check_recording(recorded: Recording) -> None:

@@ -19,7 +19,7 @@ with app.setup(hide_code=True):
         OUR_ADD_DRAFTS,
         SPECULATIVE,
         Fixed,
-        begin,
+        begin_request,
         load_world,
         panels,
         register_too_early,
@@ -199,7 +199,7 @@ def tell_cache(DRAFT, story, world):
     _prompt = world.tokenizer(TEXTS["a story"]).input_ids[:11]
     _first, _slots = len(_prompt) - 3, dict[int, str]()
     world.begin(TEXTS["a story"])
-    begin(world, _prompt)
+    begin_request(world, _prompt)
     _table = Table("step", *map(str, range(_first, _first + 9)), "computed", "cached", show_edge=False)
     _size = _llm.engine.scheduler.block_manager.block_size
     for _number in range(1, 5):
@@ -229,7 +229,7 @@ def tell_register(DRAFT, story, world):
     _table.columns[1].justify = "left"
     for _name, _add in (("when tokens are accepted", OUR_ADD_DRAFTS), ("when they are computed", register_too_early)):
         with replaced(Scheduler, "add_drafts", _add):
-            _seq = begin(world, _prompt)
+            _seq = begin_request(world, _prompt)
             for _number in range(1, 21):
                 with drafting(world.llm, Fixed(_draft_token_ids), 4 if _number == 2 else 0):
                     world.llm.engine.step()

@@ -68,7 +68,7 @@ def run(world: World, text: str, source: str, num_draft_tokens: int, temperature
     return world.seq.generated_token_ids[:num_tokens]
 
 
-def begin(world: World, token_ids: list[int]) -> Sequence:
+def begin_request(world: World, token_ids: list[int]) -> Sequence:
     """A request of these tokens, alone in an engine with an empty cache."""
     engine = world.llm.engine
     engine.abort_requests(list(engine.requests.values()))

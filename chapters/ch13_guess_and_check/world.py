@@ -162,11 +162,12 @@ class World:
     def reset(self) -> str:
         self.source, self.num_draft_tokens, self.temperature = NGRAMS, NUMS_DRAFT_TOKENS[0], 0.0
         self.begin(TEXTS["a quotation"])
-        return "The prompt is computed, and the first token is sampled. n makes a step, e twenty; t takes your text."
+        what = "The prompt is computed, and the first token is sampled"
+        return f"{what}. n makes a step, e twenty; the field takes a text of your own."
 
     def step(self, num_steps: int = 1) -> str:
         if self.seq.finish_reason is not None:
-            raise ValueError("the text has ended: x takes a different text, t one of yours, and r starts over")
+            raise ValueError("the text has ended: x takes a different text, the field one of yours, and r starts over")
         with drafting(self.llm, self.proposer, self.num_draft_tokens), steps_watched(self.llm) as steps:
             for _ in range(num_steps):
                 if self.seq.finish_reason is None:

@@ -20,17 +20,17 @@ def color_of_adapter(lora_id: int | None) -> str:
     return "dim" if lora_id is None else COLORS[lora_id % len(COLORS)]
 
 
-def block_names(manager: BlockManager, seq: Sequence) -> list[str]:
-    """The beginnings of the names of a sequence's full blocks."""
+def block_hashes(manager: BlockManager, seq: Sequence) -> list[str]:
+    """The beginnings of the hashes of a sequence's full blocks."""
     hashes = (manager.blocks[i].block_hash for i in seq.block_table)
-    return [name.hex()[: 2 * HASH_BYTES] for name in hashes if name is not None]
+    return [block_hash.hex()[: 2 * HASH_BYTES] for block_hash in hashes if block_hash is not None]
 
 
-def draw_names(manager: BlockManager, seqs: Iterable[tuple[str, Sequence]]) -> Table:
+def draw_hashes(manager: BlockManager, seqs: Iterable[tuple[str, Sequence]]) -> Table:
     table = Table("request", "id", "found", "its block hashes", show_edge=False)
     for name, seq in seqs:
-        names, lora_id = block_names(manager, seq), "" if seq.lora_id is None else str(seq.lora_id)
-        text = Text(" ".join(names), color_of_adapter(seq.lora_id))
+        hashes, lora_id = block_hashes(manager, seq), "" if seq.lora_id is None else str(seq.lora_id)
+        text = Text(" ".join(hashes), color_of_adapter(seq.lora_id))
         table.add_row(name, lora_id, str(seq.num_cached_tokens), text)
     return table
 

@@ -22,11 +22,11 @@ with app.setup(hide_code=True):
         NUM_TOKENS,
         NUMS_ADAPTERS,
         RANKS,
-        begin,
         draw_runs,
-        names_without_adapters,
+        hashes_without_adapters,
         one_after_another,
         send,
+        start_over,
         step_s,
     )
     from chapters.ch15_which_weights.tuning import BEGINNING, ENDINGS, MAX_STEPS, RANK, TARGETS, random_adapter
@@ -132,7 +132,7 @@ def tell_rank(llm, story):
 def tell_rows(adapters, llm, story):
     story.part("The rows of a step")
     _names = ["harbor", "market", NOBODY, "harbor", "library"]
-    _entries = begin(llm, adapters, _names[:3])
+    _entries = start_over(llm, adapters, _names[:3])
     story.say(
         "Requests #1, #2 and #3 come first, #4 and #5 one step later. Each line is a step; #1 x 9 are nine rows of #1. "
         "The last column counts the adapters that the step's rows meet."
@@ -183,10 +183,9 @@ def tell_cost(story):
 def tell_seats(story):
     story.part("Who may come in")
     _llm, _adapters = load_adapters(story.model)
-    _names = ["harbor", "harbor", "market", NOBODY, "library", "market"]
-    _entries = begin(_llm, _adapters, _names, 3)
-    for _entry, _num_tokens in zip(_entries, (2, 4, 3, 2, 3, 2), strict=True):
-        object.__setattr__(_entry.request.params, "max_tokens", _num_tokens)
+    _sent = ("harbor", 2), ("harbor", 4), ("market", 3), (NOBODY, 2), ("library", 3), ("market", 2)  # names, tokens
+    start_over(_llm, _adapters, [])
+    _entries = [send(_llm, _adapters, _i, _name, _num_tokens) for _i, (_name, _num_tokens) in enumerate(_sent, 1)]
     story.say(
         "Six requests come at once; there are eight seats, and max_loras = 2. The table shows which run in each step, "
         "with their adapters, and which wait:"
@@ -206,7 +205,7 @@ def tell_seats(story):
 
 
 @app.cell(expand_output=True)
-def tell_names(adapters, llm, story):
+def tell_hashes(adapters, llm, story):
     story.part("What goes into a block hash")
     _names = ["harbor", "market", NOBODY, "harbor"]
     _size = llm.engine.block_manager.block_size
@@ -215,7 +214,7 @@ def tell_names(adapters, llm, story):
         "first half of the hashes of its full blocks, the tokens that it found in the cache, and how it goes on."
     )
     story.show(draw_runs(one_after_another(llm, adapters, _names)))
-    with names_without_adapters():
+    with hashes_without_adapters():
         story.say("Now the id is left out of the hashes, which is a mistake made on purpose:")
         story.show(draw_runs(one_after_another(llm, adapters, _names)))
     assert llm.reset_prefix_cache()

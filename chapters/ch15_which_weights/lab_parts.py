@@ -18,7 +18,7 @@ def panels(world: World) -> list[tuple[str, RenderableType]]:
     return [
         (f"requests; the next one names: {world.adapter}", drawing.draw_entries(world, entries)),
         (f"rows of the last step; in memory: {world.in_memory}", drawing.draw_rows(world.rows)),
-        ("block hashes of the running requests", drawing.draw_names(world.llm.engine.block_manager, named)),
+        ("block hashes of the running requests", drawing.draw_hashes(world.llm.engine.block_manager, named)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the lab of chapter 15 tells: several adapters in a batch, what they cost, who may come in, and names."""
+"""What the lab of chapter 15 tells: several adapters in a batch, what they cost, who may come in, and block hashes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from chapters.ch15_which_weights.drawing import block_names
+from chapters.ch15_which_weights.drawing import block_hashes
 from chapters.ch15_which_weights.tuning import BEGINNING
 from chapters.ch15_which_weights.world import Entry
 from chapters.patching import replaced
@@ -22,12 +22,12 @@ NUM_SEQS, COST_RANK, NUM_STEPS = 8, 16, 5
 MAX_ROUNDS = 2  # of a measurement
 
 
-def begin(llm: LLM, adapters: dict[str, Any], names: list[str], num_tokens: int = NUM_TOKENS) -> list[Entry]:
+def start_over(llm: LLM, adapters: dict[str, Any], names: list[str]) -> list[Entry]:
     """A request for each name of an adapter, with the same prompt, in an engine with an empty cache."""
     engine = llm.engine
     engine.abort_requests(list(engine.requests.values()))
     llm.reset_prefix_cache()
-    return [send(llm, adapters, number, name, num_tokens) for number, name in enumerate(names, 1)]
+    return [send(llm, adapters, number, name) for number, name in enumerate(names, 1)]
 
 
 def send(llm: LLM, adapters: dict[str, Any], number: int, name: str, num_tokens: int = NUM_TOKENS) -> Entry:
@@ -52,14 +52,11 @@ def step_s(llm: LLM, requests: list[Any]) -> float:
     return min(times[2:])
 
 
-# -- who may come in ---------------------------------------------------------------------------------------------------
-
-
-# -- names -------------------------------------------------------------------------------------------------------------
+# -- block hashes ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def names_without_adapters() -> Iterator[None]:
+def hashes_without_adapters() -> Iterator[None]:
     """A mistake: the adapter's id is not in the hashes of blocks."""
     ours = block_manager_module.extra_keys
 
@@ -71,22 +68,22 @@ def names_without_adapters() -> Iterator[None]:
 
 
 def one_after_another(llm: LLM, adapters: dict[str, Any], names: list[str]) -> list[tuple[str, Entry, list[str]]]:
-    """Sends the same prompt with each adapter, one after the other: the text, the request, its blocks' names."""
-    begin(llm, adapters, [])
+    """Sends the same prompt with each adapter, one after the other: the text, the request, its block hashes."""
+    start_over(llm, adapters, [])
     found = []
     for number, name in enumerate(names, 1):
         entry = send(llm, adapters, number, name, NUM_SHOWN)
         llm.engine.step()
-        named = block_names(llm.engine.block_manager, entry.seq)
+        hashes = block_hashes(llm.engine.block_manager, entry.seq)
         while llm.engine.has_unfinished_requests():
             llm.engine.step()
-        found.append((llm.get_tokenizer().decode(entry.seq.generated_token_ids), entry, named))
+        found.append((llm.get_tokenizer().decode(entry.seq.generated_token_ids), entry, hashes))
     return found
 
 
 def draw_runs(runs: list[tuple[str, Entry, list[str]]]) -> Table:
     table = Table("", "adapter", "its block hashes", "found", "goes on", show_edge=False)
-    for text, entry, named in runs:
+    for text, entry, hashes in runs:
         found = str(entry.seq.num_cached_tokens)
-        table.add_row(entry.name, entry.adapter, " ".join(named), found, Text(text.replace("\n", "⏎")))
+        table.add_row(entry.name, entry.adapter, " ".join(hashes), found, Text(text.replace("\n", "⏎")))
     return table

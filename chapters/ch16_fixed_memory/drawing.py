@@ -77,7 +77,7 @@ def draw_next(shelf: Shelf) -> RenderableType:
 
 def draw_sent(shelf: Shelf) -> RenderableType:
     if not shelf.sent:
-        return Text("none yet: place snapshots (p, b, a, or t to type), then n sends the request", "dim")
+        return Text("none yet: place snapshots (p, b, a, or type positions), then n sends the request", "dim")
     table = make_table("", "tokens", "known", "you", "this engine", "unbounded", first=3, width=9)
     for number, sent in enumerate(shelf.sent, start=1):
         table.add_row(

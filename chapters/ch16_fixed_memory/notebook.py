@@ -88,10 +88,10 @@ class Answer(NamedTuple):
         return self.room == self.found
 
 
-def ask_all(lines: list[Line], rule: Rule, decay: float) -> list[Answer]:
-    """Everybody who is in the notebook, in the order in which they came; a later line about someone counts."""
-    state, answers = state_after(lines, rule, decay), []
-    for name, room in dict(lines).items():
+def ask_all(state: State, rooms: dict[str, str]) -> list[Answer]:
+    """Everybody who is in the notebook, in the order in which they came. rooms: by name, the newest."""
+    answers = []
+    for name, room in rooms.items():
         got = read(state, vector_of(name))
         found = max(ROOMS, key=lambda each: dot(got, vector_of(each)))
         answers.append(Answer(name, room, found, dot(got, vector_of(room))))
@@ -99,7 +99,7 @@ def ask_all(lines: list[Line], rule: Rule, decay: float) -> list[Answer]:
 
 
 def num_right(lines: list[Line], rule: Rule, decay: float = 1.0) -> int:
-    return sum(answer.is_right for answer in ask_all(lines, rule, decay))
+    return sum(answer.is_right for answer in ask_all(state_after(lines, rule, decay), dict(lines)))
 
 
 class Notebook:
@@ -115,11 +115,16 @@ class Notebook:
 
     @property
     def answers(self) -> list[Answer]:
-        return ask_all(self.lines, self.rule, self.decay)
+        return ask_all(self.state, dict(self.lines))
 
     def right_so_far(self, rule: Rule) -> list[int]:
         """After each line: how many answers were right."""
-        return [num_right(self.lines[:n], rule, self.decay) for n in range(1, len(self.lines) + 1)]
+        state, rooms, found = zeros(), dict[str, str](), []
+        for name, room in self.lines:
+            state = write(state, vector_of(name), vector_of(room), rule, self.decay)
+            rooms[name] = room
+            found.append(sum(answer.is_right for answer in ask_all(state, rooms)))
+        return found
 
     def come_in(self) -> Line:
         """Somebody who was not there yet. Raises ValueError when all are."""

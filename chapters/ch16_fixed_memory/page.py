@@ -58,7 +58,7 @@ SCENES = [
         "Shared lengths vary",
         "o3/t(4896)nnnnn",
         "Prompts share 4,900 to 5,200 tokens of 6,000. One snapshot just before token 4,900 serves all of them. You "
-        "can place it only because you know the lengths; the policy does not, but does better after a few requests. "
+        "can place it only because you know the lengths; the policy does not, but its requests 3 to 5 begin deeper. "
         "The panel counts more snapshots than yours: each request leaves one at its end, where a chat would go on.",
     ),
 ]

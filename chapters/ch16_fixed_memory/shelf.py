@@ -108,7 +108,7 @@ class Shelf:
     # -- what one can do ----------------------------------------------------------------------------------------------
 
     def mark(self, positions: list[int]) -> list[int]:
-        """Want snapshots at the ends of the blocks in which these positions are. Returns these ends."""
+        """Want a snapshot for each position, at the last end of a block that is not after it. Returns these ends."""
         self._check_not_over()
         for position in positions:
             if not 0 < position <= len(self.prompt):

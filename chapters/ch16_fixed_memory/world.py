@@ -100,7 +100,10 @@ class World:
         return self._marked()
 
     def typed(self, text: str) -> str:
-        """Snapshots: place some at the ends of the blocks of these positions, in tokens, with spaces between them."""
+        """Snapshots: place one for each of these positions, at the last end of a block that is not after it.
+
+        Positions are in tokens, with spaces between them.
+        """
         self.shows = "shelf"
         try:
             positions = [int(word.replace(",", "")) for word in text.replace(";", " ").split()]

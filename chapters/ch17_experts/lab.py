@@ -184,13 +184,13 @@ def tell_balance(shares, sparse, story):
     story.say(
         "If the experts of each layer are spread over ranks, neighbors together, all ranks wait for the one with the "
         "most rows. The table shows the time of a step as a multiple of what it would be if all ranks had equally many "
-        "rows; the last column is this engine, in which every rank holds a slice of every expert."
+        "rows. In this engine it is 1 whatever the router chooses, since every rank holds a slice of every expert."
     )
     _batches = {f"{kind} only": share for kind, share in shares.items()}
     _batches["all three"] = shares_of(visits_of(sparse, list(texts_of_all_kinds().values())))
-    _table = make_table("a batch of", *(f"{n} ranks" for n in NUMS_RANKS), "slices", "", width=9, first=12)
+    _table = make_table("a batch of", *(f"{n} ranks" for n in NUMS_RANKS), "", width=9, first=12)
     for _name, _found in _batches.items():
-        _table.add_row(_name, *(f"{busiest_rank(_found, n):.2f}" for n in NUMS_RANKS), "1.00", "(measured)")
+        _table.add_row(_name, *(f"{busiest_rank(_found, n):.2f}" for n in NUMS_RANKS), "(measured)")
     story.show(_table)
     return
 

@@ -62,5 +62,5 @@ def sorted_rows() -> str:
             middle = min(left + wide / 2 - 1, 296)
             parts.append(words(middle, 171, f"expert {expert}", "name", "middle"))
         left += wide
-    said = ", ".join(f"expert {expert} gets {count} rows" for expert, count in pairs.counts)
+    said = ", ".join(f"expert {expert} gets {count} row{'s' * (count != 1)}" for expert, count in pairs.counts)
     return svg("Rows sorted by expert", f"Each of six rows meets two experts; sorted, {said}.", parts, 194)

@@ -23,7 +23,7 @@ class World:
     def reset(self) -> str:
         self.layer, self.num_ranks = 0, NUMS_RANKS[0]
         self.read(self.texts[0])
-        return "Sums. l shows the next layer, k a different kind of text, t takes a text of your own."
+        return "Sums. l shows the next layer, k a different kind of text; the field takes a text of your own."
 
     def next_layer(self) -> str:
         self.layer = (self.layer + 1) % len(self.visits)

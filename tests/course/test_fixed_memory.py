@@ -7,14 +7,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from chapters.ch16_fixed_memory import placing
+from chapters.ch16_fixed_memory import notebook, page, placing
 from chapters.ch16_fixed_memory.checks_plan import BLOCK, large_jobs, policy_saves, starts_of
-from chapters.ch16_fixed_memory.notebook import ADD_UP, DELTA, PEOPLE, Notebook, Rule, num_right, read, write, zeros
-from chapters.ch16_fixed_memory.page import panels
+from chapters.ch16_fixed_memory.notebook import (
+    ADD_UP,
+    DELTA,
+    PEOPLE,
+    RULES,
+    Notebook,
+    Rule,
+    num_right,
+    read,
+    write,
+    zeros,
+)
 from chapters.ch16_fixed_memory.recall import new_day, once_each, rewritten
 from chapters.ch16_fixed_memory.shelf import BOUNDS, Shelf, workloads
 from chapters.ch16_fixed_memory.solution import plan_snapshots
 from chapters.ch16_fixed_memory.world import World
+from chapters.player import Player
 from nanovllm.core.snapshots.policy import snapshot_positions
 from nanovllm.features.hybrid.delta_rule import read_rows, to_length_one
 from nanovllm.features.hybrid.hybrid_config import HybridConfig
@@ -61,6 +72,16 @@ def test_a_line_that_was_just_written_by_the_delta_rule_is_read_exactly():
     assert num_right(book.lines, DELTA) == book.right_so_far(DELTA)[-1]
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_each_line_is_written_once_for_the_curve_of_a_rule(rule, monkeypatch):
+    book, written = Notebook(), []
+    for act in [book.come_in] * 4 + [book.move] * 8:
+        act()
+    expected = [num_right(book.lines[:n], rule) for n in range(1, 13)]
+    monkeypatch.setattr(notebook, "write", lambda *given: written.append(given) or write(*given))
+    assert book.right_so_far(rule) == expected and len(written) == 12
+
+
 @pytest.mark.parametrize("name", workloads())
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_the_policys_places_give_the_policys_starts(name, bound):
@@ -78,9 +99,18 @@ def test_the_policys_places_give_the_policys_starts(name, bound):
 def test_a_shelf_without_snapshots_finds_nothing():
     shelf = Shelf("1,500 shared, 700 own")
     assert not any(shelf.send().yours for _ in range(4)) and shelf.num_matched == 1488
-    assert shelf.mark([1500, 3, 2200]) == [1488, 2192], "the ends of their blocks; 3 is in the first one"
+    assert shelf.mark([1500, 3, 2200]) == [1488, 2192], "the last ends that are not after them; before 3 there is none"
     with pytest.raises(ValueError, match="9,999 is no position of this prompt, which has 2,200 tokens"):
         shelf.mark([9999])
+
+
+def test_the_last_scene_says_which_requests_of_the_policy_begin_deeper():
+    [scene] = [scene for scene in page.SCENES if scene.title == "Shared lengths vary"]
+    player = Player(page, scene.link)
+    while player.ahead:
+        player.forward()
+    deeper = [number for number, sent in enumerate(player.world.shelf.sent, start=1) if sent.policy > sent.yours]
+    assert deeper == [3, 4, 5] and "its requests 3 to 5 begin deeper" in scene.text
 
 
 @pytest.mark.parametrize("name", large_jobs())
@@ -107,6 +137,6 @@ def test_whatever_one_does_there_is_something_to_see():
             said = rng.choice(actions)()
         except ValueError as error:
             said = str(error)
-        assert said and len(panels(world)) == 3
+        assert said and len(page.panels(world)) == 3
     with pytest.raises(ValueError, match="Found 'so many'"):
         world.typed("so many")

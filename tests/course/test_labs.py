@@ -13,6 +13,7 @@ import torch
 from chapters import lab_notebook, playing
 from chapters.__main__ import main
 from chapters.ch07_prefix_caching import beyond, drawing, simulator
+from chapters.ch11_benchmarks.lab_parts import Peer
 from chapters.ch12_fewer_bits import questions
 from chapters.ch12_fewer_bits.rounding import Model
 from chapters.course import find_chapter
@@ -117,6 +118,23 @@ def test_what_one_plays_with(number, any_model, monkeypatch):
         before = played.shown
         played.press("ask", "A [/b] prompt <b>")
         assert played.shown != before and "prompt <b>" not in played.shown
+
+
+KEY = re.compile(r"press (\w)\b|(?<!['\w])\b([b-z]) (?:lets|[a-z]+s)\b(?!=)|\(([a-z](?:, [a-z])*)\)")
+SPEAKING = "world sliders simulator beyond shelf notebook lab_parts drawing beyond_drawing".split()
+
+
+@pytest.mark.parametrize("number", PLAYED)
+def test_a_lab_names_no_key_that_it_does_not_have(number):
+    """As "n makes a step", "press k" or "End a request (e)", in what its world and its panels say."""
+    chapter = find_chapter(number)
+    has_page = (chapter.folder / "page.py").exists()
+    keys = {action.key for action in chapter.module("page" if has_page else "lab_parts").ACTIONS}
+    paths = [path for name in SPEAKING if (path := chapter.folder / f"{name}.py").exists()]
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    for named in (named for text in texts for named in KEY.finditer(text)):
+        assert set("".join(filter(None, named.groups()))) - set(", ") <= keys, named[0]
 
 
 @pytest.mark.parametrize("number", [4, 5, *(by_night(n) for n in (7, 16))])
@@ -317,6 +335,14 @@ def test_twenty_questions(checkpoint, capsys):
     assert re.search(r"20 answers, .*: \d+ in int8, \d+ in int4, \d+ in int4, shuffled", printed)
 
 
+def test_another_engine_that_ends_says_why():
+    peer = Peer("nanovllm", "/nonexistent/model")
+    for asked in (peer.says, lambda: peer.seconds([([1], 2)])):
+        with pytest.raises(ValueError, match=r"started by peer\.py, .*/nonexistent/model' does not exist"):
+            asked()
+    peer.close()
+
+
 def test_the_notebook_is_opened_in_a_browser(monkeypatch):
     """By marimo's editor, with this checkpoint; without marimo a terminal says what to install, and the lab runs."""
     pytest.importorskip("marimo")
@@ -362,6 +388,14 @@ def test_notebooks_are_as_marimo_writes_them():
         without_breaks = [re.sub(r"[\s(),]+", "", each) for each in (text, written)]
         assert without_breaks[0] == without_breaks[1], chapter.folder.name
         assert run_check((str(chapter.folder / "lab.py"),)).issues_count == 0
+
+
+@for_each_chapter
+def test_a_cell_is_not_named_like_what_another_one_calls(chapter):
+    [(_, setup), *others] = lab_notebook.cells(chapter.folder / "lab.py")
+    imports = [each for each in setup if isinstance(each, ast.Import | ast.ImportFrom)]
+    imported = {alias.asname or alias.name for each in imports for alias in each.names}
+    assert imported and not imported & {name for name, _ in others}
 
 
 @for_each_chapter
