@@ -104,7 +104,7 @@ class _Examination:
                 return {"num_passed": phase.number, "problem": str(lost), "section": section}
             raise NotExamined(f"the engine cannot be loaded: {lost}\n{run.printed()}") from None
         if "refused" in heard:
-            raise NotExamined(readable(heard["refused"]))
+            raise NotExamined(heard["refused"])
         is_done = heard.get("num_passed") == num_checks and phase == Phase("checking", num_checks - 1)
         if not heard.get("problem") and not is_done:
             return {"num_passed": 0, "problem": "the checks have not come to their end"}

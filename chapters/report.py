@@ -49,7 +49,7 @@ def show(result: Result, console: Console) -> None:
     if result.problem:
         console.print(indent(result.problem, "    "), **theirs)
     if result.section:
-        console.print(f"    [dim]Read again: {escape(readable(result.section))}[/]")
+        console.print(f"    [dim]Read again: {escape(result.section)}[/]")
     if result.printed:
         console.print("    Printed:", indent(result.printed.rstrip("\n"), "      "), sep="\n", style="dim", **theirs)
 

@@ -30,6 +30,7 @@ from chapters.submission import RETURNS, NoInput, readable
 MOST_PRINTED_BYTES = 4000  # that are shown; the last ones
 MOST_SAID_BYTES = 1 << 20  # in a line; what is longer is not ours
 MOST_UNHEARD = 8  # lines; then the process waits
+MOST_CHARACTERS = 10_000  # of a text in a line; our checks say less
 FOREIGN = "something was written into the grader's own pipe"
 ROOT = Path(__file__).parent.parent
 
@@ -73,8 +74,8 @@ class Run:
             self._process.stdin.flush()
 
     def hear(self, limit_s: float) -> Any:
-        """A Phase that begins, or what the function has returned. Raises Lost if that takes longer than this, or if
-        the process has ended."""
+        """A Phase that begins, or what the function has returned, its texts as readable() makes them: the student's
+        code may have sent it. Raises Lost if that takes longer than this, or if the process has ended."""
         try:
             line = self._said.get(timeout=limit_s)
         except Empty:
@@ -86,7 +87,7 @@ class Run:
         secret, _, message = line.partition(b" ")
         if secret.decode("ascii", "replace") == self._secret:
             with suppress(ValueError, TypeError, KeyError, RecursionError):
-                said = json.loads(message)
+                said = _readable_in(json.loads(message))
                 return Phase(*said["phase"]) if "phase" in said else said["result"]
         raise Lost(FOREIGN)
 
@@ -136,6 +137,17 @@ class Run:
         if sys.platform != "win32" and code == -signal.SIGKILL:
             memory = "; perhaps it needed too much memory"
         return f"the program was ended by signal {-code} ({name}) before it was done{memory}"
+
+
+def _readable_in(said: Any) -> Any:
+    """The same JSON with readable texts."""
+    if isinstance(said, str):
+        return readable(said, MOST_CHARACTERS)
+    if isinstance(said, list):
+        return [_readable_in(each) for each in said]
+    if isinstance(said, dict):
+        return {name: _readable_in(each) for name, each in said.items()}
+    return said
 
 
 # -- the process -------------------------------------------------------------------------------------------------------

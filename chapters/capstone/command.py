@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def run_policy(args: argparse.Namespace, console: Console) -> int:
-    trace, label = chosen_trace(args, PUBLIC_SEED)
+    trace, name = chosen_trace(args, PUBLIC_SEED)
     if args.real:
         from chapters.capstone.real import serve_for_real
 
@@ -107,6 +107,7 @@ def run_policy(args: argparse.Namespace, console: Console) -> int:
             raise ValueError(f"--real takes no {' and no '.join(given)}: they are for simulated time")
         return serve_for_real(args.policy, trace, args.limit, console)
     setup = chosen_setup(args, trace)
+    label = label_of(name, setup, args.hybrid)
     with console.status(f"serving {len(trace)} requests"):
         baseline = judge(None, trace, setup, hybrid=args.hybrid)
         own = judge(args.policy, trace, setup, args.limit, args.hybrid, args.name or "")
@@ -121,8 +122,9 @@ def run_policy(args: argparse.Namespace, console: Console) -> int:
 
 def run_score(args: argparse.Namespace, console: Console) -> int:
     seed = secrets.randbits(48) if args.seed is None else args.seed
-    trace, label = chosen_trace(args, seed)
+    trace, name = chosen_trace(args, seed)
     setup, files = chosen_setup(args, trace), sorted(args.folder.glob("[!._]*.py"))
+    label = label_of(name, setup, args.hybrid)
     if not files:
         raise ValueError(f"{args.folder} is no folder with .py files")
     baseline, own = judge(None, trace, setup, hybrid=args.hybrid), list[Verdict]()
@@ -147,7 +149,8 @@ def run_score(args: argparse.Namespace, console: Console) -> int:
 
 
 def run_board(args: argparse.Namespace, console: Console) -> int:
-    _, label = chosen_trace(args, PUBLIC_SEED)
+    trace, name = chosen_trace(args, PUBLIC_SEED)
+    label = label_of(name, chosen_setup(args, trace), args.hybrid)
     entries = read_board(args.board or default_board(), label)
     if not entries:
         console.print(f"Nobody has served {label} yet:  python -m chapters capstone run --name NAME", markup=False)
@@ -180,15 +183,12 @@ def run_broken(args: argparse.Namespace, console: Console) -> int:
 
 
 def chosen_trace(args: argparse.Namespace, seed: int) -> tuple[list[Row], str]:
-    """And what it is called on the board, with the memory that it is served in: equal only for equal runs."""
+    """And its name: one read from a file is named by its content."""
     if args.trace:
         rows = read_trace(args.trace)
-        name = f"{args.trace.name} ({hashlib.sha256(repr(rows).encode()).hexdigest()[:8]})"
-    else:
-        seed = seed if args.seed is None else args.seed
-        rows, name = draw_trace(seed), f"seed {seed}"
-    num_blocks = setup_for(size_of("--memory", args.memory)).num_blocks
-    return rows, f"{name}{', hybrid' if args.hybrid else ''}, {num_blocks:,} blocks"
+        return rows, f"trace {hashlib.sha256(repr(rows).encode()).hexdigest()[:8]}"
+    seed = seed if args.seed is None else args.seed
+    return draw_trace(seed), f"seed {seed}"
 
 
 def chosen_setup(args: argparse.Namespace, trace: list[Row]) -> Setup:
@@ -201,9 +201,14 @@ def chosen_setup(args: argparse.Namespace, trace: list[Row]) -> Setup:
     return setup
 
 
+def label_of(name: str, setup: Setup, hybrid: bool) -> str:
+    """What runs are called on the board, which compares those of one label. name: of the trace."""
+    return f"{name}{', hybrid' if hybrid else ''}, {setup.num_blocks:,} blocks of {setup.block_size} tokens"
+
+
 def show_setup(console: Console, setup: Setup, label: str) -> None:
     limits = f"first token within {setup.ttft_limit_s * 1e3:,.0f} ms, then {setup.tpot_limit_s * 1e3:,.0f} ms a token"
-    console.print(f"{label} of {setup.block_size} tokens; good: {limits}, on average over a request", markup=False)
+    console.print(f"{label}; good: {limits}, on average over a request", markup=False)
 
 
 def reference_verdict(trace: list[Row], setup: Setup, args: argparse.Namespace) -> Verdict | None:

@@ -58,6 +58,7 @@ while "send" not in frame.f_locals:
     frame = frame.f_back
 frame.f_locals["send"](result=[["x"] * 8, ""])
 """
+SENDS_A_PROBLEM = SENDS_NO_SCORE.replace('[["x"] * 8, ""]', r'[None, "\x1b[2J"]')
 WRONG_REPAIRS = [
     (1, "lora_id is not None", "cache_salt is not None"),
     (2, "            block.ref_count -= 1\n", "            block.ref_count = max(block.ref_count - 1, 0)\n"),
@@ -157,6 +158,8 @@ def test_what_is_no_policy(tmp_path):
         file.write_text(source, "utf-8")
         assert said in judge.judge(file, SHORT, SETUP).problem
     assert "cannot be read: No such file" in judge.judge(tmp_path / "nowhere.py", SHORT, SETUP).problem
+    file.write_text(SENDS_A_PROBLEM, "utf-8")
+    assert judge.judge(file, SHORT, SETUP).problem == "\\x1b[2J"
 
 
 def test_traces_are_read_as_they_were_written(tmp_path):
@@ -194,6 +197,8 @@ def test_a_class_and_its_board(tmp_path, capsys):
     assert names == ["ada", "bob"] and main(["capstone", "board", *options]) == 0
     assert main(["capstone", "board", *options, "--memory", "2048M"]) == 0, "the same memory"
     assert main(["capstone", "board", *options, "--memory", "1G"]) == 1
+    renamed = ["--trace", str(trace.rename(tmp_path / "same.csv")), "--board", str(board)]
+    assert main(["capstone", "board", *renamed]) == 0, "the same trace by another name"
     write_trace(SHORT[1:], trace)
     assert main(["capstone", "board", *options]) == 1, "another trace of the same name"
 

@@ -234,10 +234,13 @@ def test_one_odd_file_does_not_end_the_check_of_a_folder(tmp_path, no_model, cap
     marks = "from chapters.expect import Wrong\ndef free(manager, seq): raise Wrong('no', section='[/b]\\x1b')"
     for name, source in {"a.py": marks, "b.py": SENDS, "c.py": SOLUTION}.items():
         (tmp_path / name).write_text(source, "utf-8")
+    problem = {"num_passed": 0, "problem": "\x1b]0;owned\x07" + "y" * 50_000}
+    (tmp_path / "d.py").write_text(SENDS.replace('{"refused": "gone"}', repr(problem)), "utf-8")
     assert main(["check", "4", "--file", str(tmp_path), "--task", "free"]) == 2
     said = capsys.readouterr()
     assert "Read again: [/b]\\x1b\n" in said.out and "free: passed as far as it goes" in said.out
     assert f"{tmp_path / 'b.py'}: gone" in said.err
+    assert "    \\x1b]0;owned\\x07yyy" in said.out and "\x1b" not in said.out and len(said.out) < 12_000
 
 
 def test_a_line_without_an_end_is_not_kept():
