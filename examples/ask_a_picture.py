@@ -7,6 +7,7 @@ without having seen anything. A model that sees images answers about the picture
 HuggingFaceTB/SmolVLM-256M-Instruct or Qwen/Qwen3.5-0.8B.
 """
 
+import argparse
 import json
 import shutil
 import tempfile
@@ -53,6 +54,17 @@ def draw() -> Image.Image:
     return image
 
 
+def opened(text: str) -> Image.Image:
+    """The type of an argument that is a picture's file."""
+    path = existing_file(text)
+    try:
+        picture = Image.open(path)
+        picture.load()
+        return picture
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be opened as a picture: {error}") from None
+
+
 def make_checkpoint(folder: Path) -> Path:
     """SmolVLM's architecture: the demo model's weights, and a tower of random ones."""
     disable_progress_bar()
@@ -86,7 +98,7 @@ def make_checkpoint(folder: Path) -> Path:
 
 def main() -> None:
     parser = arguments(__doc__, model="a checkpoint that sees images, as a directory or hub id")
-    parser.add_argument("--picture", type=existing_file, help="a file; without one the script draws a boat")
+    parser.add_argument("--picture", type=opened, help="a file; without one the script draws a boat")
     args = parser.parse_args()
     console = Console()
     with ExitStack() as stack:
@@ -96,8 +108,7 @@ def main() -> None:
             )
             args.model = str(make_checkpoint(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
         llm = LLM(model_or_demo(args.model), max_model_len=4096, max_num_seqs=4)
-        picture = Image.open(args.picture) if args.picture else draw()
-        image = {"type": "image_pil", "image_pil": picture}
+        image = {"type": "image_pil", "image_pil": args.picture or draw()}
         table = Table("question", "prompt tokens", "cached", "first token after", "answer")
         for text in QUESTIONS:
             question = [{"role": "user", "content": [image, {"type": "text", "text": text}]}]

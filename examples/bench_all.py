@@ -23,7 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from measuring import arguments, console, markdown, program
+from measuring import arguments, console, existing_file, markdown, program
 from reporting import ROOT, write
 
 PAGE = ROOT / "examples" / "results" / "README.md"
@@ -39,7 +39,7 @@ def main() -> None:
     parser = arguments(__doc__, model=None)
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="commands that have one of these words")
     parser.add_argument("--vllm-python", type=program, metavar="PATH", help="the Python that has vLLM")
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--page", type=existing_file, default=PAGE)
     parser.add_argument("--machine", action="store_true", help="what this machine is, and nothing else")
     args = parser.parse_args()
     if args.machine:

@@ -35,6 +35,7 @@ from measuring import (
     add_some_of,
     arguments,
     console,
+    file_to_write,
     in_child,
     not_negative,
     positive,
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=positive, default=1027, help="tokens")
     parser.add_argument("--stream", type=positive, default=128, help="tokens")
     parser.add_argument("--sampling", action="store_true", help="output tokens/s with sampling, too, and nothing else")
-    parser.add_argument("--output", type=Path, help="write the Markdown table here")
+    parser.add_argument("--output", type=file_to_write, help="write the Markdown table here")
     parser.add_argument("--worker", choices=list(ENGINES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

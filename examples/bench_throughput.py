@@ -16,13 +16,12 @@ _started = time.perf_counter()  # start time counts the imports below
 
 import argparse  # noqa: E402
 import random  # noqa: E402
-import sys  # noqa: E402
 import tempfile  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import NamedTuple  # noqa: E402
 
-from measuring import ChildFailed, arguments, console, greedy, positive, table, write_beside  # noqa: E402
+from measuring import arguments, compress_beside, console, greedy, positive, table  # noqa: E402
 
 from nanovllm import LLM, SamplingParams  # noqa: E402
 from nanovllm.files.system import peak_memory_bytes  # noqa: E402
@@ -47,12 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         writing = time.perf_counter()
         if args.quantization == "compressed-tensors":
-            packed = str(Path(folder, "packed"))
-            try:
-                write_beside("make_compressed.py", path, packed, "--rounding", "nearest")
-            except ChildFailed as failed:
-                sys.exit(failed.line)
-            path = packed
+            path = compress_beside(path, Path(folder, "packed"), "nearest")
         written_s = time.perf_counter() - writing
         max_model_len = args.max_input + args.max_output
         llm = LLM(path, dtype=args.dtype, quantization=args.quantization, max_model_len=max_model_len)

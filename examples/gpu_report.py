@@ -32,7 +32,7 @@ from typing import Any
 import bench_peers
 import torch
 from bench_throughput import steps_of
-from measuring import ChildFailed, arguments, console, greedy, in_child, result, seconds
+from measuring import ChildFailed, arguments, console, file_to_write, greedy, in_child, result, seconds
 from profile_step import gpu_times, host_times, until_all_decode
 from reporting import ROOT, Part, Row, code, describe, read_junit, run_parts, text_of
 
@@ -541,7 +541,7 @@ def run_here(part: Part, until: float, sizes: Sizes, pretend: bool) -> None:
 def main() -> None:
     names = [part.name for part in PARTS]
     parser = arguments(__doc__, model=None)
-    parser.add_argument("--out", default="gpu_report", help="where to write, without .md and .json")
+    parser.add_argument("--out", type=file_to_write, default="gpu_report", help="where to write, without .md and .json")
     parser.add_argument("--parts", help=f"some of: {', '.join(names)}, with commas between them")
     parser.add_argument("--short", action="store_true", help="tiny sizes")
     parser.add_argument("--pretend", action="store_true", help="on a pretend GPU; implies --short")

@@ -16,10 +16,9 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
-from measuring import arguments, existing_file, positive
+from measuring import arguments, existing_file, positive, text_of
 from rich.progress import track
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -50,7 +49,7 @@ def main() -> None:
         parser.error(f"{directory} is no directory with a config.json")
     if args.folder.exists():
         parser.error(f"{args.folder} exists")
-    text = args.text.read_text("utf-8") if args.text else "\n\n".join(topics[name] for name in sorted(topics))
+    text = text_of(args.text)
     hessians = measure_hessians(directory, text, args.tokens) if args.rounding == "gptq" else {}
     write_compressed(directory, args.folder, args.group_size, hessians)
     size = sum(path.stat().st_size for path in args.folder.iterdir())

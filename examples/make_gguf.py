@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from measuring import arguments, needs
+from measuring import arguments, file_to_write, needs
 from safetensors import safe_open
 
 from nanovllm.checkpoint import ModelConfig
@@ -35,7 +35,7 @@ ARCHITECTURES |= {"Qwen3NextForCausalLM": "qwen3next"}
 def main() -> None:
     parser = arguments(__doc__, model=None)
     parser.add_argument("model", help="a checkpoint's directory, a hub id, or demo")
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=file_to_write)
     parser.add_argument("--type", choices=TYPES, default="Q8_0")
     args = parser.parse_args()
     write_gguf(resolve_checkpoint(model_or_demo(args.model)), args.file, args.type)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -75,10 +76,32 @@ def above_zero(text: str) -> float:
 
 
 def existing_file(text: str) -> Path:
-    """The type of an argument that is a file to read."""
-    if not Path(text).is_file():
+    """The type of an argument that is a file to read; a pipe will do."""
+    path = Path(text)
+    if not path.exists() or path.is_dir():
         raise argparse.ArgumentTypeError(f"there is no file {text}")
-    return Path(text)
+    return path
+
+
+def file_to_write(text: str) -> Path:
+    """The type of an argument that is a file to write, in a folder that is there."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
+
+
+def text_of(file: Path | None) -> str:
+    """What is in it, or (None) Python's language reference, which every Python has.
+
+    Ends the script if the file is no text in UTF-8.
+    """
+    if file is None:
+        return "\n\n".join(topics[name] for name in sorted(topics))
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {file} is no text in UTF-8: {error}")
 
 
 def program(text: str) -> str:
@@ -215,6 +238,15 @@ def write_beside(script: str, *given: str | Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True)
     if ended.returncode:
         raise ChildFailed(ended.stderr)
+
+
+def compress_beside(model: str, folder: Path, rounding: str) -> str:
+    """The folder, in which make_compressed.py has written the model. Ends the script with a line if it could not."""
+    try:
+        write_beside("make_compressed.py", model, folder, "--rounding", rounding)
+    except ChildFailed as failed:
+        sys.exit(failed.line)
+    return str(folder)
 
 
 def result(value: object) -> None:

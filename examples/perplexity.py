@@ -27,11 +27,10 @@ import os
 import sys
 from itertools import product
 from pathlib import Path
-from pydoc_data.topics import topics
 from tempfile import TemporaryDirectory
 
 import torch
-from measuring import ChildFailed, arguments, existing_file, positive, table, write_beside
+from measuring import arguments, compress_beside, existing_file, positive, table, text_of
 from rich.console import Console
 from rich.progress import track
 from safetensors.torch import load_file, save_file
@@ -61,7 +60,7 @@ def main() -> None:
     args = parser.parse_args()
     if not 2 <= args.window <= args.tokens:
         parser.error(f"a window has 2 tokens or more and at most --tokens, found {args.window} and {args.tokens}")
-    text = args.text.read_text("utf-8") if args.text else "\n\n".join(topics[name] for name in sorted(topics))
+    text = text_of(args.text)
     source = args.text or f"the language reference of Python {sys.version_info.major}.{sys.version_info.minor}"
 
     with TemporaryDirectory() as folder:
@@ -78,12 +77,7 @@ def main() -> None:
             path = models[size]
             if quantization in PUBLISHED:
                 packed = Path(folder, f"{quantization}-{size:g}")
-                if not packed.exists():
-                    try:
-                        write_beside("make_compressed.py", path, packed, "--rounding", quantization)
-                    except ChildFailed as failed:
-                        sys.exit(failed.line)
-                path = str(packed)
+                path = str(packed) if packed.exists() else compress_beside(path, packed, quantization)
             elif quantization != "none":
                 options["quantization"] = quantization
             llm = LLM(path, **options)

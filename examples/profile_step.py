@@ -61,7 +61,7 @@ def main() -> None:
         kv_cache_dtype=args.kv_cache_dtype,
         enforce_eager=args.enforce_eager,
         enable_prefix_caching=False,
-        max_num_batched_tokens=max(args.prompt, 1024),
+        max_num_batched_tokens=max(args.prompt, 2 * args.batch, 1024),  # decodes leave room for prompts
         max_num_seqs=max(args.batch, 256),
     )
     longest = llm.engine.kv_pool.max_model_len

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from measuring import arguments, needs, positive
+from measuring import arguments, existing_file, needs, positive
 
 from nanovllm import LLM
 from nanovllm.jobs.answer_lines import CustomIds, answer_lines, read_custom_id
@@ -24,7 +24,7 @@ from nanovllm.serving.openai.json_lines import parse_json, read_lines, to_json
 from nanovllm.tools.demo_model import model_or_demo
 
 parser = arguments(__doc__, model=None)
-parser.add_argument("-i", "--input-file", type=Path, required=True)
+parser.add_argument("-i", "--input-file", type=existing_file, required=True)
 parser.add_argument("-o", "--output-folder", type=Path, required=True, help="must not exist")
 parser.add_argument("--model", help="directory or hub id (default: the demo checkpoint)")
 parser.add_argument("--num-engines", type=positive, default=2)

@@ -305,6 +305,7 @@ def main() -> None:
     counts = sorted({num for num in (1, 2, 4, 8, 16, 32, 64) if num < args.threads} | {args.threads})
     real = [num for num in counts if num <= threads.num_cpus()]
     options: dict[str, Any] = {"load_format": "dummy", "hf_overrides": SHAPES[args.shape]} if args.shape else {}
+    most_rows = max(args.rows, default=0)
     progress = Console(stderr=True)
     with progress.status("an engine"):
         engine = Engine(
@@ -312,8 +313,8 @@ def main() -> None:
             dtype=args.dtype,
             quantization=args.quantization,
             enable_prefix_caching=False,
-            max_num_batched_tokens=max(args.prompt, 2048),
-            max_num_seqs=max([*args.rows, 256]),
+            max_num_batched_tokens=max(args.prompt, 2 * most_rows, 2048),  # decodes leave room for prompts
+            max_num_seqs=max(most_rows, 256),
             **options,
         )
     longest = engine.llm.engine.kv_pool.max_model_len

@@ -7,6 +7,7 @@ import argparse
 import importlib
 import io
 import logging
+import os
 import random
 import re
 import runpy
@@ -132,6 +133,12 @@ def test_every_size_has_a_type_that_checks_it(status_of, name, monkeypatch):
         ("perplexity.py", ["--text", "/no/such/text"]),
         ("make_compressed.py", ["demo", "packed", "--text", "/no/such/text"]),
         ("ask_a_picture.py", ["--picture", "/no/such/picture.png"]),
+        ("ask_a_picture.py", ["--picture", "README.md"]),
+        ("make_gguf.py", ["demo", "/no/such/model.gguf"]),
+        ("bench_peers.py", ["--output", "/no/such/table.md"]),
+        ("gpu_report.py", ["--cpu", "--out", "/no/such/report"]),
+        ("bench_all.py", ["--page", "/no/such/page.md"]),
+        ("ray_data_batch.py", ["-i", "/no/such/lines.jsonl", "-o", "out"]),
         ("bench_tiers.py", ["--gigabytes", "inf"]),
         ("bench_busy.py", ["--counts", "1", "0"]),
         ("bench_images.py", ["--picture", "1024x0"]),
@@ -145,6 +152,22 @@ def test_every_size_has_a_type_that_checks_it(status_of, name, monkeypatch):
 def test_arguments_that_make_no_sense(status_of, name, options):
     """They are refused before anything is loaded."""
     assert status_of(name, *options)[0] == 2
+
+
+def test_files_to_read():
+    """A pipe has no size and no name of its own, and is there all the same."""
+    existing_file = importlib.import_module("measuring").existing_file
+    assert existing_file(os.devnull) == Path(os.devnull)
+    with pytest.raises(argparse.ArgumentTypeError, match="there is no file"):
+        existing_file(str(ROOT))
+
+
+@pytest.mark.parametrize(("name", "options"), [("perplexity.py", []), ("make_compressed.py", ["MODEL", "packed"])])
+def test_a_file_that_is_no_text(status_of, tmp_path, checkpoint, name, options):
+    (tmp_path / "text").write_bytes(b"\xff\xfe")
+    options = [str(checkpoint()) if option == "MODEL" else option for option in options]
+    status, _ = status_of(name, *options, "--text", str(tmp_path / "text"))
+    assert status.startswith(f"{name}: {tmp_path / 'text'} is no text in UTF-8: ")
 
 
 @pytest.mark.parametrize("name", [name for name in LOADING if not name.startswith("ray_")])
@@ -195,6 +218,23 @@ def test_what_cannot_be_measured(status_of, tmp_path, name, options, said, monke
     monkeypatch.setattr("profile_step.NUM_STEPS", 1)
     status, _ = status_of(name, str(model), *options)
     assert said in status
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("simulate_cores.py", ["--rows", "1", "3000", "--keys", "4", "--prompt", "0"]),
+        ("profile_step.py", ["--batch", "3000", "--context", "8", "--prompt", "8"]),
+    ],
+)
+def test_many_decodes_leave_room_for_prompts(status_of, checkpoint, name, options, monkeypatch):
+    """Else prompts would wait without end in a pool that is nearly empty."""
+
+    def made(llm: LLM, *_: object, max_num_batched_tokens: int, max_num_seqs: int, **others: object) -> None:
+        raise SystemExit((max_num_seqs, max_num_batched_tokens - max_num_seqs))
+
+    monkeypatch.setattr(LLM, "__init__", made)
+    assert status_of(name, str(checkpoint()), *options)[0] == (3000, 3000)
 
 
 @pytest.mark.parametrize("name", ["simulate_cores.py", "profile_step.py"])
