@@ -73,7 +73,7 @@ def end_all(process: subprocess.Popen) -> None:
 
 
 def run_parts(
-    parts: list[Part], command_of: Callable[[Part, float], list[str]], report: dict[str, Any], out: str
+    parts: list[Part], command_of: Callable[[Part, float], list[str]], report: dict[str, Any], out: str | Path
 ) -> None:
     """Run the parts one after another; write both files after each. command_of(part, the seconds that it has)."""
     begin, allowed_s = time.monotonic(), 0.0
