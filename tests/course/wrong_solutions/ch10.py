@@ -69,7 +69,6 @@ pad_decode
         ~ pad(batch.input_ids, 0) => F.pad(batch.input_ids, (num_missing, 0))
     one_type_for_all: a different dtype
         ~ pad(batch.seqlens_k, 1) => pad(batch.seqlens_k, 1).long()
-    resizes_in_place: of the batch that you were given has been changed
-        - pad(batch.slot_mapping, -1)
-        + batch.slot_mapping.resize_(size).index_fill_(0, torch.arange(size - num_missing, size), -1)
+    pads_in_place: of the batch that you were given has been changed
+        ~ pad(batch.seqlens_k, 1) => pad(batch.seqlens_k.add_(1), 2) - 1
 """)
