@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def run_policy(args: argparse.Namespace, console: Console) -> int:
-    trace, name = chosen_trace(args, PUBLIC_SEED)
+    trace, label = chosen_trace(args, PUBLIC_SEED)
     if args.real:
         from chapters.capstone.real import serve_for_real
 
@@ -107,7 +107,6 @@ def run_policy(args: argparse.Namespace, console: Console) -> int:
             raise ValueError(f"--real takes no {' and no '.join(given)}: they are for simulated time")
         return serve_for_real(args.policy, trace, args.limit, console)
     setup = chosen_setup(args, trace)
-    label = label_of(name, setup, args.hybrid)
     with console.status(f"serving {len(trace)} requests"):
         baseline = judge(None, trace, setup, hybrid=args.hybrid)
         own = judge(args.policy, trace, setup, args.limit, args.hybrid, args.name or "")
@@ -115,16 +114,16 @@ def run_policy(args: argparse.Namespace, console: Console) -> int:
     show(console, [baseline, own])
     if args.name:
         board = args.board or default_board()
-        post(board, own, label)
-        console.print(board_table(read_board(board, label), f"The board of {label}"))
+        served = digest_of(trace, setup, args.hybrid)
+        post(board, own, label, served)
+        console.print(board_table(read_board(board, label, served), f"The board of {label}"))
     return 0 if own.score is not None else 1
 
 
 def run_score(args: argparse.Namespace, console: Console) -> int:
     seed = secrets.randbits(48) if args.seed is None else args.seed
-    trace, name = chosen_trace(args, seed)
+    trace, label = chosen_trace(args, seed)
     setup, files = chosen_setup(args, trace), sorted(args.folder.glob("[!._]*.py"))
-    label = label_of(name, setup, args.hybrid)
     if not files:
         raise ValueError(f"{args.folder} is no folder with .py files")
     baseline, own = judge(None, trace, setup, hybrid=args.hybrid), list[Verdict]()
@@ -144,14 +143,14 @@ def run_score(args: argparse.Namespace, console: Console) -> int:
                 said = f"{readable(file.stem, 40)}: look at it: {readable('; '.join(flags))}"
                 console.print(said, markup=False, soft_wrap=True)
     for verdict in own:  # last, for the board's folder may refuse it
-        post(args.board or default_board(), verdict, label)
+        post(args.board or default_board(), verdict, label, digest_of(trace, setup, args.hybrid))
     return 0 if all(verdict.score is not None for verdict in verdicts) else 1
 
 
 def run_board(args: argparse.Namespace, console: Console) -> int:
-    trace, name = chosen_trace(args, PUBLIC_SEED)
-    label = label_of(name, chosen_setup(args, trace), args.hybrid)
-    entries = read_board(args.board or default_board(), label)
+    trace, label = chosen_trace(args, PUBLIC_SEED)
+    served = digest_of(trace, chosen_setup(args, trace), args.hybrid)
+    entries = read_board(args.board or default_board(), label, served)
     if not entries:
         console.print(f"Nobody has served {label} yet:  python -m chapters capstone run --name NAME", markup=False)
         return 1
@@ -183,12 +182,10 @@ def run_broken(args: argparse.Namespace, console: Console) -> int:
 
 
 def chosen_trace(args: argparse.Namespace, seed: int) -> tuple[list[Row], str]:
-    """And its name: one read from a file is named by its content."""
-    if args.trace:
-        rows = read_trace(args.trace)
-        return rows, f"trace {hashlib.sha256(repr(rows).encode()).hexdigest()[:8]}"
+    """And what it is called, with the memory that it is served in."""
     seed = seed if args.seed is None else args.seed
-    return draw_trace(seed), f"seed {seed}"
+    rows, name = (read_trace(args.trace), args.trace.name) if args.trace else (draw_trace(seed), f"seed {seed}")
+    return rows, f"{name}, {args.memory}{', hybrid' if args.hybrid else ''}"
 
 
 def chosen_setup(args: argparse.Namespace, trace: list[Row]) -> Setup:
@@ -201,14 +198,15 @@ def chosen_setup(args: argparse.Namespace, trace: list[Row]) -> Setup:
     return setup
 
 
-def label_of(name: str, setup: Setup, hybrid: bool) -> str:
-    """What runs are called on the board, which compares those of one label. name: of the trace."""
-    return f"{name}{', hybrid' if hybrid else ''}, {setup.num_blocks:,} blocks of {setup.block_size} tokens"
+def digest_of(trace: list[Row], setup: Setup, hybrid: bool) -> str:
+    """Equal for runs that the board compares: of equal traces, whatever they are called, in equal memory."""
+    return hashlib.sha256(repr((trace, setup.num_blocks, hybrid)).encode()).hexdigest()[:16]
 
 
 def show_setup(console: Console, setup: Setup, label: str) -> None:
     limits = f"first token within {setup.ttft_limit_s * 1e3:,.0f} ms, then {setup.tpot_limit_s * 1e3:,.0f} ms a token"
-    console.print(f"{label}; good: {limits}, on average over a request", markup=False)
+    blocks = f"{setup.num_blocks} blocks of {setup.block_size} tokens"
+    console.print(f"{label}: {blocks}; good: {limits}, on average over a request", markup=False)
 
 
 def reference_verdict(trace: list[Row], setup: Setup, args: argparse.Namespace) -> Verdict | None:

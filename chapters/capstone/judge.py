@@ -131,20 +131,24 @@ def default_board() -> Path:
     return user_folder("XDG_DATA_HOME", ".local/share") / "capstone.jsonl"
 
 
-def post(board: Path, verdict: Verdict, trace: str) -> None:
-    """A line more. trace: what was served, and within which memory; only equal ones are compared."""
+def post(board: Path, verdict: Verdict, trace: str, served: str) -> None:
+    """A line more. trace: what was served, and in which memory. served: its digest; only equal ones are compared."""
     s = verdict.score
     goodput, counts = (s.goodput, (s.num_good, s.num_requests)) if s is not None else (0.0, (0, 0))
     entry = dict(
         zip(ENTRY, (verdict.name, trace, goodput, *counts, verdict.problem, time.strftime("%F %R")), strict=True)
     )
+    entry["served"] = served
     board.parent.mkdir(parents=True, exist_ok=True)
     with locked(board.with_suffix(".lock")), board.open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
 
 
-def read_board(board: Path, trace: str) -> list[dict[str, Any]]:
-    """The newest entry of each name that served this trace, the best first. Lines that are no entries are left out."""
+def read_board(board: Path, trace: str, served: str) -> list[dict[str, Any]]:
+    """The newest entry of each name that served this, the best first. Lines that are no entries are left out.
+
+    Older entries have no digest, and are found by what the trace was called.
+    """
     newest: dict[str, dict[str, Any]] = {}
     for line in board.read_text("utf-8").splitlines() if board.exists() else ():
         try:
@@ -152,7 +156,7 @@ def read_board(board: Path, trace: str) -> list[dict[str, Any]]:
             is_whole = all(isinstance(entry[key], kind) for key, kind in ENTRY.items())
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
-        if is_whole and entry["trace"] == trace:
+        if is_whole and (entry["served"] == served if "served" in entry else entry["trace"] == trace):
             newest[entry["name"]] = entry
     return sorted(newest.values(), key=lambda entry: -entry["goodput"])
 

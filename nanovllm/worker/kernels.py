@@ -6,7 +6,6 @@ cpu/c_kernels.py has the same in C, tested against them.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -59,7 +58,6 @@ class Kernels:
 def made_once(make: Callable[[Kernels], Made]) -> Callable[[Kernels], Made]:
     """make(kernels), called once for each Kernels. The result is kept in them, so it goes when their engine goes."""
 
-    @wraps(make)
     def kept(kernels: Kernels) -> Made:
         if make not in kernels.made:
             kernels.made[make] = make(kernels)

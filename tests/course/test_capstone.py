@@ -192,8 +192,8 @@ def test_a_class_and_its_board(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "bob is refused: order() returns a list of ids, found 5" in told
     assert "bob: look at it: imports gc" in told and "ada: look" not in told
-    label = json.loads(board.read_text("utf-8").splitlines()[-1])["trace"]
-    names = [entry["name"] for entry in judge.read_board(board, label)]
+    served = json.loads(board.read_text("utf-8").splitlines()[-1])["served"]
+    names = [entry["name"] for entry in judge.read_board(board, "trace.csv, 2G", served)]
     assert names == ["ada", "bob"] and main(["capstone", "board", *options]) == 0
     assert main(["capstone", "board", *options, "--memory", "2048M"]) == 0, "the same memory"
     assert main(["capstone", "board", *options, "--memory", "1G"]) == 1
