@@ -4,8 +4,9 @@ Small models write a real line break inside a string, Python's quotes and words,
 comma or a bracket too many or too few. Each of these has one meaning here; so arguments can be sent before their end
 has come, and are JSON all the same.
 
-Where calls are Python (source.is_python), Python's literals mean what they mean there: all escapes, raw strings,
-"one " "text", 0x1F, {1, 2}. Sets and tuples are lists; of an f-string the text is taken.
+Where calls are Python (source.is_python), escapes, a string's prefix, 0x1F, {1, 2} and (1) mean what they mean there.
+Sets and tuples are lists; of f"..." and b"..." the text is taken. "two" "texts" are not joined: these are quotes within
+a text, since small models forget to escape them.
 """
 
 import ast
@@ -59,9 +60,10 @@ def _container(source: Source, stops: tuple[str, ...], outer: str) -> Reading[No
     """A list or an object. A bracket that closes what it is in closes it, too; one that closes nothing is left out."""
     opening = source.take(1)
     closing, separator = CLOSING[opening], ""
-    is_unclear = source.is_python and opening != "["  # a dict or a set, a tuple or brackets: what follows an item tells
-    if not is_unclear:
+    is_clear = not source.is_python or opening == "["  # else it may be a dict or a set, a tuple or brackets
+    if is_clear:
         yield _say(SAID[opening][0])
+    items: list[str] = []  # of a set, unless a key follows: then each is a key whose value is missing
     while True:
         following = yield from source.skip_spaces(",")
         if following == "":
@@ -74,23 +76,24 @@ def _container(source: Source, stops: tuple[str, ...], outer: str) -> Reading[No
         if following in "]}):":
             source.take(1)
             continue
-        if opening == "{" or is_unclear:
-            read = _key if opening == "{" else value
-            item = yield from collected(read(source, stops, outer + closing))
-            following = yield from source.skip_spaces()
-            if following == closing == ")":
+        if opening == "(" and not is_clear:
+            item = yield from collected(value(source, stops, outer + closing))
+            if (yield from source.skip_spaces()) == closing:
                 source.take(1)
                 yield _say(item)
                 return
-            if is_unclear and (opening == "(" or following != ":"):
-                opening, separator, is_unclear = "[", ", ", False
-                yield _say(f"[{item}")
+            yield _say(f"[{item}")
+            separator, is_clear = ", ", True
+            continue
+        if opening == "{":
+            item = yield from collected(_key(source, stops, outer + closing))
+            if (yield from source.skip_spaces()) != ":":
+                items.append(item)
                 continue
-            if following != ":":
-                continue  # it is no key
             source.take(1)
-            separator += "{" * is_unclear + (item if item.startswith('"') else json.dumps(item)) + ": "
-            is_unclear = False
+            separator += "" if is_clear else "{"
+            separator += (item if item.startswith('"') else json.dumps(item)) + ": "
+            is_clear = True
         if separator:
             yield _say(separator)
         if opening == "{" and (yield from source.skip_spaces()) in (",", "}", "]"):
@@ -98,7 +101,10 @@ def _container(source: Source, stops: tuple[str, ...], outer: str) -> Reading[No
         else:
             yield from value(source, stops, outer + closing)
         separator = ", "
-    yield _say(SAID[opening] if is_unclear else SAID[opening][1])
+    if is_clear:
+        yield _say(SAID[opening][1])
+    else:
+        yield _say(f"[{', '.join(items)}]" if items else SAID[opening])
 
 
 def _key(source: Source, stops: tuple[str, ...], outer: str) -> Reading[None]:
@@ -111,26 +117,21 @@ def _key(source: Source, stops: tuple[str, ...], outer: str) -> Reading[None]:
 
 def string(source: Source, ends: str, stops: tuple[str, ...], is_raw: bool = False) -> Reading[None]:
     """Say a string. A quote within it is one that is followed by none of `ends`. Python's may begin with three."""
+    quote = source.take(1)
     yield _say('"')
-    quote = yield from _opening_quote(source)
+    if (yield from source.starts_with(quote * 2)):
+        quote += source.take(2)
     while following := (yield from source.peek()):
         if following == "\\":
             yield _say((yield from _raw_escape(source) if is_raw else _escape(source)))
         elif following == quote[0] and (yield from _is_end(source, quote, ends, stops)):
             source.take(len(quote))
-            if not (source.is_python and (yield from source.skip_spaces()) in tuple(QUOTES)):
-                yield _say('"')
-                return
-            quote = yield from _opening_quote(source)  # "one " "text"
+            yield _say('"')
+            return
         else:
             piece = PIECE.match(source.rest)
             yield _say(_quoted(source.take(piece.end() if piece else 1)))
     raise Malformed
-
-
-def _opening_quote(source: Source) -> Reading[str]:
-    quote = source.take(1)
-    return quote + (source.take(2) if (yield from source.starts_with(quote * 2)) else "")
 
 
 def _is_end(source: Source, quote: str, ends: str, stops: tuple[str, ...]) -> Reading[bool]:
@@ -138,13 +139,7 @@ def _is_end(source: Source, quote: str, ends: str, stops: tuple[str, ...]) -> Re
         return False
     while not (after := source.rest[len(quote) :].lstrip()) and not source.ended:
         yield None
-    if not after or after[0] in ends or bool((yield from source.starts_with(*stops, after_spaces=len(quote)))):
-        return True
-    if not source.is_python or after[0] not in QUOTES or not source.rest[len(quote)].isspace():
-        return False
-    while not (inside := source.rest[len(quote) :].lstrip()[1:].lstrip()) and not source.ended:
-        yield None
-    return bool(inside) and inside[0] not in CLOSING.values()  # another string begins: it is not this one's own end
+    return not after or after[0] in ends or bool((yield from source.starts_with(*stops, after_spaces=len(quote))))
 
 
 def _raw_escape(source: Source) -> Reading[str]:
