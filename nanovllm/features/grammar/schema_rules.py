@@ -28,7 +28,18 @@ from llguidance import regex_to_lark
 from nanovllm.features.grammar.lark import quoted
 from nanovllm.features.grammar.oracle import Oracle
 from nanovllm.features.grammar.parts import Schema, changed
-from nanovllm.features.grammar.schema_values import Array, AsJson, Leaf, Numbers, Object, Shape, Value, Values, Word
+from nanovllm.features.grammar.schema_values import (
+    OF_NUMBERS,
+    Array,
+    AsJson,
+    Leaf,
+    Numbers,
+    Object,
+    Shape,
+    Value,
+    Values,
+    Word,
+)
 
 NUM_BITS = 64  # of a rule's number
 MAX_COUNT = 1_000_000  # items; a larger maxItems is no bound
@@ -97,10 +108,13 @@ def _without_unknown_format(part: Schema, oracle: Oracle) -> Schema:
 def _loosened(part: Schema, is_closed: bool) -> Schema:
     """A part of the schema for llguidance to check, without what only the rules here hold.
 
-    That is how many keys an object has, if some of them are optional. If objects are closed as a whole, what forbids
-    other keys is left out, too: llguidance would take it by the letter, for each part of an object by itself.
+    That is how many keys an object has, if some of them are optional, and which of the numbers that are given are
+    within bounds. If objects are closed as a whole, what forbids other keys is left out, too: llguidance would take it
+    by the letter, for each part of an object by itself.
     """
     held_here = {"minProperties", "maxProperties"}
+    if part.keys() & {"enum", "const"}:
+        held_here |= OF_NUMBERS
     if is_closed and part.get("additionalProperties") is False:
         held_here.add("additionalProperties")
     return {key: value for key, value in part.items() if key not in held_here}

@@ -5,11 +5,14 @@ fit what each of them says of it, and llguidance puts together what they say of 
 """
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Real
 from typing import Any
 
-from nanovllm.checks.values import shorten
+from nanovllm.checks.values import check_number, shorten
 from nanovllm.features.grammar.oracle import Oracle
 from nanovllm.features.grammar.parts import (
     COMBINES,
@@ -24,6 +27,7 @@ from nanovllm.features.grammar.parts import (
     items_of,
     list_in,
     map_in,
+    type_of,
     types_in,
     words_in,
 )
@@ -34,8 +38,10 @@ SCALARS = ("null", "boolean", *NUMERIC, "string")
 SAYS_SOMETHING = {"type"} | OF_SCALARS | OF_OBJECTS | OF_ARRAYS
 NOT_A_TEXT: Schema = {"type": ["null", "boolean", "number", "array", "object"]}
 MAX_VALUES = 20_000  # different ones in a schema
-STEPS = {"minimum": 0, "exclusiveMinimum": 1, "maximum": 0, "exclusiveMaximum": -1}  # from a bound to what it allows
-OF_NUMBERS = {"multipleOf", *STEPS}
+MINIMA, MAXIMA = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+OF_NUMBERS = {"multipleOf", *MINIMA, *MAXIMA}
+EXACT = 2**53  # a float of 64 bits holds all whole numbers up to it
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 Value = int  # its number
 
@@ -170,10 +176,11 @@ class Values:
                 shapes += self._arrays(parts)
             names = [name for name in SCALARS if types is None or name in types]
             if numeric := [name for name in names if name in NUMERIC]:
-                _check_bounds(parts)
                 if words_in(parts) is not None:  # llguidance would round some of them
                     names = [name for name in names if name not in NUMERIC]
-                    shapes += self._given_numbers(parts, numeric)
+                    shapes += _given_numbers(parts, numeric)
+                else:
+                    parts = _held(parts, is_whole="number" not in numeric)
             if names:
                 scalars.append(_scalar(parts, names))
         leaf = scalars[0] if len(scalars) == 1 else {"anyOf": scalars}
@@ -187,18 +194,7 @@ class Values:
     def _arrays(self, parts: Parts) -> list[Array]:
         return [self._array(each) for each in self._with_words(parts, list)]
 
-    def _given_numbers(self, parts: Parts, types: list[str]) -> list[Numbers]:
-        is_free = not any(part.keys() & OF_NUMBERS for part in parts)  # and so there is nothing to ask the oracle
-        texts = []
-        for way in self._with_words(parts, (int, float)):
-            number = way[0]["const"]
-            is_whole = number == int(number)
-            has_type = not isinstance(number, bool) and (is_whole or "number" in types)
-            if has_type and (is_free or self.oracle.is_possible(_scalar(way, types))):
-                texts.append(json.dumps(int(number) if is_whole else number))
-        return [Numbers(tuple(texts))] if texts else []
-
-    def _with_words(self, parts: Parts, kind: type | tuple[type, ...]) -> list[Parts]:
+    def _with_words(self, parts: Parts, kind: type) -> list[Parts]:
         """Parts that have no enum or const: those that have stand for several, one for each word of this kind."""
         words = words_in(parts)
         if words is None:
@@ -353,27 +349,83 @@ def _scalar(parts: Parts, types: list[str]) -> Schema:
 
 
 def _schema_of(word: Any) -> Schema:
-    """The schema of a value that is given."""
+    """The schema of one value: of an object or an array that is given, its own."""
     if isinstance(word, dict):
         properties = {name: {"const": value} for name, value in word.items()}
         closed = {"additionalProperties": False, "maxProperties": len(word)}
         return {"type": "object", "properties": properties, "required": [*word], **closed}
-    if not isinstance(word, list):
-        return {"const": word}
     first = [{"const": value} for value in word]
     return {"type": "array", "prefixItems": first, "minItems": len(first), "maxItems": len(first)}
 
 
-def _check_bounds(parts: Parts) -> None:
-    """Raise ValueError for a bound that would allow more here: llguidance has it as a float, within 64 bits."""
-    for name, step in STEPS.items():
-        for bound in (part[name] for part in parts if isinstance(part.get(name), int | float)):
-            if abs(bound) < 2**53:
-                continue
-            exact = int(bound) + step
-            held = min(max(float(bound) + step, -(2**63)), 2**63 - 1)
-            if held < exact if name in ("minimum", "exclusiveMinimum") else held > exact:
-                raise ValueError(f"{name} {bound} cannot be held exactly; leave it out, or choose one below 2**53")
+def _given_numbers(parts: Parts, types: list[str]) -> list[Numbers]:
+    """Those of enum and const that all parts allow. All is taken as its digits say: 0.3 is a multiple of 0.1."""
+    limits = [_limits(part) for part in parts]
+    texts = []
+    for word in words_in(parts) or ():
+        if type_of(word) not in NUMERIC:
+            continue
+        number = Fraction(str(word))
+        is_whole = number.denominator == 1
+        if (is_whole or "number" in types) and all(_is_within(number, said) for said in limits):
+            texts.append(str(number.numerator) if is_whole else json.dumps(word))
+    return [Numbers(tuple(texts))] if texts else []
+
+
+def _limits(part: Schema) -> dict[str, Fraction]:
+    """Raises ValueError."""
+    said = {name: part[name] for name in OF_NUMBERS if name in part}
+    for name, number in said.items():
+        check_number(name, number, Real)
+    return {name: Fraction(str(number)) for name, number in said.items()}
+
+
+def _is_within(number: Fraction, said: dict[str, Fraction]) -> bool:
+    step = said.get("multipleOf")
+    return (
+        said.get("minimum", number) <= number <= said.get("maximum", number)
+        and ("exclusiveMinimum" not in said or said["exclusiveMinimum"] < number)
+        and ("exclusiveMaximum" not in said or number < said["exclusiveMaximum"])
+        and (step is None or (step != 0 and number % step == 0))
+    )
+
+
+def _held(parts: Parts, is_whole: bool) -> Parts:
+    """The parts with bounds that llguidance, which has them as floats, does not make looser. Raises ValueError.
+
+    is_whole: they are said of whole numbers alone.
+    """
+    held: list[Schema] = []
+    for part in parts:
+        bounds = {name: part[name] for name in (*MINIMA, *MAXIMA) if isinstance(part.get(name), int | float)}
+        large = {name: bound for name, bound in bounds.items() if abs(bound) >= EXACT}
+        held.append({name: value for name, value in part.items() if name not in large})
+        held += [_held_bound(name, bound, is_whole) for name, bound in large.items()]
+    return tuple(held)
+
+
+def _held_bound(name: str, bound: int | float, is_whole: bool) -> Schema:
+    """This bound, or the next float that is tighter: only numbers that no float is lie between the two.
+
+    Raises ValueError for a bound of whole numbers that none of 64 bits fits.
+    """
+    inclusive, exclusive = MINIMA if name in MINIMA else MAXIMA
+    inwards = 1 if name in MINIMA else -1
+    is_exclusive = name == exclusive
+    if is_whole:
+        last = int(bound) + (inwards if is_exclusive else 0)
+        if last * inwards > (MAX_INT64 if inwards == 1 else -MIN_INT64):
+            raise ValueError(f"{name} {bound} leaves no whole number of 64 bits, and no others can be written here")
+        bound, is_exclusive = min(max(last, MIN_INT64), MAX_INT64), False
+        if bound == MAX_INT64:
+            return {inclusive: bound}  # no float, but llguidance stops there
+    limit = float(bound)
+    if is_exclusive and Fraction(str(limit)) == Fraction(str(bound)):
+        return {name: bound}
+    is_looser = limit < bound if inwards == 1 else limit > bound
+    if is_looser or (is_exclusive and limit == bound):
+        limit = math.nextafter(limit, inwards * math.inf)
+    return {inclusive: int(limit)}  # which is whole; llguidance reads the digits of some floats as the float beside it
 
 
 def _bounds(parts: Parts, name: str) -> list[int]:

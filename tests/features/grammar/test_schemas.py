@@ -2,6 +2,7 @@
 
 import json
 import random
+from fractions import Fraction
 from functools import cache
 
 import jsonschema
@@ -338,8 +339,9 @@ BIG = 2**53
 
 def test_numbers_that_are_given_are_written_as_they_are(compiler):
     for word in (1234567890123456789, BIG + 1, -(10**30), 1e300, 0.1, 123456789.12345679, 1e-300, 0, 1.5):
+        whole = Fraction(str(word))
         for schema in ({"const": word}, {"enum": ["a", word]}, {"type": "number", "enum": [word, 2]}):
-            assert can_be(compiler, json.dumps(int(word) if word == int(word) else word), json=schema)
+            assert can_be(compiler, str(whole.numerator) if whole.denominator == 1 else json.dumps(word), json=schema)
     ids = [BIG + 1, BIG + 3, "a", True, {"id": [BIG + 5]}, 1.5, 7]
     texts = [walk(compiler, StructuredOutputsParams(json={"enum": ids}), seed) for seed in range(12)]
     assert all(json.loads(text) in ids for text in texts)
@@ -357,23 +359,50 @@ def test_numbers_that_are_given_are_written_as_they_are(compiler):
     assert can_be(compiler, "5", json={"default": 10**20, "const": 5})
 
 
-def test_bounds_that_would_be_rounded_are_refused(compiler):
-    for bounds in (
-        {"minimum": BIG + 1},
-        {"maximum": BIG + 3},
-        {"exclusiveMinimum": BIG},
-        {"exclusiveMaximum": -BIG},
-        {"minimum": 10**19, "maximum": 10**19 + 5},
-        {"type": "number", "maximum": BIG + 3},
+def test_numbers_that_are_given_are_compared_as_they_are(compiler):
+    for word, other, limits, is_allowed in (
+        (BIG + 1, 8, {"multipleOf": 2}, False),
+        (BIG + 1, 8, {"maximum": BIG}, False),
+        (BIG + 1, 8, {"exclusiveMinimum": BIG}, True),
+        (BIG + 1, 7, {"multipleOf": 3}, True),
+        (1234567890123456789, 10, {"multipleOf": 10}, False),
+        (10**19 + 1, 5, {"minimum": 10**19}, True),
+        (BIG - 1, BIG + 2, {"exclusiveMinimum": BIG}, False),
+        (0.3, 1, {"multipleOf": 0.1}, True),
+        (3, 4, {"exclusiveMaximum": 3}, False),
     ):
-        schema = {"type": "integer"} | bounds
-        expect("cannot be held exactly", compiler.compile, StructuredOutputsParams(json=schema))
-    for word, bounds in (
-        (10**17, {"minimum": 10**17}),
-        (2**63 - 1, {"minimum": -BIG, "maximum": 2**63 - 1}),
-        (BIG, {"minimum": 0, "maximum": 2**64 - 1}),
+        if is_allowed:
+            assert can_be(compiler, json.dumps(word), json={"enum": [word, other]} | limits), (word, limits)
+        else:
+            schema = {"anyOf": [{"enum": [word, other]} | limits, {"type": "null"}]}
+            assert not can_be(compiler, json.dumps(word), json=schema), (word, limits)
+    expect("minimum must be a number", compiler.compile, StructuredOutputsParams(json={"enum": [1], "minimum": "x"}))
+    expect("no finite text", compiler.compile, StructuredOutputsParams(json={"enum": [1], "multipleOf": 0}))
+
+
+def test_bounds_that_would_be_rounded_are_a_little_tighter(compiler):
+    """Only numbers that no float is are lost; those that are floats, and the other types' numbers, stay exact."""
+    for kind, bounds, allowed, refused in (
+        ("integer", {"minimum": BIG + 1}, [BIG + 2], [BIG]),
+        ("integer", {"exclusiveMinimum": BIG}, [BIG + 2], [BIG]),
+        ("integer", {"exclusiveMaximum": -BIG}, [-BIG - 2], [-BIG]),
+        ("integer", {"exclusiveMinimum": -BIG}, [1 - BIG], [-BIG]),
+        ("integer", {"minimum": 10**17}, [10**17], [10**17 - 1]),
+        ("integer", {"minimum": 0, "maximum": 10**16 - 1}, [0, 10**16 - 2], [10**16 - 1, 10**16]),
+        ("integer", {"minimum": 0, "exclusiveMaximum": 10**18, "maximum": 10**18}, [10**18 - 128], [10**18]),
+        ("integer", {"minimum": -BIG, "maximum": 2**63 - 1}, [2**63 - 1, -BIG], [2**63, -BIG - 1]),
+        ("integer", {"exclusiveMaximum": 2**63}, [2**63 - 1], [2**63]),
+        ("integer", {"minimum": 0, "maximum": 2**64 - 1}, [BIG], [-1]),
+        ("number", {"maximum": BIG + 3}, [BIG + 2], [BIG + 4]),
+        ("number", {"exclusiveMaximum": BIG + 3}, [BIG + 2], [BIG + 4]),
+        ("number", {"exclusiveMinimum": 0, "exclusiveMaximum": 1e18}, [0.1, 10**18 - 1], [0, 10**18]),
+        ("number", {"exclusiveMinimum": BIG}, [BIG + 2], [BIG]),
     ):
-        assert can_be(compiler, str(word), json={"type": "integer"} | bounds)
+        for number in (*allowed, *refused):
+            schema = {"type": kind} | bounds
+            assert can_be(compiler, str(number), json=schema) is (number in allowed), (number, schema)
+    schema = {"type": "integer", "minimum": 10**19, "maximum": 10**19 + 5}
+    expect("leaves no whole number of 64 bits", compiler.compile, StructuredOutputsParams(json=schema))
 
 
 def test_one_of_whose_members_overlap_says_what_would_work(compiler):
