@@ -33,9 +33,9 @@ from nanovllm.prompts import tokenize
 
 logger = logging.getLogger("nanovllm")
 
-# What render_chat() and transformers hand to a template themselves.
-OWN = {"messages", "conversations", "chat_template", "tools", "add_generation_prompt", "continue_final_message"}
-OWN |= {"return_assistant_tokens_mask"}
+# Arguments of transformers' apply_chat_template() that no template reads -> what render_chat() does; None: nothing.
+FIXED = dict.fromkeys(("messages", "conversations", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"))
+FIXED |= {"tokenize": True, "padding": False, "truncation": False, "return_assistant_tokens_mask": False}
 FORMS = {"string": frozenset([STRING]), "openai": frozenset([PARTS])}  # vLLM's names
 # What is told otherwise than it came -> what is said of it, in the log and in an error.
 TOLD = {
@@ -83,12 +83,12 @@ def render_chat(
     continue_final_message: the last message is open, the answer goes on with it; not with add_generation_prompt.
     chat_template: instead of the checkpoint's, or the name of one of its templates. Without it, a template named
     "tool_use" is taken for tools, and otherwise the one named "default". chat_template_kwargs: what the template asks
-    for by name, such as enable_thinking of Qwen3's. chat_template_content_format: "string" hands all contents over as
-    texts, "openai" as lists of parts; "auto": as the template reads them. tools: functions that the model may call, as
-    OpenAI's API describes them. check: of the text before it is tokenized. keep_images: makes the prompt's
-    multi_modal_data of what the messages name as images; None: the model sees none. image_token: what the template
-    writes for an image. Where a message or a tool has it as text, it is text in the prompt, too: some tokens that
-    spell it.
+    for by name, such as enable_thinking of Qwen3's; of what is no template's, only what is done anyway.
+    chat_template_content_format: "string" hands all contents over as texts, "openai" as lists of parts; "auto": as the
+    template reads them. tools: functions that the model may call, as OpenAI's API describes them. check: of the text
+    before it is tokenized. keep_images: makes the prompt's multi_modal_data of what the messages name as images; None:
+    the model sees none. image_token: what the template writes for an image. Where a message or a tool has it as text,
+    it is text in the prompt, too: some tokens that spell it.
 
     Raises ValueError if the template does not take the messages, or leaves something of them out of the prompt.
     """
@@ -101,10 +101,15 @@ def render_chat(
         raise ValueError(f"chat_template must be a template's text, found {shorten(chat_template)}")
     if not isinstance(chat_template_kwargs, dict | None):
         raise ValueError(f"chat_template_kwargs must be a dict, found {shorten(chat_template_kwargs)}")
-    if taken := OWN.intersection(chat_template_kwargs or ()):
-        raise ValueError(
-            f"chat_template_kwargs cannot set {min(taken)}; where a request has an option of that name, use it"
-        )
+    prompting = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    own = FIXED | prompting | {"chat_template": chat_template, "tools": tools}
+    given = chat_template_kwargs or {}
+    for name, value in given.items():
+        if name in own and value is not None and value != own[name]:
+            raise ValueError(
+                f"chat_template_kwargs cannot set {name}; where a request has an option of that name, use it"
+            )
+    kwargs = {name: value for name, value in given.items() if name not in own}
     check_choice("chat_template_content_format", chat_template_content_format, FORMATS_OF_CONTENT)
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"tools must be a list of dicts, found {shorten(tools)}")
@@ -117,14 +122,13 @@ def render_chat(
     if continue_final_message and checked[-1]["content"] is None:
         checked[-1]["content"] = ""  # transformers goes on with no other
     template = tokenizer.get_chat_template(chat_template, tools)
-    special, kwargs = tokenizer.special_tokens_map, chat_template_kwargs or {}
+    special = tokenizer.special_tokens_map
     stand_in = ""  # for the image token where it is text: the template's own are all that it finds in the prompt
     if image_token is not None:
         stand_in = f"qz{secrets.token_hex(4)}zq"
         checked = _replaced(checked, image_token, stand_in)
         tools = _replaced(tools, image_token, stand_in)
         kwargs = _replaced(kwargs, image_token, stand_in)
-    prompting = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     options = {**special, **kwargs, **prompting}
     reads = reads_of(template, special, kwargs)
     attempts = _attempts(checked, tools or None, reads, chat_template_content_format)

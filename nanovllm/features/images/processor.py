@@ -109,8 +109,11 @@ class ImageProcessor:
         if splits and not getattr(self._processor, "do_image_splitting", True):
             raise ValueError("do_image_splitting of mm_processor_kwargs must be false: images are not split here")
         if "size" in options:
-            size = self._whole_size(options["size"])
-            for name, most in dict(self._processor.size).items():
+            own, size = dict(self._processor.size), self._whole_size(options["size"])
+            if size.keys() != own.keys():
+                named = shorten(options["size"])
+                raise ValueError(f"size of mm_processor_kwargs must be a dict of {', '.join(own)}, found {named}")
+            for name, most in own.items():
                 check_number(f"{name} of mm_processor_kwargs", size[name], Integral, 1, most)
         return options
 
@@ -172,15 +175,21 @@ class ImageProcessor:
         if self._is_idefics3 or options.keys() - {"size"} or not self._processor.do_resize:
             return 1
         size = options.get("size", self._processor.size)
-        limits = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+        limits = {"min_pixels": size.get("shortest_edge"), "max_pixels": size.get("longest_edge")}
+        if None in limits.values():
+            return 1
         num_patches = self._processor.get_number_of_image_patches(rgb.height, rgb.width, limits)
         return int(num_patches) // int(self._processor.merge_size) ** 2
 
     def _process_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Those that are given (None: not given), size as a whole one. Raises ValueError for those it does not read."""
+        """Those that are given (None: not given), size as a whole one. Raises ValueError for those it does not read.
+
+        do_convert_rgb may be true, since all images are RGB here.
+        """
         if not isinstance(options, dict):
             raise ValueError(f"mm_processor_kwargs must be a dict, found {shorten(options)}")
         known = sorted(IDEFICS3_OPTIONS if self._is_idefics3 else QWEN_OPTIONS)
+        options = {name: value for name, value in options.items() if (name, value) != ("do_convert_rgb", True)}
         for name in options:
             check_choice("an option in mm_processor_kwargs", name, known)
         given = {name: value for name, value in options.items() if value is not None}
@@ -191,11 +200,12 @@ class ImageProcessor:
         return given
 
     def _whole_size(self, size: Any) -> dict[str, int]:
-        """With what it leaves out as the processor has it. Raises ValueError."""
+        """With what it leaves out as the processor has it; one of other names (height, width) as it is. ValueError."""
         own = dict(self._processor.size)
-        if not isinstance(size, dict) or size.keys() - own.keys():
+        if not isinstance(size, dict):
             raise ValueError(f"size of mm_processor_kwargs must be a dict of {', '.join(own)}, found {shorten(size)}")
-        return own | {n: check_number(f"{n} of mm_processor_kwargs", value, Integral, 1) for n, value in size.items()}
+        given = {n: check_number(f"{n} of mm_processor_kwargs", value, Integral, 1) for n, value in size.items()}
+        return own | given if given.keys() <= own.keys() else given
 
     def prepare(self, rgb: Any, options: dict[str, Any]) -> Image:
         """An RGB image as part of a prompt. Raises ValueError for one that the tower could not take."""

@@ -218,9 +218,9 @@ class KnownAdapters:
     def remove(self, lora_int_id: int) -> bool:
         """Forget an adapter; its id and its name are free. What runs with it ends as it began. False: it is unknown.
 
-        Who is about to read it does not bring it back. Raises ValueError for what is no id.
+        Who is about to read it does not bring it back. Raises ValueError for what is no whole number.
         """
-        lora_int_id = check_number("lora_int_id", lora_int_id, Integral, 1)
+        lora_int_id = check_number("lora_int_id", lora_int_id, Integral)
         with self._lock:
             self._num_removals[lora_int_id] += 1
             for kept in (self._alive, self._newest, self._pinned):

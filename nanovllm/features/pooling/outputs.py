@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class PoolingOutput:
     """data: a tensor of float32 in the CPU's memory, [dimensions] or [num_labels]; empty if the request failed."""
 
@@ -14,6 +14,9 @@ class PoolingOutput:
         import torch  # not at the top: `import nanovllm` stays light
 
         return isinstance(other, PoolingOutput) and torch.equal(self.data, other.data)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.data.flatten().tolist()))
 
 
 @dataclass(frozen=True)

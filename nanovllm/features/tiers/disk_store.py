@@ -156,6 +156,8 @@ class DiskStore:
             while True:
                 pause_s, scan_s = self._write_again - monotonic(), self._scan_again - monotonic()
                 has_to_write = bool(self._forgets or self._queue)
+                if scan_s <= 0:
+                    return self._scan
                 if self._fetches:
                     return partial(self._deliver, *self._fetches.popleft())
                 if has_to_write and pause_s <= 0:
@@ -164,14 +166,12 @@ class DiskStore:
                     return partial(self._guarded, self._others.popleft())
                 if self._is_closing:
                     return self._write_at_last if has_to_write else None
-                if scan_s <= 0:
-                    return self._scan
                 self._wake.wait(min(pause_s, scan_s) if has_to_write else scan_s)
 
     def _scan(self) -> None:
-        self._scan_again = monotonic() + SCAN_S
-        with suppress(OSError):  # the next look, or the next write, finds out whether that lasts
+        with suppress(Exception):  # the next look, or the next write, finds out whether that lasts
             self.directory.scan()
+        self._scan_again = monotonic() + SCAN_S  # after it: a slow one does not keep readers from their turn
 
     def _deliver(self, records: list[Record], future: "Future[list[Any]]") -> None:
         found = [] if self._forgets else self._read(records)

@@ -32,9 +32,19 @@ def test_messages(llm, monkeypatch):
     expect("message 0: a tool call must be of type 'function'", llm.chat, [{"role": "assistant", "tool_calls": ["f"]}])
     expect("tools must be a list of dicts", llm.chat, [user], tools={"name": "f"})
     expect("chat_template_kwargs must be a dict", llm.chat, [user], chat_template_kwargs=["thinking"])
-    for name in ("add_generation_prompt", "continue_final_message", "tools", "messages", "conversations"):
-        kwargs = {"enable_thinking": False, name: False}
+    for name, value in (
+        ("add_generation_prompt", False),
+        ("continue_final_message", True),
+        ("tools", [{"type": "function"}]),
+        ("messages", [user]),
+        ("tokenize", False),
+        ("padding", True),
+    ):
+        kwargs = {"enable_thinking": False, name: value}
         expect(f"chat_template_kwargs cannot set {name}", llm.chat, [user], chat_template_kwargs=kwargs)
+    as_done = {"add_generation_prompt": True, "continue_final_message": False, "tools": None, "padding": False}
+    told, plain = (llm.chat([user], chat_template_kwargs=kwargs, use_tqdm=False)[0] for kwargs in (as_done, None))
+    assert told.prompt == plain.prompt
     expect("chat_template must be a template's text", llm.chat, [user], chat_template=5)
     expect("it needs add_generation_prompt=False", llm.chat, [user], continue_final_message=True)
     expect("(found 'x'); did you mean 'chat_template'?", llm.chat, [user], chat_tempalte="x")

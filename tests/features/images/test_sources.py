@@ -509,13 +509,26 @@ def test_a_size_in_part_and_in_old_names(llm):
     prompt = {"prompt": IMAGE, "multi_modal_data": {"image": picture(100, 60)}}
     found = []
     small = {"size": {"longest_edge": 1024}}, {"max_pixels": 1024}, {"size": {}, "max_pixels": 1024}
-    for options in (*small, {"size": None}):
+    for options in (*small, {"size": None, "do_convert_rgb": True}):
         request = llm.engine.make_request(prompt | {"mm_processor_kwargs": options}, SamplingParams())
         found.append(request.samples[0].seq.mm_spans)
     assert found[0] == found[1] == found[2] and found[0][0].length < found[3][0].length
 
 
+def test_a_size_of_other_names(folder_of):
+    """Height and width, which the checkpoint's own size does not have; but a client may only make that one smaller."""
+    given = dict(dtype="float32", max_model_len=200, mm_processor_kwargs={"size": {"height": 64, "width": 32}})
+    llm = LLM(str(folder_of("smolvlm")), **given)
+    [output] = llm.generate({"prompt": "<image>", "multi_modal_data": {"image": picture(100, 60)}}, use_tqdm=False)
+    assert output.finished
+    with pytest.raises(ValueError, match="must be a dict of height, width, found"):
+        llm.engine.image_processor.client_options({"size": {"longest_edge": 16}})
+    with pytest.raises(ValueError, match="height of mm_processor_kwargs must be a whole number between 1 and 64"):
+        llm.engine.image_processor.client_options({"size": {"height": 65}})
+
+
 MISTAKEN = [
+    ({"do_convert_rgb": False}, "found 'do_convert_rgb'"),
     ({"size": 5}, "size of mm_processor_kwargs must be a dict of longest_edge, shortest_edge"),
     ({"size": {"longest_edge": 0}}, "must be a whole number from 1"),
     ({"do_rescale": "no"}, "cannot be used: .*do_rescale"),

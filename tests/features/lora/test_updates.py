@@ -121,8 +121,9 @@ def test_what_is_refused(base, paths):
     expect("built without enable_lora=True", llm.llm_engine.add_lora, LoRARequest("x", 1, paths[0]))
     expect("lora_request must be a LoRARequest", llm.llm_engine.add_lora, "x")
     assert llm.llm_engine.list_loras() == set() and not llm.llm_engine.remove_lora(1)
+    assert not llm.llm_engine.remove_lora(0) and not llm.llm_engine.remove_lora(-1)
     for change in (llm.llm_engine.remove_lora, llm.llm_engine.pin_lora):
-        for number in ([1], "a", 0, None):
+        for number in ([1], "a", None):
             expect("lora_int_id must be a whole number", change, number)
 
 

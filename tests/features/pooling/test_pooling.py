@@ -179,6 +179,7 @@ def test_what_is_asked(checkpoint, llm):
     for other in (torch.empty(0), encoded.outputs.data[:8], encoded.outputs.data + 1):
         assert encoded.outputs != PoolingOutput(other), "neither a failed request's, nor one of another length"
     assert PoolingOutput(torch.empty(0)) != PoolingOutput(torch.tensor([0.7])) and encoded.outputs != 1
+    assert len({PoolingOutput(torch.tensor(numbers)) for numbers in ([0.0, 1.0], [-0.0, 1.0], [1.0, 0.0])}) == 2
     assert all(output.outputs.score <= 1 for output in llm.score(TEXTS, TEXTS))
     expect("encode() needs a pooling_task", llm.encode, "x")
     expect("asks for a vector of each token", llm.encode, "x", pooling_task="token_embed")

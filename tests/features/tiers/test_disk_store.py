@@ -48,6 +48,20 @@ def test_both_stores_deliver_what_they_were_given(tmp_path, make):
     getattr(store, "close", lambda: None)()
 
 
+def test_looks_at_what_others_write_whatever_comes_of_it(store, monkeypatch):
+    """A look that fails ends nothing, and readers that never pause keep nobody from looking."""
+    put(store, chain(0))
+    store.flush()
+    looks = []
+    monkeypatch.setattr(store.directory, "scan", lambda: looks.append(len(store._fetches)) or 1 / 0)
+    with store._wake:
+        store._scan_again = 0.0
+        waiting = [store.fetch(chain(0)) for _ in range(2)]
+    assert all(len(future.result(timeout=LIMIT_S)) == 1 for future in waiting)
+    monkeypatch.undo()
+    assert 2 in looks and read(store, chain(0)) == 1
+
+
 def test_memory_holds_its_budget_and_drops_the_deepest_first():
     store = MemoryStore(10 * DATA)
     first, second = chain(*range(6)), chain(*range(50, 58))
