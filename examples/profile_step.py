@@ -189,7 +189,7 @@ def add_timers(llm: LLM, timers: ExitStack) -> None:
         field.name
         for field in dataclasses.fields(runner.kernels)
         # choose_tokens is a part of sample_rows(), gated_linear one of GatedLinear.forward()
-        if field.name not in ("choose_tokens", "gated_linear", "library", "dtype", "recorder", "load_wing")
+        if field.name not in ("choose_tokens", "gated_linear", "library", "dtype", "recorder", "load_wing", "made")
     )
     parts = dict.fromkeys(functions, "small operations")
     parts["paged_attention"] = "attention"

@@ -186,7 +186,7 @@ def test_no_such_model(status_of, name, tmp_path):
     ("name", "options", "package", "to_install"),
     [
         ("ray_serve.py", [], "ray", '-e ".[ray-serve]"'),
-        ("ray_data_batch.py", ["-i", "in.jsonl", "-o", "out"], "ray", '-e ".[ray]"'),
+        ("ray_data_batch.py", ["-i", "README.md", "-o", "out"], "ray", '-e ".[ray]"'),
         ("agents.py", ["MODEL", "--only", "openai"], "openai", '-e ".[clients,structured]"'),
         ("make_gguf.py", ["MODEL", "model.gguf"], "gguf", "gguf"),
     ],

@@ -112,16 +112,19 @@ class Batch:
         width = max(map(len, tables))
         query_lens = [chunk.end - chunk.start for chunk in output.chunks]
 
-        def tensor(values: list, dtype: type = np.int64) -> Tensor:
-            return torch.from_numpy(np.array(values, dtype))  # torch.tensor() takes several times as long
+        def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device="cpu")
+
+        # By way of numpy: torch.tensor() takes several times as long for the many numbers of long contexts.
+        block_tables = np.array([table + [0] * (width - len(table)) for table in tables], np.int32)
 
         batch = cls(
             input_ids=tensor(input_ids),
             positions=tensor(positions),
             slot_mapping=tensor(slots),
-            cu_seqlens_q=tensor(cu_seqlens_q, np.int32),
-            seqlens_k=tensor(seqlens_k, np.int32),
-            block_tables=tensor([table + [0] * (width - len(table)) for table in tables], np.int32),
+            cu_seqlens_q=tensor(cu_seqlens_q, torch.int32),
+            seqlens_k=tensor(seqlens_k, torch.int32),
+            block_tables=torch.from_numpy(block_tables),
             logits_rows=tensor(logits_rows),
             max_query_len=max(query_lens),
             max_key_len=max(seqlens_k),
