@@ -193,9 +193,9 @@ class EngineThread:
             self._is_over = True
         for reader in set(self.readers.values()):
             self.tell(reader.fail, self.error or EngineDied("the engine has been shut down"))
-        for function in self._asked:
+        while self._asked:  # and nothing of it is kept: it knows the AsyncLLM
             with suppress(Exception):  # of an engine that is broken
-                function()
+                self._asked.popleft()()
 
     def _wait_for_step(self) -> bool:
         """Do what was asked for, until it is time for a step. False: it is over."""

@@ -432,6 +432,9 @@ def test_it_is_freed(checkpoint):
     llm = AsyncLLM(str(checkpoint()), **SMALL)
     finish(last_of(llm.generate("two gulls", SamplingParams(max_tokens=2))))
     llm.shutdown()
+    for thread in threading.enumerate():
+        if thread.name == "prepare":  # its work is done, and it may not have let go of it
+            thread.join(60)
     gone = weakref.ref(llm)
     del llm
     assert gone() is None
