@@ -69,7 +69,8 @@ for (const quiz of document.querySelectorAll(".quiz")) {
   };
 
   // An answer that was given now, or before this page was loaded.
-  const answer = (question, { said, again, solution }, { value, right, verdict }, isNew = true) => {
+  const answer = (question, { value, right, verdict }, isNew = true) => {
+    const { said, again, solution } = question.sealed;
     question.triesLeft -= 1;
     question.given.push(value);
     const option = question.querySelector(`.option[value="${value}"]`);
@@ -114,10 +115,11 @@ for (const quiz of document.querySelectorAll(".quiz")) {
   };
 
   for (const [at, question] of questions.entries()) {
-    const sealed = question.sealed = JSON.parse(atob(question.dataset.sealed)); // chapters/site/quiz.py says what is in it
+    question.sealed = JSON.parse(atob(question.dataset.sealed)); // chapters/site/quiz.py says what is in it
+    const { said } = question.sealed;
     for (const option of question.querySelectorAll(".option")) {
       option.addEventListener("click", () => {
-        answer(question, sealed, sealed.said.find(({ value }) => value === option.value));
+        answer(question, said.find(({ value }) => value === option.value));
       });
     }
     question.querySelector("form")?.addEventListener("submit", (event) => {
@@ -129,7 +131,7 @@ for (const quiz of document.querySelectorAll(".quiz")) {
         return;
       }
       const isMeant = ({ value, within }) => value === null || Math.abs(given - value) <= within; // null is the last
-      answer(question, sealed, sealed.said.find(isMeant));
+      answer(question, said.find(isMeant));
     });
     question.querySelector(".next").addEventListener("click", () => {
       if (at + 1 < questions.length) show(questions[at + 1], true);
@@ -141,7 +143,7 @@ for (const quiz of document.querySelectorAll(".quiz")) {
   begin(false);
   for (const question of questions)
     for (const given of JSON.parse(remembered(question.dataset.name) ?? "[]"))
-      answer(question, question.sealed, question.sealed.said.find(({ value }) => value === given), false);
+      answer(question, question.sealed.said.find(({ value }) => value === given), false);
   const open = questions.find((question) => question.querySelector(".next").hidden);
   if (open) show(open, false);
   else showScore(false);
