@@ -11,12 +11,13 @@ from nanovllm.files.token_bytes import TokenBytes
 
 NOTHING_LEFT = (b"", 0)
 REACH = 16  # characters of a text in which a token is looked for that is not where it should be
+MAX_OPEN = 64  # tokens without text after them that may still move: each call looks at all of these again
 
 
 class TextOffsets:
     """Those of an answer that grows. num_before: characters before it. prompt_token_ids: see Detokenizer.
 
-    What has come far enough after a token decides where that token is, whatever else may come.
+    What has come far enough after a token, text or MAX_OPEN tokens, decides where it is, whatever else may come.
     """
 
     def __init__(self, known: TokenBytes, num_before: int = 0, prompt_token_ids: Iterable[int] = ()) -> None:
@@ -38,7 +39,8 @@ class TextOffsets:
         is_settled = True
         for place, token_id in enumerate(token_ids[begin:], begin):
             own = self._known.of(token_id, is_first)
-            is_settled = is_settled and len(text) >= at + len(own) + REACH + 2
+            is_far = len(text) >= at + len(own) + REACH + 2 or place + MAX_OPEN <= len(token_ids)
+            is_settled = is_settled and is_far
             if token_id in self._known.special_ids and not text.startswith(own.decode(), at + _has_begun(decoder)):
                 offsets.append(at)  # it is not shown
             else:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanovllm.files.token_bytes import token_bytes
-from nanovllm.serving.openai.offsets import TextOffsets, byte_name, is_text
+from nanovllm.files.token_bytes import TokenBytes, token_bytes
+from nanovllm.serving.openai.offsets import MAX_OPEN, TextOffsets, byte_name, is_text
 from tests.checkpoints import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -52,6 +52,18 @@ def test_of_an_answer_that_grows(text, rng):
             found = growing.of(ids[:num], shown, is_whole, first)
             assert found == [7 + at for at in TextOffsets(KNOWN).of(ids[:num], shown, is_whole)[first:]]
             first = num
+
+
+def test_tokens_without_text_cost_what_is_new(monkeypatch):
+    """Special tokens that are not shown, and no text that would say so."""
+    read, of = [], TokenBytes.of
+    monkeypatch.setattr(TokenBytes, "of", lambda self, *given: read.append(given) or of(self, *given))
+    growing, ids, num_tokens = TextOffsets(KNOWN, 7), [1] * 1000, 1000
+    for num in range(1, num_tokens + 1):
+        assert growing.of(ids[:num], "", False, num - 1) == [7]
+    assert len(read) < 2 * MAX_OPEN * num_tokens
+    ids += TOKENIZER("two").input_ids
+    assert growing.of(ids, "two", True, num_tokens) == [7 + at for at in TextOffsets(KNOWN).of(ids, "two", True)][1000:]
 
 
 def test_of_bytes_that_are_no_character():
