@@ -61,6 +61,12 @@ def check_switch(name: str, value: Any) -> bool:
     return value
 
 
+def check_text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text, found {shorten(value)}")
+    return value
+
+
 def typed(config: dict[str, Any], name: str, default: Any, path: Any) -> Any:
     """A list, an object or a bool: whatever the default is."""
     value = config.get(name, default)

@@ -17,7 +17,7 @@ from nanovllm.engine import SEEDS_PER_ENGINE_SEED
 from nanovllm.features.pooling.requests import make_request as make_pooling_request
 from nanovllm.request import Request
 from nanovllm.serving.openai.answer import Answer, response_body
-from nanovllm.serving.openai.fields import warning_of, without_unknown
+from nanovllm.serving.openai.fields import INSIDE_OF_PAIRS, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import explain, parse_json
 from nanovllm.serving.openai.openai_request import KNOWN_BY_URL, check_answers, translate
 from nanovllm.serving.openai.pooling import BODY
@@ -266,7 +266,8 @@ def _read_line(
         if not isinstance(body, dict):
             raise ValueError(f"body must be an object, found {type(body).__name__}")
         if url in POOLING_URLS:
-            body, left_out = without_unknown(body, {*KNOWN_OF_POOLING[url], *neutral_options(BODY)})
+            known = {*KNOWN_OF_POOLING[url], *neutral_options(BODY)}
+            body, left_out = without_unknown(body, known, INSIDE_OF_PAIRS)
             return _Line(
                 number, custom_id, warning_of(left_out), lambda: translate_pooling(llm, url, body, served_names)
             )

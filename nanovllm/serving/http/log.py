@@ -14,6 +14,7 @@ from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.options import ServeOptions
 
 logger = logging.getLogger("nanovllm.stats")
+problems = logging.getLogger("nanovllm")
 
 PAUSE_S = 60.0
 MAX_LINES = 1000  # different ones that are remembered
@@ -94,8 +95,8 @@ def write_lines(options: ServeOptions) -> logging.Handler:
 
     Returns what writes them.
     """
-    for problems in logging.getLogger().handlers:
-        problems.setFormatter(WITH_TIME)
+    for errors in logging.getLogger().handlers:
+        errors.setFormatter(WITH_TIME)
     wanted = {"nanovllm.access": not options.disable_log_requests, logger.name: not options.disable_log_stats}
     handler = Unhurried(STANDARD_OUTPUT)
     for name, is_wanted in wanted.items():
@@ -108,14 +109,16 @@ def write_lines(options: ServeOptions) -> logging.Handler:
 
 async def sum_up(llm: AsyncLLM) -> None:
     """A line every ten seconds in which there was work, until it is cancelled."""
-    before = await llm.stats()
+    before, began = None, 0.0
     while True:
-        began = time.monotonic()
+        try:
+            now, ended = await llm.stats(), time.monotonic()
+            if before is not None and (now["num_steps"] > before["num_steps"] or now["num_waiting"]):
+                logger.info("%s", summary(before, now, ended - began))
+            before, began = now, ended
+        except Exception:
+            problems.exception("the sum of ten seconds is not known")
         await asyncio.sleep(INTERVAL_S)
-        now = await llm.stats()
-        if now["num_steps"] > before["num_steps"] or now["num_waiting"]:
-            logger.info("%s", summary(before, now, time.monotonic() - began))
-        before = now
 
 
 def summary(before: dict, now: dict, seconds: float) -> str:

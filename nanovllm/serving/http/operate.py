@@ -19,7 +19,7 @@ from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import Refused, json_response, read_body
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
-from nanovllm.serving.openai.openai_request import chat_options, check_model, refuse_template
+from nanovllm.serving.openai.openai_request import chat_options, model_of, refuse_template
 
 OF_TEXTS = ("model", "prompt", "add_special_tokens", "return_token_strs")
 OF_CHATS = ("model", "messages", "add_generation_prompt", "add_special_tokens", "return_token_strs", *CHAT_OPTIONS)
@@ -80,11 +80,14 @@ class Operation:
         return await self.llm.prepare(lambda: answer(parse_json(raw)), self._places)
 
     def _tokens(self, given: dict[str, Any]) -> Response | OpensImages[Response]:
-        body, left_out = self._read(given, OF_CHATS if given.get("messages") is not None else OF_TEXTS)
+        is_chat = given.get("messages") is not None
+        if is_chat and given.get("prompt") is not None:
+            raise ValueError("a body has a prompt or messages, found both")
+        body, left_out = self._read(given, OF_CHATS if is_chat else OF_TEXTS)
         for name in SWITCHES:
             check_switch(name, body.get(name, False))
         tokenizer = self.llm.llm.get_tokenizer()
-        if "messages" in body:
+        if is_chat:
             refuse_template(body)
             chat = chat_options(body, self.options.parsers)
             add_generation_prompt = body.get("add_generation_prompt", True)
@@ -125,8 +128,7 @@ class Operation:
 
     def _read(self, given: dict[str, Any], known: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
         body, left_out = without_unknown(given, known)
-        if body.get("model"):
-            check_model(self.llm.llm, body["model"], self.names)
+        model_of(self.llm.llm, body, self.names)
         return body, left_out
 
     async def tokenizer_info(self, request: Request) -> Response:

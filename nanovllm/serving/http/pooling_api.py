@@ -15,7 +15,7 @@ from nanovllm.serving.async_llm import AsyncLLM, Overloaded
 from nanovllm.serving.http.access import take_ids
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import json_response, read_body, unless_gone
-from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
+from nanovllm.serving.openai.fields import INSIDE_OF_PAIRS, warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.openai_request import check_answers
 from nanovllm.serving.openai.pooling import BODY, KNOWN_BY_URL, MAX_TEXTS, URLS, PoolingJob, translate
@@ -96,7 +96,7 @@ class _Call:
         """In a thread beside the event loop. Raises ValueError."""
         state, url = self.request.state, self.request.scope["path"]
         known = {"request_id", *KNOWN_BY_URL[url], *neutral_options(BODY)}
-        body, self.unknown = without_unknown(parse_json(raw), known)
+        body, self.unknown = without_unknown(parse_json(raw), known, INSIDE_OF_PAIRS)
         header_id = self.request.headers.get("x-request-id", "")
         state.request_id, unique_id = take_ids(body, header_id, state.request_id)
         self.job = translate(self.llm.llm, url, body, self.api.names, getattr(state, "tenant", ""), unique_id)

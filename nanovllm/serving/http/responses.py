@@ -46,6 +46,22 @@ NEEDED_FLAGS = {  # paths that only some servers have -> how these were started
     "/tokenizer_info": "--enable-tokenizer-info-endpoint",
 }
 
+# How paths begin that OpenAI's client asks for and that no server here has -> what would work.
+INSTEAD = {
+    "/v1/responses/input_tokens": "/tokenize counts the tokens of messages",
+    "/v1/responses/compact": "leave out of the input what is no longer needed",
+    "/v1/conversations": "previous_response_id, in /v1/responses, goes on with an answer that is kept",
+    "/v1/chat/completions/": "chats are not kept; the answers of /v1/responses are",
+    **dict.fromkeys(("/v1/assistants", "/v1/threads"), "/v1/responses goes on with kept answers"),
+    **dict.fromkeys(("/v1/batches", "/v1/files", "/v1/uploads"), "nanovllm run-batch answers a file of requests"),
+    **dict.fromkeys(("/v1/vector_stores", "/v1/containers"), "send what the model has to read in messages"),
+    **dict.fromkeys(
+        ("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"), "this server reads text and images, and writes text"
+    ),
+    "/v1/moderations": "a classifier, served with --runner pooling, judges texts in /pooling",
+    "/v1/fine_tuning": "adapters that were trained elsewhere are served by --lora-modules",
+}
+
 # What is raised -> status, type and code of the error.
 ERRORS: dict[type[BaseException], tuple[int, str, str | None]] = {
     UnknownModel: (404, "invalid_request_error", "model_not_found"),
@@ -79,8 +95,8 @@ def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException) and error.status_code == 404:
-        error = HTTPException(404, _no_path(request), error.headers)
+    if isinstance(error, HTTPException) and (error.status_code == 404 or _instead(request)):
+        error = HTTPException(404, _no_path(request))
     elif isinstance(error, HTTPException) and error.status_code == 405:
         error = _other_method(request) or error
     status, body = error_of(error)
@@ -90,8 +106,14 @@ async def answer_error(request: Request, error: Exception) -> Response:
     return json_response(body, status, headers)
 
 
+def _instead(request: Request) -> str:
+    return next((what for start, what in INSTEAD.items() if request.scope["path"].startswith(start)), "")
+
+
 def _no_path(request: Request) -> str:
     path = request.scope["path"]
+    if instead := _instead(request):
+        return f"there is no {shorten(path)} here; {instead}"
     if flag := NEEDED_FLAGS.get(path):
         return f"there is no {path} here; a server that was started with {flag} has it"
     paths = [route.path for route in request.app.routes if isinstance(route, Route)]
@@ -211,9 +233,11 @@ class Guard:
         await self.app(scope, receive, send)
 
     def _check(self, request: Request) -> None:
-        host = re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]").lower()
-        if self.local and host not in LOOPBACK:
-            raise Refused(403, f"this server answers to {', '.join(LOOPBACK)}, not to {host!r:.80}")
+        host = request.headers.get("host", "")
+        if self.local and re.sub(r":\d*$", "", host).strip("[]").lower() not in LOOPBACK:
+            found = f"not to {host!r:.80}" if host else "not without a Host header"
+            what = f"this server answers to {', '.join(LOOPBACK)}, {found}"
+            raise Refused(403, f"{what}; start it with --host 0.0.0.0 and an --api-key, and it answers to all names")
         if request.method not in READING and self._is_of_a_page_elsewhere(request.headers):
             origin = request.headers["origin"]
             raise Refused(403, f"pages of {origin!r:.80} may not use this server; --allowed-origins would let them")

@@ -57,7 +57,6 @@ def _document(value: Any) -> Known:
 
 
 INSIDE: dict[str, Known] = {
-    **{name: [_document] for name in DOCUMENTS},
     "messages": [{"*": None, "content": [by_type(PARTS, "text")]}],  # a template may read any field
     "response_format": by_type(
         {
@@ -68,8 +67,14 @@ INSIDE: dict[str, Known] = {
         }
     ),
     "stream_options": fields("include_usage", "continuous_usage_stats", "include_obfuscation"),
-    "tool_choice": fields("type", function=fields("name")),
+    "tool_choice": by_type(
+        {
+            "function": fields("type", function=fields("name")),
+            "allowed_tools": fields("type", allowed_tools=fields("mode", "tools")),
+        }
+    ),
 }
+INSIDE_OF_PAIRS: dict[str, Known] = {name: [_document] for name in DOCUMENTS}
 KNOWN = set().union(neutral_options("body"), *KNOWN_BY_URL.values())
 
 

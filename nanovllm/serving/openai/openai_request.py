@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.names import known_names
-from nanovllm.checks.values import check_number, check_switch, shorten
+from nanovllm.checks.values import check_number, check_switch, check_text, shorten
 from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.reasoning.think import Reasoning
@@ -73,9 +73,8 @@ def translate(
     Raises ValueError for what cannot be honoured.
     """
     body = known_names({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
-    model = body.get("model") or (served_names[0] if served_names else "")
     check_generates(llm.engine)
-    adapter = check_model(llm, model, served_names)
+    model, adapter = model_of(llm, body, served_names)
     _check_lengths(body, MAX_ENTRIES | {"allowed_token_ids": llm.engine.model_config.vocab_size})
     given = {name: body[name] for name in PASSED_ON & body.keys()}
     given["structured_outputs"] = _structured_outputs(body)
@@ -114,6 +113,8 @@ def _chat(
     options = chat_options(body, parsers)
     if tools.choice == "none" and parsers.exclude_tools_when_none:
         options.pop("tools", None)
+    elif "tools" in options:
+        options["tools"] = tools.given
     messages: Any = body.get("messages")
     prompt = llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), is_trusted=False, **options)
     tokenizer = llm.get_tokenizer()
@@ -130,7 +131,6 @@ def _chat(
     if tags and any(token.special and token.content in tags for token in tokenizer.added_tokens_decoder.values()):
         given["skip_special_tokens"] = False  # the text has to show them
     named = tools.choice == "function"
-    shown = tools.given if "tools" in options else []
     return [prompt], Reading(
         format=form,
         ids=format_name,
@@ -138,9 +138,10 @@ def _chat(
         reasoning=reasoning,
         shows_reasoning=shows_reasoning,
         several=tools.several or named,
+        are_forced=tools.are_forced,
         ends_with_calls=not named,
         left_out=(
-            *unread_fields(messages, shown, prompt.template, prompt["prompt"]),
+            *unread_fields(messages, options.get("tools", []), prompt.template, prompt["prompt"]),
             *tools.left_out,
             *(tools.not_held(format_name) if asked is None else ()),
         ),
@@ -175,8 +176,14 @@ def _thinking(body: dict[str, Any]) -> dict[str, Any]:
     return {"reasoning_effort": effort, **off}
 
 
-def check_model(llm: LLM, model: Any, served_names: tuple[str, ...]) -> "Adapter | None":
-    """The adapter that the name stands for now, if it is one's. Raises UnknownModel, or ValueError."""
+def model_of(llm: LLM, body: dict[str, Any], served_names: tuple[str, ...]) -> tuple[str, "Adapter | None"]:
+    """The model that a body names, or else the first of served_names; the adapter that this stands for now, if it is
+    one's. "" and null name none.
+
+    Raises UnknownModel, or ValueError.
+    """
+    given = body.get("model")
+    model = ("" if given is None else check_text("model", given)) or next(iter(served_names), "")
     known = llm.engine.known_adapters
     adapter = None if model in served_names else known.resolve(model)
     if served_names and model not in served_names and adapter is None:
@@ -185,7 +192,7 @@ def check_model(llm: LLM, model: Any, served_names: tuple[str, ...]) -> "Adapter
             f"body.model is {model!r:.80}, and this is {served_names[0]}{adapters}: leave body.model out, or let "
             "--served-model-name say that they are the same"
         )
-    return adapter
+    return model, adapter
 
 
 def check_answers(requests: Iterable[Request]) -> None:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from nanovllm import LLM
 from nanovllm.checks.names import known_names
-from nanovllm.checks.values import check_choice, check_number, check_switch, make_all, shorten
+from nanovllm.checks.values import check_choice, check_number, check_switch, check_text, make_all, shorten
 from nanovllm.features.pooling.outputs import PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.features.pooling.requests import PoolingRequest, Truncation, make_request, pooling_of
 from nanovllm.features.pooling.scoring import Pairs
-from nanovllm.serving.openai.openai_request import check_model, split_prompt
+from nanovllm.serving.openai.openai_request import model_of, split_prompt
 
 EMBEDDINGS, POOLING = "/v1/embeddings", "/pooling"
 RERANK, SCORE = ("/rerank", "/v1/rerank", "/v2/rerank"), ("/score", "/v1/score")
@@ -53,8 +53,7 @@ def translate(
     """salt: a tenant's. request_id: what the requests' ids begin with. ValueError for what cannot be honoured."""
     pooling_of(llm.engine, url)
     body = known_names(body, sorted(KNOWN_BY_URL[url]), BODY)
-    model = body.get("model") or (served_names[0] if served_names else "")
-    adapter = check_model(llm, model, served_names)
+    model, adapter = model_of(llm, body, served_names)
     own = body.get("cache_salt")
     if own is not None and not (own and isinstance(own, str)):
         raise ValueError(f"cache_salt must be a string that is not empty, found {shorten(own)}")
@@ -162,8 +161,7 @@ class _Asked:
         return PoolingJob(requests, respond)
 
     def ranked(self, body: dict[str, Any]) -> PoolingJob:
-        if not isinstance(body.get("query"), str):
-            raise ValueError(f"query must be a text, found {shorten(body.get('query'))}")
+        check_text("query", body.get("query"))
         shows = check_switch("return_documents", body.get("return_documents", True))
         top_n = check_number("top_n", body.get("top_n", 0), Integral, 0)
         pairs, requests = self._pairs(body, ("query", "documents"))

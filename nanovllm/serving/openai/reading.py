@@ -37,6 +37,7 @@ class Reading:
     reasoning          what stands around the model's; None: it has none
     shows_reasoning    or is it left out?
     several            calls; otherwise those after the first are left out
+    are_forced         the answer is calls and nothing else: text is the beginning of one that has no name yet
     ends_with_calls    is "tool_calls" the reason for which an answer with calls ends?
     left_out           of what was asked for, as a warning names it
     """
@@ -47,6 +48,7 @@ class Reading:
     reasoning: Reasoning | None = None
     shows_reasoning: bool = True
     several: bool = True
+    are_forced: bool = False
     ends_with_calls: bool = True
     left_out: tuple[str, ...] = ()
 
@@ -106,6 +108,8 @@ class Reader:
         """What is new, as OpenAI's chunks say it; after the last piece, what the end of the answer brings."""
         said = []
         for event in self.events(text, has_ended):
+            if event.kind == "text" and self.reading.are_forced:
+                continue
             if event.kind == "text":
                 self._text_end = event.at + len(event.text)
                 said.append(Said({"content": event.text}, event.at, self._text_end))

@@ -8,6 +8,7 @@ from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call, not_held
 
 MAX_TOOLS, MAX_NAME = 1024, 256
+ON_SERVER = "tools that run on a server, or take free text, are not here; tools of type function are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,15 @@ class Tools:
         left_out = names_of_others(given)
         functions = dict(_function(tool, index) for index, tool in enumerate(given) if not is_other(tool))
         given = functions_of(given)
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            given, choice = allowed(given, choice.get("allowed_tools"))
+            functions = {tool["function"]["name"]: functions[tool["function"]["name"]] for tool in given}
         strict = frozenset(tool["function"]["name"] for tool in given if tool["function"].get("strict"))
         if isinstance(choice, dict):
             name = choice["function"].get("name") if isinstance(choice.get("function"), dict) else None
             if choice.get("type") != "function" or not isinstance(name, str):
-                known = '{"type": "function", "function": {"name": ...}}'
-                raise ValueError(f"tool_choice, as an object, must be {known}, found {shorten(choice)}")
+                known = '{"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", ...}'
+                raise ValueError(f"tool_choice, as an object, must be {known}, found {shorten(choice)}; {ON_SERVER}")
             if name not in functions:
                 raise ValueError(f"tool_choice names {shorten(name)}, and tools have {shorten(list(functions))}")
             return cls(
@@ -53,7 +57,8 @@ class Tools:
             )
         choice = ("auto" if given else "none") if choice is None else choice
         if choice not in ("auto", "required", "none"):
-            raise ValueError(f"tool_choice must be auto, required, none or an object, found {shorten(choice)}")
+            hint = "; what others call 'any' is 'required' here" if choice == "any" else ""
+            raise ValueError(f"tool_choice must be auto, required, none or an object, found {shorten(choice)}{hint}")
         if choice == "required" and not given:
             raise ValueError("tool_choice is 'required', and there are no tools: give tools, or leave it out")
         return cls(
@@ -113,6 +118,25 @@ def is_other(tool: Any) -> bool:
 def functions_of(tools: list[Any]) -> list[Any]:
     """Without those: they are left out."""
     return [tool for tool in tools if not is_other(tool)]
+
+
+def allowed(functions: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], str]:
+    """Those of the functions that may be called, and whether one has to be: the tool_choice that is left. The model is
+    shown no others.
+
+    choice: the mode and the tools of one of type allowed_tools; a chat has a tool's name in its function, a response
+    beside its type. Raises ValueError.
+    """
+    given, mode = (choice.get("tools"), choice.get("mode", "auto")) if isinstance(choice, dict) else (None, None)
+    if not isinstance(given, list) or len(given) > MAX_TOOLS or mode not in ("auto", "required"):
+        what = f"a list tools, of at most {MAX_TOOLS}, and mode auto or required"
+        raise ValueError(f"allowed_tools needs {what}; found {shorten(choice)}")
+    inner = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in given]
+    names = [tool.get("name") if isinstance(tool, dict) else tool for tool in inner]
+    known = [function["function"]["name"] for function in functions]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"tool_choice allows {shorten(unknown[0])}, and tools has {', '.join(known) or 'none'}")
+    return [function for function in functions if function["function"]["name"] in names], mode
 
 
 def names_of_others(tools: list[Any]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """What an operator has: ids, lines in the log, metrics under vLLM's names, and endpoints beside those for answers."""
 
+import asyncio
 import difflib
 import json
 import logging
@@ -16,6 +17,7 @@ import nanovllm
 from nanovllm.serving.http import log
 from nanovllm.serving.http.access import MAX_ID_CHARS
 from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.http.responses import INSTEAD
 from nanovllm.serving.openai import fields
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from tests.faults import plant
@@ -175,6 +177,26 @@ def test_a_sum_every_ten_seconds(server, monkeypatch, caplog):
         f"0 running, 0 waiting; prompts {num_in * 2:,} tokens/s, output 40 tokens/s; KV cache 0.0% in use, "
         f"prefix cache hits {hits / queries:.1%}"
     )
+
+
+def test_a_sum_that_fails_is_not_the_last(monkeypatch, caplog):
+    """Of four times that the engine is asked, the first and the third fail."""
+    monkeypatch.setattr(log, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(log, "summary", lambda before, now, seconds: f"{before['num_steps']} to {now['num_steps']}")
+    caplog.set_level(logging.INFO, log.logger.name)
+    asked = iter(range(5))
+
+    class Engine:
+        async def stats(self) -> dict:
+            if (number := next(asked)) in (0, 2):
+                raise RuntimeError("not now")
+            if number == 4:
+                raise asyncio.CancelledError
+            return {"num_steps": number, "num_waiting": 0}
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(log.sum_up(Engine()))
+    assert caplog.messages == ["the sum of ten seconds is not known"] * 2 + ["1 to 3"]
 
 
 # -- fields that nobody knows -----------------------------------------------------------------------------------------
@@ -366,6 +388,8 @@ def test_tokens_and_texts(server):
         ("/tokenize", {"prompt": [5]}, 400, "a prompt, which is a text, or messages"),
         ("/tokenize", {"prompt": FOX, "add_special_tokens": 1}, 400, "add_special_tokens must be true or false"),
         ("/tokenize", {"prompt": FOX, "model": "gpt-4o"}, 404, "gpt-4o"),
+        ("/tokenize", {"prompt": FOX, "model": {}}, 400, "model must be a text, found {}"),
+        ("/tokenize", {"prompt": FOX, "messages": USER}, 400, "a body has a prompt or messages, found both"),
         ("/tokenize", {"messages": [{"role": "judge", "content": "x"}]}, 400, "unknown role judge"),
         ("/tokenize", {"messages": USER, "chat_template": "{{ 7 }}"}, 400, "a request may not bring one"),
         ("/tokenize", {"prompt": "\ud800"}, 400, "not valid Unicode"),
@@ -427,6 +451,12 @@ def test_a_known_path_that_is_not_here_says_why(server):
         ("/v1/embeddings", "a server that was started with --runner pooling has it"),
         ("/v1/chat/completion", "there is no '/v1/chat/completion' here; did you mean /v1/chat/completions?"),
         ("/v1/nothing", "there is no '/v1/nothing' here"),
+        ("/v1/responses/input_tokens", "there is no '/v1/responses/input_tokens' here; /tokenize counts"),
+        ("/v1/responses/compact", "leave out of the input what is no longer needed"),
+        ("/v1/batches", "nanovllm run-batch"),
+        ("/v1/chat/completions/chatcmpl-1", "chats are not kept"),
     ):
         status, raw = server.send(path, b"{}")
         assert status == 404 and message in json.loads(raw)["error"]["message"]
+    for start in INSTEAD:
+        assert server.send(f"{start}/x", b"{}")[0] == 404

@@ -100,7 +100,17 @@ def test_what_the_pool_shows_is_said(open_page):
     tab = open_page()
     assert tab.get_attribute("#pool .block >> nth=0", "title").startswith("block 0: ")
     legend = " ".join(tab.locator(".legend:visible").all_inner_texts())
-    for word in ("free:", "cached:", "held by one", "shared", "just taken", "named:", "hit:", "just freed", "evicted:"):
+    for word in (
+        "free:",
+        "cached:",
+        "held by one",
+        "shared",
+        "just taken",
+        "registered:",
+        "hit:",
+        "just freed",
+        "evicted:",
+    ):
         assert word in legend
     tab.click("#run-out summary")
     assert "--num-gpu-blocks-override 48" in tab.inner_text("#run-out") and tab.locator("#run-out p").is_visible()

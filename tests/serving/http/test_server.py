@@ -223,6 +223,7 @@ BAD = [  # beside those of tests/jobs/test_answer_lines.py, which are read by th
     ({"prompt": FOX, "n": 10_000}, "number of samples"),
     ({"prompt": FOX, "messages": USER}, "body has no argument 'messages'"),
     ({"prompt": FOX, "stream": 1}, "stream must be true or false"),
+    *(({"prompt": FOX, "model": odd}, f"model must be a text, found {odd}") for odd in ([], {}, 0, False, 5)),
     ({"prompt": FOX, "stream_options": {"include_usage": True}}, "stream_options needs stream: true"),
     ({"prompt": FOX, "stream": True, "stream_options": [1]}, "stream_options must be an object"),
     ({"prompt": FOX, "cache_salt": 5}, "cache_salt must be a string"),
@@ -259,6 +260,9 @@ def test_bad_chats(server, client):
             client.chat.completions.create(model="tiny", messages=messages)
     with pytest.raises(openai.BadRequestError, match="a request may not bring one"):
         client.chat.completions.create(model="tiny", messages=USER, extra_body={"chat_template": "{{ 7 * 7 }}"})
+    with pytest.raises(openai.BadRequestError, match=r"'documents' .found .{'title': 'A', 'text': 'B'}"):
+        documents = {"documents": [{"title": "A", "text": "B"}]}
+        client.chat.completions.create(model="tiny", messages=USER, extra_body=documents)
     parts, calls = ([{"role": "user", name: [value] * 4096}] for name, value in (("content", "x"), ("tool_calls", {})))
     for many in ([{"role": ""}] * 4097, parts, calls):
         with pytest.raises(openai.BadRequestError, match="messages may have 4096 entries, found 4097"):
@@ -293,6 +297,13 @@ def test_hostile_requests(server, client, raw, headers, status):
     assert server.send("/health")[0] == 200
 
 
+def test_another_host_is_told_what_would_work(server, client):
+    for host, found in (("0.0.0.0:8000", "not to '0.0.0.0:8000'"), ("[::1", "not to '[::1'"), ("", "without a Host")):
+        status, raw = server.send("/v1/models", headers={"Host": host})
+        message = json.loads(raw)["error"]["message"]
+        assert status == 403 and found in message and "--host 0.0.0.0 and an --api-key" in message
+
+
 def test_thousands_of_headers(server, client):
     with suppress(ConnectionError):  # it may hang up before all are sent
         assert server.send(COMPLETIONS, b"{}", {f"X-{i}": "y" * 50 for i in range(3_000)})[0] == 400
@@ -312,7 +323,7 @@ def test_other_paths_and_methods(server):
         assert found == status and json.loads(raw)["error"]["message"], path
     for path, method, allowed, shown in (
         (COMPLETIONS, "GET", "POST", COMPLETIONS),
-        ("/v1/responses/compact", "POST", "DELETE, GET, HEAD", "/v1/responses/{response_id}"),
+        ("/v1/responses/resp_1", "POST", "DELETE, GET, HEAD", "/v1/responses/{response_id}"),
     ):
         found, raw, headers = server.exchange(path, method=method)
         assert found == 405 and headers["allow"] == allowed

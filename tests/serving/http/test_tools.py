@@ -106,6 +106,32 @@ def test_named(server, stream):
         assert (found, reason) == (name, "stop"), "OpenAI's reason for a function that was named"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_without_a_name_is_no_content(server, stream):
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice in ("required", named):
+        message, reason, _ = ask(server, stream, tools=TOOLS, tool_choice=choice, max_tokens=5)
+        assert reason == "length" and not message.get("content") and not message.get("tool_calls")
+
+
+def test_allowed_tools(server):
+    """The model is shown no others; a mode without required lets it speak."""
+    for mode in ("auto", "required"):
+        allowed = {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": mode, "tools": [{"function": {"name": "weather"}}]},
+        }
+        found = ask(server, False, tools=TOOLS, tool_choice=allowed, max_tokens=200, **ONE)
+        alone = ask(server, False, tools=[WEATHER], tool_choice=mode, max_tokens=200, **ONE)
+        for message, _, _ in (found, alone):
+            for call in message["tool_calls"] or ():
+                del call["id"]
+        assert found[:2] == alone[:2] and found[2]["prompt_tokens"] == alone[2]["prompt_tokens"]
+    assert [call["function"]["name"] for call in found[0]["tool_calls"]] == ["weather"]
+    body = dict(messages=USER, tools=TOOLS, tool_choice=allowed, max_tokens=1)
+    assert "warning" not in server.exchange(CHAT, json.dumps(body).encode())[2]
+
+
 # -- calls that a model makes by itself: a regular expression stands for the model ---------------------------------
 
 CLOSED = {"additionalProperties": False}
@@ -224,6 +250,14 @@ BAD = [
     (dict(tools=[tool("")]), "tools[0] must have a name"),
     (dict(tools=[{"type": "web_search"}], tool_choice={"type": "web_search"}), "tool_choice, as an object, must be"),
     (dict(tools=[{"type": "custom", "custom": {"name": "f"}}], tool_choice="required"), "there are no tools"),
+    (
+        dict(tools=[NOW], tool_choice={"type": "custom", "custom": {"name": "f"}}),
+        "found {'type': 'custom', 'custom': {",
+    ),
+    (dict(tools=[NOW], tool_choice={"type": "mcp"}), "tools that run on a server"),
+    (dict(tools=[NOW], tool_choice="any"), "'any' is 'required' here"),
+    (dict(tools=[NOW], tool_choice={"type": "allowed_tools"}), "allowed_tools needs a list tools"),
+    (dict(tools=[NOW], tool_choice=dict(type="allowed_tools", allowed_tools={"tools": [WEATHER]})), "allows 'weather'"),
     (dict(tools=[{"type": 5}]), "tools[0] must be {"),
     (dict(tools=[tool("f", ["x"])]), "tools[0]: parameters must be a JSON schema, found ['x']"),
     (dict(tools=[tool("f", strict="yes")]), "tools[0]: strict must be true or false"),

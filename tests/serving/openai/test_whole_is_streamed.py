@@ -30,7 +30,8 @@ READINGS = st.builds(
     reasoning=st.sampled_from([None, Reasoning("<think>", "</think>", False), Reasoning("<think>", "</think>", True)]),
     shows_reasoning=st.booleans(),
     several=st.booleans(),
-)
+    are_forced=st.booleans(),
+).filter(lambda reading: reading.format or not reading.are_forced)
 
 
 def outputs(text: str, sizes: list[int], reason: str) -> list[RequestOutput]:
@@ -113,6 +114,32 @@ def test_steps_change_nothing(reading, texts, damages, sizes, reason):
             [part] = item["content"]
             told = bytes(byte for entry in part["logprobs"] for byte in entry["bytes"]).decode()
             assert part["text"].strip() in told or not part["text"].strip()
+
+
+def test_a_forced_call_that_is_cut_short_is_no_content():
+    """Before the first call's name, and before the second's; nothing else is left out."""
+    text = "\n".join(['<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'] * 2)
+    free, forced = (Reading("hermes", tools=TOOLS, are_forced=are_forced) for are_forced in (False, True))
+    has_content = []
+    for end in range(len(text) + 1):
+        (expected, has_called), found = free.message(text[:end]), forced.message(text[:end])
+        assert [call["function"] for call in found[0].get("tool_calls", ())] == [
+            call["function"] for call in expected.get("tool_calls", ())
+        ]
+        assert not found[0]["content"] and found[1] == has_called
+        has_content.append(bool(expected["content"]))
+        shown = Shown(TOKENIZER, num_logprobs=0, reading=forced, by_text=True)
+        chunks, response = Chunks("id", CHAT, "tiny", shown), GrowingResponse("0a", "tiny", {})
+        for each in outputs(text[:end], [3, 5, 7], "length"):
+            for chunk in chunks.of(0, each):
+                response.add(chunk["choices"][0])
+        response.end({"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2})
+        for item in response.body["output"]:
+            if item["type"] == "message":
+                assert item["content"][0]["text"] == ""
+            else:
+                assert (item["status"] == "completed") == (item["arguments"] == '{"a": 1}')
+    assert any(has_content), "where nothing forces a call, its beginning is text"
 
 
 class CountingTokenizer:

@@ -138,12 +138,12 @@ class GrowingResponse:
         return events if kind == CALL else [*events, self._of_part("added", item.part(False))]
 
     def _close(self, status: str) -> list[Event]:
-        """The item is complete, or cut short; the next one begins after it."""
+        """The item is complete, or cut short; the next one begins after it. A call is complete if its arguments are."""
         item = self._item
         if item is None:
             return []
-        if item.kind == CALL and not _is_json("".join(item.texts)):
-            status = "incomplete"  # the model has ended its answer within the call
+        if item.kind == CALL:
+            status = "completed" if _is_json("".join(item.texts)) else "incomplete"
         shown = item.shown(status)
         if item.kind == CALL:
             events = [self._of_item("done", name=shown["name"], arguments=shown["arguments"])]

@@ -6,12 +6,12 @@ from numbers import Integral
 from typing import Any
 
 from nanovllm.checks.names import known_names, neutral_options
-from nanovllm.checks.values import check_choice, check_number, check_switch, shorten
+from nanovllm.checks.values import check_choice, check_number, check_switch, check_text, shorten
 from nanovllm.serving.openai.fields import INSIDE, Known, by_type, fields, without_unknown
 from nanovllm.serving.openai.openai_request import EFFORTS, KNOWN_BY_URL
 from nanovllm.serving.openai.responses.items import add_items, is_open, known_of_item, read_input, without_other_tools
 from nanovllm.serving.openai.shown import CHAT
-from nanovllm.serving.openai.tools import functions_of, is_other
+from nanovllm.serving.openai.tools import ON_SERVER, allowed, functions_of, is_other
 
 WHAT = "body of a response"  # in errors, and in compat/neutral.py
 READ_HERE = {
@@ -98,13 +98,15 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
         options = body.get("stream_options", {})
         chat["stream_options"] = options | {"include_usage": True} if isinstance(options, dict) else options
     items = read_input(body.get("input"), kept.items)
-    before = kept.conversation(_string(body, "previous_response_id")) if "previous_response_id" in body else []
+    response_id = body.get("previous_response_id")
+    before = [] if response_id is None else kept.conversation(check_text("previous_response_id", response_id))
     messages = add_items(before, items)
     items, left_out = without_other_tools(items)
     unknown += left_out
     if is_open(items):
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
-    chat["messages"] = _instructed(_string(body, "instructions"), messages) if body.get("instructions") else messages
+    instructions = body.get("instructions")
+    chat["messages"] = _instructed(check_text("instructions", instructions), messages) if instructions else messages
     return Asked(chat, messages, items, _echoed(body, store, background), unknown, store, background)
 
 
@@ -184,15 +186,7 @@ def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
     return given
 
 
-def _string(body: dict[str, Any], name: str) -> str:
-    if not isinstance(value := body.get(name), str):
-        raise ValueError(f"{name} must be a text, found {shorten(value)}")
-    return value
-
-
 # -- tools, as a chat has them -----------------------------------------------------------------------------------------
-
-ON_SERVER = "tools that run on a server, or take free text, are not here; tools of type function are"
 
 
 def chat_tools(body: dict[str, Any]) -> dict[str, Any]:
@@ -205,7 +199,7 @@ def chat_tools(body: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"tools must be a list, found {shorten(given)}")
     tools = [_nested(tool, f"tools[{index}]") for index, tool in enumerate(given)]
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        tools, choice = _allowed(tools, choice)
+        tools, choice = allowed(functions_of(tools), choice)
     elif isinstance(choice, dict):
         if choice.get("type") != "function":
             raise ValueError(f"tool_choice is {shorten(choice)}: {ON_SERVER}")
@@ -221,16 +215,3 @@ def _nested(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool.get("name"), str):
         raise ValueError(f"{where} needs a string 'name' beside its type, found {shorten(tool)}")
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
-
-
-def _allowed(tools: list[dict[str, Any]], choice: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
-    """Those of the tools that may be called, and whether one has to be. The model is shown no others."""
-    given, mode = choice.get("tools"), choice.get("mode", "auto")
-    if not isinstance(given, list) or mode not in ("auto", "required"):
-        raise ValueError(f"allowed_tools needs a list tools, and mode auto or required; found {shorten(choice)}")
-    names = [tool.get("name") if isinstance(tool, dict) else tool for tool in given]
-    tools = functions_of(tools)
-    known = [tool["function"]["name"] for tool in tools]
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"tool_choice allows {shorten(unknown[0])}, and tools has {', '.join(known) or 'none'}")
-    return [tool for tool in tools if tool["function"]["name"] in names], mode
