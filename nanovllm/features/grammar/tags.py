@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from nanovllm.checks.values import shorten
+from nanovllm.checks.values import check_text, shorten
 from nanovllm.features.grammar.lark import nested, quoted
 from nanovllm.features.grammar.schemas import lark_of_json
 
@@ -151,9 +151,7 @@ def in_regex(pattern: str) -> str:
 
 
 def _text(form: Any, name: str) -> str:
-    if not isinstance(text := form.get(name), str):
-        raise ValueError(f"{name} must be a text, found {shorten(text)}")
-    return text
+    return check_text(name, form.get(name))
 
 
 def _objects(form: Any, name: str) -> list[dict[str, Any]]:

@@ -36,11 +36,9 @@ class Answer:
         return {"id": record_id, "custom_id": self.custom_id, "response": response, "error": error}
 
 
-def response_body(
-    custom_id: str, url: str, model: str, shown: Shown | None, outputs: list[RequestOutput]
-) -> dict[str, Any]:
+def response_body(custom_id: str, url: str, model: str, shown: Shown, outputs: list[RequestOutput]) -> dict[str, Any]:
     """A chat completion or a text completion, as OpenAI's API gives it, with what vLLM adds to it."""
-    choices, shown = [], shown or Shown()
+    choices = []
     pairs = [(output, sample) for output in outputs for sample in output.outputs]
     for index, (output, sample) in enumerate(pairs):
         logprobs, before = shown.logprobs(url, output, sample), shown.before_text(output)
@@ -96,11 +94,11 @@ class Chunks:
         answer_id: str,
         url: str,
         model: str,
-        shown: Shown | None,
+        shown: Shown,
         include_usage: bool = False,
         continuous_usage: bool = False,
     ) -> None:
-        self.url, self.shown = url, shown or Shown()
+        self.url, self.shown = url, shown
         self.include_usage, self.continuous_usage = include_usage, continuous_usage
         kind = "chat.completion.chunk" if url == CHAT else "text_completion"
         self._head = _head(answer_id, url, model, kind)

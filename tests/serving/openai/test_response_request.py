@@ -292,8 +292,11 @@ REFUSED = [
         {"input": [{"type": "item_reference", "id": "msg_2"}]},
         "no answer that is kept has the item 'msg_2'; send the item itself",
     ),
-    ({"input": [{"type": "function_call", "call_id": "x", "name": "f"}]}, "function_call needs a string 'arguments'"),
-    ({"input": [{"type": "function_call_output", "output": "x"}]}, "needs a string 'call_id'"),
+    (
+        {"input": [{"type": "function_call", "call_id": "x", "name": "f"}]},
+        "input item 0: arguments must be a text, found None",
+    ),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input item 0: call_id must be a text, found None"),
     ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "made by another server"),
     ({"input": [{"type": "reasoning", "content": "x"}]}, "reasoning must have a list of parts"),
     ({"messages": [USER]}, "messages is a field of chats; here it is input"),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nanovllm.checks.values import shorten
+from nanovllm.checks.values import check_text, shorten
 from nanovllm.serving.openai.fields import Known, by_type, fields
 from nanovllm.serving.openai.openai_request import MAX_ENTRIES
 
@@ -39,11 +39,17 @@ def without_other_tools(items: list[dict[str, Any]]) -> tuple[list[dict[str, Any
 
     A server runs such a tool, or it takes free text. Agents send their items back to every server.
     """
-    kept = [item for item in items if not _is_of_other_tool(_type_of(item))]
+    kept: list[dict[str, Any]] = []
+    others: list[str] = []
+    for place, item in enumerate(items):
+        kind = _type_of(item)
+        if _is_of_other_tool(kind):
+            others.append(f"input[{place}] of type {kind[:40]!a}")
+        else:
+            kept.append(item)
     if not kept:
         raise ValueError("all items of the input are of tools that this server does not have")
-    others = [(place, _type_of(item)) for place, item in enumerate(items) if _is_of_other_tool(_type_of(item))]
-    return kept, [f"input[{place}] of type {str(kind)[:40]!a}" for place, kind in others]
+    return kept, others
 
 
 def _is_of_other_tool(kind: Any) -> bool:
@@ -100,7 +106,7 @@ def add_items(messages: list[dict[str, Any]], items: list[dict[str, Any]]) -> li
             elif kind == "function_call":
                 _add_call(messages, item)
             elif kind == "function_call_output":
-                call_id = _string(item, "call_id")
+                call_id = check_text("call_id", item.get("call_id"))
                 messages.append({"role": "tool", "tool_call_id": call_id, "content": text_of(item.get("output"))})
             elif not _is_of_other_tool(kind):
                 raise ValueError(f"this server reads items of type {', '.join(KINDS)}; found type {shorten(kind)}")
@@ -180,18 +186,12 @@ def _add_reasoning(messages: list[dict[str, Any]], item: dict[str, Any]) -> None
 
 
 def _add_call(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
-    function = {"name": _string(item, "name"), "arguments": _string(item, "arguments")}
+    function = {name: check_text(name, item.get(name)) for name in ("name", "arguments")}
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     messages[-1].setdefault("content", "")
-    call = {"id": _string(item, "call_id"), "type": "function", "function": function}
+    call = {"id": check_text("call_id", item.get("call_id")), "type": "function", "function": function}
     messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", []), call]
-
-
-def _string(item: dict[str, Any], name: str) -> str:
-    if not isinstance(value := item.get(name), str):
-        raise ValueError(f"{_type_of(item)} needs a string {name!r}, found {shorten(value)}")
-    return value
 
 
 def input_items(items: list[dict[str, Any]], unique: str) -> list[dict[str, Any]]:
