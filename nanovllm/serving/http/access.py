@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nanovllm.checks.values import shorten
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.http.metrics import Metrics
-from nanovllm.serving.http.responses import Refused, answer_error
+from nanovllm.serving.http.requests import Refused, answer_error
 
 logger = logging.getLogger("nanovllm.access")
 

@@ -14,7 +14,7 @@ from nanovllm.checks.values import shorten
 from nanovllm.features.lora.adapter import MissingAdapter
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.options import ServeOptions
-from nanovllm.serving.http.responses import Refused, read_body
+from nanovllm.serving.http.requests import Refused, read_body
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
 

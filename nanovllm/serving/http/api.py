@@ -14,7 +14,7 @@ from nanovllm.outputs import RequestOutput
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.job import Call, Form, Steps
 from nanovllm.serving.http.options import ServeOptions
-from nanovllm.serving.http.responses import Events, Put, error_of, json_response, read_body, unless_gone
+from nanovllm.serving.http.requests import Events, Put, error_of, json_response, read_body, unless_gone
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.openai_request import UnknownModel, check_answers

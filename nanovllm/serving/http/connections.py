@@ -14,7 +14,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nanovllm.serving.http.responses import Refused, error_of
+from nanovllm.serving.http.requests import Refused, error_of
 from nanovllm.serving.openai.json_lines import to_json
 
 WAIT_LIMIT_S = 30.0

@@ -12,7 +12,7 @@ from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM, OpensImages
 from nanovllm.serving.http.access import take_ids
 from nanovllm.serving.http.options import ServeOptions
-from nanovllm.serving.http.responses import event
+from nanovllm.serving.http.requests import event
 from nanovllm.serving.openai.answer import response_body
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.openai_request import MAX_SAMPLES, refuse_template, translate

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from nanovllm.checks.values import check_number, reject_unknown
 from nanovllm.serving.async_llm import AsyncLLM, wait_for
 from nanovllm.serving.http.live_frames import Drawing
-from nanovllm.serving.http.responses import Events, Put, Refused, check_room, event, json_response, read_body
+from nanovllm.serving.http.requests import Events, Put, Refused, check_room, event, json_response, read_body
 from nanovllm.serving.openai.json_lines import parse_json
 
 logger = logging.getLogger("nanovllm")

@@ -16,7 +16,7 @@ from nanovllm.prompts import tokenize
 from nanovllm.serving.async_llm import AsyncLLM, OpensImages
 from nanovllm.serving.http.metrics import Metrics
 from nanovllm.serving.http.options import ServeOptions
-from nanovllm.serving.http.responses import Refused, json_response, read_body
+from nanovllm.serving.http.requests import Refused, json_response, read_body
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.openai_request import chat_options, model_of, refuse_template

@@ -14,7 +14,7 @@ from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM, Overloaded
 from nanovllm.serving.http.access import take_ids
 from nanovllm.serving.http.options import ServeOptions
-from nanovllm.serving.http.responses import json_response, read_body, unless_gone
+from nanovllm.serving.http.requests import json_response, read_body, unless_gone
 from nanovllm.serving.openai.fields import INSIDE_OF_PAIRS, warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.openai_request import check_answers

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from nanovllm.outputs import RequestOutput
 from nanovllm.serving.http.api import Api
 from nanovllm.serving.http.job import Call, Form, Job
-from nanovllm.serving.http.responses import Events, Put, Refused, error_of, event, json_response, read_body
+from nanovllm.serving.http.requests import Events, Put, Refused, error_of, event, json_response, read_body
 from nanovllm.serving.openai.answer import Chunks
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.responses.events import Event, GrowingResponse

@@ -40,7 +40,7 @@ from nanovllm.serving.http.metrics import Metrics
 from nanovllm.serving.http.operate import Operation
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.pooling_api import PoolingApi
-from nanovllm.serving.http.responses import (
+from nanovllm.serving.http.requests import (
     ERRORS,
     LOOPBACK,
     BoundedBodies,

@@ -17,7 +17,7 @@ import nanovllm
 from nanovllm.serving.http import log
 from nanovllm.serving.http.access import MAX_ID_CHARS
 from nanovllm.serving.http.options import ServeOptions
-from nanovllm.serving.http.responses import INSTEAD
+from nanovllm.serving.http.requests import INSTEAD
 from nanovllm.serving.openai import fields
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from tests.faults import plant
