@@ -21,6 +21,7 @@ from chapters.submission import describe, full_kind_of, is_of_ours, kind_of, rai
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 
+SIZES = {"max_model_len": 128, "max_num_seqs": 8, "num_gpu_blocks_override": 64, "block_size": 16}
 PROMPTS = ["The capital of France is", "Once upon a time there was", "One two three four five six seven"]
 
 
@@ -28,10 +29,11 @@ class Bench:
     """What checks work with: an engine on a real checkpoint, loaded when it is first asked for.
 
     Without a model (None), a check that asks for the engine gets NoModel. loads(): is called before it is loaded.
+    options: of the engine, as LLM takes them; its sizes are SIZES by default.
     """
 
-    def __init__(self, model: str | None = None, loads: Callable[[], None] = lambda: None) -> None:
-        self._model, self._loads = model, loads
+    def __init__(self, model: str | None = None, loads: Callable[[], None] = lambda: None, **options: Any) -> None:
+        self._model, self._loads, self._options = model, loads, SIZES | options
         self._is_closed = False
 
     @property
@@ -44,7 +46,7 @@ class Bench:
 
     @cached_property
     def llm(self) -> LLM:
-        return LLM(self.model, max_model_len=128, max_num_seqs=8, num_gpu_blocks_override=64, block_size=16)
+        return LLM(self.model, **self._options)
 
     @cached_property
     def expected_tokens(self) -> list[list[int]]:

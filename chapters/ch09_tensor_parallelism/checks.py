@@ -298,7 +298,7 @@ def compare_embed(
         decoder.config = ModelConfig(**vars(config) | {"vocab_size": num_words})
         decoder.group = group
         ids, own = torch.tensor(input_ids), table[group.rank * num_words : (group.rank + 1) * num_words]
-        decoder.embed_tokens = nn.Parameter(own.clone(), requires_grad=False)
+        decoder.embed_tokens, decoder.lookup = nn.Parameter(own.clone(), requires_grad=False), F.embedding
         changed = "input_ids and embed_tokens must stay as they are; all_reduce changes what it is given"
         try:
             with unchanged(changed, ids, decoder.embed_tokens):

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from chapters.ch10_optimization_stack.tiles import TILE, KeyReader, Memory, page
 from chapters.expect import cases, differs, expect_form, unchanged
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
-from nanovllm import LLM
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
@@ -28,18 +27,10 @@ INF = torch.inf
 TOLERANCE = 1e-3
 
 
-class Float32Bench(Bench):
-    """Plain PyTorch in float32, where rounding does not change a token; prompts are computed in chunks."""
-
-    @cached_property
-    def llm(self) -> LLM:
-        sizes = {"max_model_len": 128, "max_num_seqs": 8, "num_gpu_blocks_override": 64, "block_size": 16}
-        return LLM(self.model, dtype="float32", enforce_eager=True, max_num_batched_tokens=12, **sizes)
-
-
 @cache
-def float32_bench(model: str) -> Float32Bench:
-    bench = Float32Bench(model)
+def float32_bench(model: str) -> Bench:
+    """Plain PyTorch in float32, where rounding does not change a token; prompts are computed in chunks."""
+    bench = Bench(model, dtype="float32", enforce_eager=True, max_num_batched_tokens=12)
     with replaced(Decoder, "forward", OUR_FORWARD):  # what is expected comes without the student's code
         _ = bench.expected_tokens
     return bench

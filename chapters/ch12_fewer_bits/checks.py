@@ -417,6 +417,13 @@ def check_neighbours(function: QuantizedLinear, bench: Bench) -> None:
     expect(show(alone), show(together[0]), "a row's result depends on its neighbours")
 
 
+def check_small(function: QuantizedLinear, bench: Bench) -> None:
+    """Small activations, whose scales float16 cannot hold"""
+    x, rounded = ([[number * 2**-16 for number in row] for row in rows] for rows in random_x(2, 64, 6))
+    hint = "the activations' scales are not stored: do not round them to float16"
+    compare_linear(function, x, rounded, random_rows("Q8_0", 16, 64), hint)
+
+
 @read_again("Where it sits in the engine")
 def check_linear_generates(function: QuantizedLinear, bench: Bench) -> None:
     """In the engine: two outputs of every quantized product are yours, and the same tokens come out"""
@@ -530,7 +537,15 @@ UNPACK_CHECKS = (
 )
 
 DOT_CHECKS = (check_products, check_dot_zero, check_dot_minimum, check_dot_random, check_dot_generates)
-LINEAR_CHECKS = (check_one_row, check_formats, check_bias, check_groups, check_neighbours, check_linear_generates)
+LINEAR_CHECKS = (
+    check_one_row,
+    check_formats,
+    check_bias,
+    check_groups,
+    check_neighbours,
+    check_small,
+    check_linear_generates,
+)
 TASKS = [
     Task("quantize", SCALE, nullcontext, QUANTIZE_CHECKS),
     Task("restore", FOUR_BITS, nullcontext, RESTORE_CHECKS),

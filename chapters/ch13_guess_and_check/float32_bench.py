@@ -6,7 +6,7 @@ from functools import cache, cached_property
 
 from chapters.expect import Wrong
 from chapters.grading import PROMPTS, Bench
-from nanovllm import LLM, SamplingParams
+from nanovllm import SamplingParams
 
 REPEATING = [*PROMPTS, "one two three four one two three four one two", "a b a b a b a b"]
 PARAMS = [
@@ -16,12 +16,10 @@ PARAMS = [
 
 
 class Float32Bench(Bench):
-    """Blocks of four tokens: draft tokens often cross a border."""
+    """Answers REPEATING. Blocks of four tokens: draft tokens often cross a border."""
 
-    @cached_property
-    def llm(self) -> LLM:
-        sizes = {"max_model_len": 128, "max_num_seqs": 4, "num_gpu_blocks_override": 160, "block_size": 4}
-        return LLM(self.model, dtype="float32", **sizes)
+    def __init__(self, model: str) -> None:
+        super().__init__(model, dtype="float32", max_num_seqs=4, num_gpu_blocks_override=160, block_size=4)
 
     def answers(self) -> list[list[int]]:
         self.llm.reset_prefix_cache()

@@ -106,6 +106,16 @@ next_run
 row_parallel_forward
     adds_up_by_keyword: the engine's name
         ~ all_reduce( => all_reduce(x=
+embed
+    looks_up_as_the_text: the engine's own way to read the table
+        ~ F.embedding( => decoder.lookup(
+""",
+    10: """
+attend_in_parts
+    neighbors_together: another way to share out
+        - done = run([parts[worker::num_workers] for worker in range(num_workers)])
+        + ends = [len(parts) * worker // num_workers for worker in range(num_workers + 1)]
+        + done = run([parts[start:end] for start, end in zip(ends, ends[1:])])
 """,
     12: """
 group_dot

@@ -55,6 +55,8 @@ quantized_linear
     a_scale_a_row: a scale is shared by groups
         @ Activations are harder
         ~ max(map(abs, group)) / 127 => max(map(abs, numbers)) / 127
+    scales_in_float16: do not round them to float16
+        ~ max(map(abs, group)) / 127 => to_float16(max(map(abs, group)) / 127)
     bias_twice: the bias is added once
         ~ value + b for => value + 2 * b for
     divides_by_zero: ZeroDivisionError
