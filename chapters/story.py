@@ -214,6 +214,16 @@ def stopwatch(work: Callable[[], object]) -> float:
 
 
 @contextmanager
+def left_empty(llm: LLM) -> Iterator[None]:
+    """At the end the engine has no request and an empty prefix cache, even if somebody has stopped the cell."""
+    try:
+        yield
+    finally:
+        llm.engine.abort_requests(list(llm.engine.requests.values()))
+        llm.reset_prefix_cache()
+
+
+@contextmanager
 def one_core() -> Iterator[None]:
     """One thread: steadier times where other programs run, since no thread waits for another one."""
     import torch  # labs without a model start without it

@@ -19,7 +19,8 @@ from rich.text import Text
 from chapters import draw
 from chapters.ch06_prefill_decode.meter import PaperModel
 from chapters.draw import COLORS
-from chapters.story import Story, stopwatch
+from chapters.patching import replaced
+from chapters.story import Story, left_empty, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.outputs import RequestMetrics
@@ -81,8 +82,9 @@ class World:
         """Seconds of the one step that computes a prompt, the best of up to three."""
 
         def once() -> float:
-            self.add(num_prompt, num_output=1)
-            return stopwatch(self.engine.step)
+            with left_empty(self.llm):
+                self.add(num_prompt, num_output=1)
+                return stopwatch(self.engine.step)
 
         return min(repeat(once, 3))
 
@@ -92,27 +94,24 @@ class World:
         The largest batch comes first; then requests leave until the next one is reached.
         """
         seconds, num_steps = {}, NUM_DECODE_STEPS * len(batch_sizes)
-        ids = [self.add(CONTEXT - num_steps // 2, num_steps + 2) for _ in range(max(batch_sizes))]
-        self.engine.step()  # the prompts, and everyone's first token
-        for batch_size in sorted(batch_sizes, reverse=True):
-            self.abort(ids[batch_size:])
-            del ids[batch_size:]
-            seconds[batch_size] = median(repeat(lambda: stopwatch(self.engine.step), NUM_DECODE_STEPS))
-        self.abort(ids)
+        with left_empty(self.llm):
+            ids = [self.add(CONTEXT - num_steps // 2, num_steps + 2) for _ in range(max(batch_sizes))]
+            self.engine.step()  # the prompts, and everyone's first token
+            for batch_size in sorted(batch_sizes, reverse=True):
+                self.engine.abort_request(ids[batch_size:])
+                del ids[batch_size:]
+                seconds[batch_size] = median(repeat(lambda: stopwatch(self.engine.step), NUM_DECODE_STEPS))
         return seconds
-
-    def abort(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            self.engine.abort_request(request_id)
 
     def one_request(self) -> tuple[list[tuple[int, float]], RequestMetrics]:
         """A request alone: (tokens computed, seconds) of each step, and its metrics."""
-        self.add(256, 6)
         stats, steps, outputs = self.engine.stats, [], []
-        while self.engine.has_unfinished_requests():
-            before = stats.num_prefill_tokens + stats.num_decode_tokens
-            seconds = stopwatch(lambda: outputs.extend(self.engine.step()))
-            steps.append((stats.num_prefill_tokens + stats.num_decode_tokens - before, seconds))
+        with left_empty(self.llm):
+            self.add(256, 6)
+            while self.engine.has_unfinished_requests():
+                before = stats.num_prefill_tokens + stats.num_decode_tokens
+                seconds = stopwatch(lambda: outputs.extend(self.engine.step()))
+                steps.append((stats.num_prefill_tokens + stats.num_decode_tokens - before, seconds))
         return steps, outputs[-1].metrics
 
     def newcomer(self, budget: int) -> tuple[list[int], tuple[float, float, float]]:
@@ -121,23 +120,20 @@ class World:
         Returns the newcomer's prompt tokens in each step until its first token; and in seconds its TTFT, the other's
         longest gap between two tokens, and its usual one.
         """
-        scheduler = self.engine.scheduler
-        before, scheduler.max_num_batched_tokens = scheduler.max_num_batched_tokens, budget
-        runner = self.add(32, 100)
         times, tokens_per_step, metrics = [], [], None
-        for _ in range(4):
-            self.engine.step()
-            times.append(time.perf_counter())
-        usual_s = median(after - earlier for earlier, after in pairwise(times))
-        stats, guest = self.engine.stats, self.add(LONG_PROMPT, 100)
-        while metrics is None:
-            num_before = stats.num_prefill_tokens
-            outputs = self.engine.step()
-            times.append(time.perf_counter())
-            tokens_per_step.append(stats.num_prefill_tokens - num_before)
-            metrics = next((output.metrics for output in outputs if output.request_id == guest), None)
-        self.abort([runner, guest])
-        scheduler.max_num_batched_tokens = before
+        with left_empty(self.llm), replaced(self.engine.scheduler, "max_num_batched_tokens", budget):
+            self.add(32, 100)
+            for _ in range(4):
+                self.engine.step()
+                times.append(time.perf_counter())
+            usual_s = median(after - earlier for earlier, after in pairwise(times))
+            stats, guest = self.engine.stats, self.add(LONG_PROMPT, 100)
+            while metrics is None:
+                num_before = stats.num_prefill_tokens
+                outputs = self.engine.step()
+                times.append(time.perf_counter())
+                tokens_per_step.append(stats.num_prefill_tokens - num_before)
+                metrics = next((output.metrics for output in outputs if output.request_id == guest), None)
         longest_s = max(after - earlier for earlier, after in pairwise(times))
         return tokens_per_step, (metrics.ttft_s or 0.0, longest_s, usual_s)
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from chapters.patching import replaced
-from chapters.story import one_core
+from chapters.story import left_empty, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
@@ -45,9 +45,9 @@ def preemptions_watched() -> Iterator[list[Sequence]]:
 def generate_in_order(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> list[RequestOutput]:
     """From an empty cache, requests admitted in the order given. (generate() sorts them by their tokens.)"""
     llm.reset_prefix_cache()
-    ids = [llm.engine.add_request(None, *request, stream=False) for request in zip(prompts, params, strict=True)]
     outputs: dict[str, RequestOutput] = {}
-    with one_core():
+    with one_core(), left_empty(llm):
+        ids = [llm.engine.add_request(None, *request, stream=False) for request in zip(prompts, params, strict=True)]
         while llm.engine.has_unfinished_requests():
             outputs.update((output.request_id, output) for output in llm.engine.step())
     return [outputs[request_id] for request_id in ids]

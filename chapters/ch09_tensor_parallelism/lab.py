@@ -218,8 +218,8 @@ def tell_generation(COUNTRIES, SHARED, story, world):
     _num_reduces, _row_bytes = 2 * _config.num_hidden_layers + 1, _config.hidden_size * 4
     _prompts = [f"{SHARED} {country}? Answer:" for country in COUNTRIES]
     story.say(
-        f"Four prompts that begin alike, {NUM_TOKENS} tokens each, in a pool of {_pool.num_blocks} blocks of "
-        f"{_pool.block_size}. All-reduces in a step: one after the embedding, two in each of "
+        f"{len(_prompts)} prompts that begin alike, answers of {NUM_TOKENS} tokens, in a pool of {_pool.num_blocks} "
+        f"blocks of {_pool.block_size}. All-reduces in a step: one after the embedding, two in each of "
         f"{_config.num_hidden_layers} layers: {_num_reduces}. Each adds up {_row_bytes:,} bytes ({_config.hidden_size} "
         "numbers) for every token of the step. The bytes in the third column are those that rank 0 counted:"
     )
@@ -234,9 +234,9 @@ def tell_generation(COUNTRIES, SHARED, story, world):
     _alone_steps, _alone_tokens = run(world.alone, _prompts)
     _decode = world.several.get_tokenizer().decode
     _lines = []
-    for _prompt in _prompts:
-        _same = "the same tokens" if _tokens[_prompt] == _alone_tokens[_prompt] else "OTHER TOKENS"
-        _lines.append(f"{_same} on 1 and {world.size} ranks: {_decode(_tokens[_prompt])!r}")
+    for _ours, _alone in zip(_tokens, _alone_tokens, strict=True):
+        _same = "the same tokens" if _ours == _alone else "OTHER TOKENS"
+        _lines.append(f"{_same} on 1 and {world.size} ranks: {_decode(_ours)!r}")
     story.log(*_lines)
     _alike = [_step.num_tokens for _step in _steps] == [_step.num_tokens for _step in _alone_steps]
     story.say(

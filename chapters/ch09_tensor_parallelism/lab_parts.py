@@ -17,7 +17,7 @@ from chapters.ch09_tensor_parallelism import ranks
 from chapters.ch09_tensor_parallelism.ranks import CountedFile, CountedSlice
 from chapters.patching import replaced
 from chapters.recording import Recording
-from chapters.story import Story, stopwatch
+from chapters.story import Story, left_empty, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.group import RankGroup, shard_config
@@ -77,18 +77,18 @@ def add(llm: LLM, prompt: str, num_tokens: int) -> str:
     return llm.engine.add_request(None, prompt, params, stream=False)
 
 
-def run(llm: LLM, prompts: list[str]) -> tuple[list[Step], dict[str, list[int]]]:
-    """Generate, step by step: what each step was, and the tokens of each prompt."""
+def run(llm: LLM, prompts: list[str]) -> tuple[list[Step], list[list[int]]]:
+    """Generate, step by step: what each step was, and the tokens for each prompt."""
     engine, steps, tokens = llm.engine, list[Step](), dict[str, list[int]]()
     llm.reset_prefix_cache()  # of what ran before
-    for prompt in prompts:
-        add(llm, prompt, NUM_TOKENS)
-    while engine.has_unfinished_requests():
-        before = counters(llm)
-        for output in engine.step():
-            tokens[str(output.prompt)] = output.outputs[0].token_ids
-        steps.append(Step(*(after - earlier for after, earlier in zip(counters(llm), before, strict=True))))
-    return steps, tokens
+    with left_empty(llm):
+        request_ids = [add(llm, prompt, NUM_TOKENS) for prompt in prompts]
+        while engine.has_unfinished_requests():
+            before = counters(llm)
+            for output in engine.step():
+                tokens[output.request_id] = output.outputs[0].token_ids
+            steps.append(Step(*(after - earlier for after, earlier in zip(counters(llm), before, strict=True))))
+    return steps, [tokens[request_id] for request_id in request_ids]
 
 
 def counters(llm: LLM) -> tuple[int, int, int, int]:
@@ -100,11 +100,10 @@ def counters(llm: LLM) -> tuple[int, int, int, int]:
 
 def decode_s(llm: LLM) -> float:
     """Seconds of a decode step of one request, the best of a few."""
-    request_id = add(llm, PROMPT, NUM_TIMED_STEPS + 2)
-    llm.engine.step()
-    seconds = min(stopwatch(llm.engine.step) for _ in range(NUM_TIMED_STEPS))
-    llm.engine.abort_request(request_id)
-    return seconds
+    with left_empty(llm):
+        add(llm, PROMPT, NUM_TIMED_STEPS + 2)
+        llm.engine.step()
+        return min(stopwatch(llm.engine.step) for _ in range(NUM_TIMED_STEPS))
 
 
 def load_share(directory: Path, config: ModelConfig, group: RankGroup) -> tuple[Decoder, dict[str, CountedSlice]]:

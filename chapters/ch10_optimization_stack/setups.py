@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chapters.patching import replaced
-from chapters.story import stopwatch
+from chapters.story import left_empty, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.cpu.reorder import reorder_weight
@@ -150,19 +150,18 @@ class World:
         """
         self.use(self.all_on)
         manager = self.engine.scheduler.block_manager
-        prompts = [self.random_prompt(CONTEXT) for _ in range(num_seqs)]
-        for prompt in prompts:
-            seq = Sequence(prompt)
-            manager.allocate_with_prefix(seq)
-            seq.num_computed_tokens = CONTEXT
-            manager.register_prefix(seq)
-            manager.free(seq)
-        ids = [self.add(prompt, 500) for prompt in prompts]
-        self.engine.step()
-        yield
-        for request_id in ids:
-            self.engine.abort_request(request_id)
-        self.llm.reset_prefix_cache()
+        with left_empty(self.llm):
+            prompts = [self.random_prompt(CONTEXT) for _ in range(num_seqs)]
+            for prompt in prompts:
+                seq = Sequence(prompt)
+                manager.allocate_with_prefix(seq)
+                seq.num_computed_tokens = CONTEXT
+                manager.register_prefix(seq)
+                manager.free(seq)
+            for prompt in prompts:
+                self.add(prompt, 500)
+            self.engine.step()
+            yield
 
     def decode_ms(self, num_seqs: int) -> dict[Setup, Times]:
         """Of a decode step."""
@@ -189,13 +188,17 @@ class World:
         self.llm.reset_prefix_cache()
         text, before = self.random_prompt(NUM_SHARED), self.computed()
         manager, scheduler = self.engine.scheduler.block_manager, self.engine.scheduler
-        for _ in range(NUM_REQUESTS):
-            self.add(text + self.random_prompt(NUM_OWN), NUM_OUTPUT)
-        started = time.perf_counter()
-        with replaced(manager, "enable_prefix_caching", caching), replaced(scheduler, "max_num_seqs", at_once):
+        with (
+            left_empty(self.llm),
+            replaced(manager, "enable_prefix_caching", caching),
+            replaced(scheduler, "max_num_seqs", at_once),
+        ):
+            for _ in range(NUM_REQUESTS):
+                self.add(text + self.random_prompt(NUM_OWN), NUM_OUTPUT)
+            started = time.perf_counter()
             while self.engine.has_unfinished_requests():
                 self.engine.step()
-        return (time.perf_counter() - started) * 1e3, self.computed() - before
+            return (time.perf_counter() - started) * 1e3, self.computed() - before
 
     def computed(self) -> int:
         return self.engine.stats.num_prefill_tokens + self.engine.stats.num_decode_tokens

@@ -230,9 +230,9 @@ def tell_lies(NUM_RUNS, first, loaded, story, world):
 def tell_peers(PEERS, story):
     story.part("The same work on another engine")
     story.say(
-        "nanovllm and transformers, each in a process of its own, from the same checkpoint in bf16, on the same cores. "
-        "Both load, both do a small piece of work to warm up; then they take turns at three pieces. A piece: 6 "
-        "requests, 16 to 48 random prompt tokens, 8 to 20 output tokens, EOS ignored, the same for both."
+        "Engines, each in a process of its own, from the same checkpoint in bf16, on the same cores. All load, all do "
+        "a small piece of work to warm up; then they take turns at three pieces. A piece: 6 requests, 16 to 48 random "
+        "prompt tokens, 8 to 20 output tokens, EOS ignored, the same for all."
     )
     _rng = random.Random(0)
 
@@ -257,12 +257,13 @@ def tell_peers(PEERS, story):
     for _name, _values in _rates.items():
         _table.add_row(_name, "  ".join(f"{rate:.0f}" for rate in _values), f"{median(_values):.0f}", "(measured)")
     story.show(_table)
-    _ratio = median(_rates[PEERS[0]]) / median(_rates[PEERS[1]])
-    story.say(f"The first does {_ratio:.1f} times the output tokens of the second in the same time.", measured=True)
+    for _name in PEERS[1:]:
+        _ratio = median(_rates[PEERS[0]]) / median(_rates[_name])
+        story.say(f"{PEERS[0]} does {_ratio:.1f} times the output tokens of {_name!r} in the same time.", measured=True)
     story.say(
-        "What this does not say: transformers pads the batch and runs until its longest answer is done, which is how "
-        "it is used, not the best that could be made of it. Six short requests on this machine are one point; "
-        "examples/bench_peers.py has others, with time to first token, a single stream, start and memory."
+        "What this does not say: an engine that pads the batch runs until its longest answer is done. That is how "
+        "transformers is used, not the best that could be made of it. Six short requests on this machine are one "
+        "point; examples/bench_peers.py has others, with time to first token, a single stream, start and memory."
     )
     return
 

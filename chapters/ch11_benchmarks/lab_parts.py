@@ -25,7 +25,7 @@ from chapters.ch11_benchmarks.timing import Arrival, SkippingClock
 from chapters.course import ROOT
 from chapters.patching import replaced
 from chapters.recording import Recording
-from chapters.story import Story
+from chapters.story import Story, left_empty
 from nanovllm import LLM, SamplingParams
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.tools.bench import Measurement, measure
@@ -153,6 +153,7 @@ class World:
         """Idle time is skipped, the seats are few, and somebody counts who is there."""
         engine, watch = self.llm.engine, Watch(self.llm)
         with (
+            left_empty(self.llm),
             replaced(nanovllm.engine, "time", watch.clock),
             replaced(engine, "step", watch.step),
             replaced(engine, "enqueue", watch.enqueue),

@@ -14,6 +14,7 @@ from chapters.ch12_fewer_bits.rounding import Change, Model, error, rounded
 from chapters.ch12_fewer_bits.world import World, size_name
 from chapters.draw import make_table
 from chapters.player import actions
+from chapters.recording import Recording
 from chapters.story import one_core
 from nanovllm import LLM
 
@@ -92,3 +93,14 @@ ACTIONS = actions(
     "g|group|next_group, o|outlier|next_outlier, m|measure|measure, a|all|measure_kind, h|shuffle|shuffle, "
     "r|reset|reset"
 )
+
+
+def check_recording(recorded: Recording) -> None:
+    """Raises ValueError for times that only a busy machine has: with one row, fewer bits take less time.
+
+    Nothing is said of 4 and 8 bits with many rows, where it depends on the processor's instructions.
+    """
+    [sheet] = recorded.sheets("Fetched and multiplied")
+    ms = sheet.column("1")
+    if ms != sorted(ms, reverse=True):
+        raise ValueError(f"one row took {ms} ms in bf16, Q8_0 and Q4_1")

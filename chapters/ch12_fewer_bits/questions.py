@@ -42,10 +42,10 @@ QUESTIONS = (
 )
 
 
-def answers(model: str, quantization: str | None, max_tokens: int) -> list[str]:
+def answers(model: str, quantization: str | None, params: SamplingParams) -> list[str]:
     llm = LLM(model, quantization=quantization, max_model_len=128, max_num_seqs=len(QUESTIONS))
     conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    outputs = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=max_tokens), use_tqdm=False)
+    outputs = llm.chat(conversations, params, use_tqdm=False)
     return [" ".join(output.outputs[0].text.split()) for output in outputs]
 
 
@@ -67,14 +67,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the demo model)")
     parser.add_argument("--max-tokens", type=int, default=8)
     args = parser.parse_args(argv)
+    try:
+        params = SamplingParams(temperature=0, max_tokens=args.max_tokens)
+    except ValueError as error:
+        parser.error(str(error))
     model = model_or_demo(args.model)
     with tempfile.TemporaryDirectory() as folder:
         save_shuffled(model, Path(folder))
         columns = {
-            "as it is": answers(model, None, args.max_tokens),
-            "int8": answers(model, "int8", args.max_tokens),
-            "int4": answers(model, "int4", args.max_tokens),
-            "int4, shuffled": answers(folder, "int4", args.max_tokens),
+            "as it is": answers(model, None, params),
+            "int8": answers(model, "int8", params),
+            "int4": answers(model, "int4", params),
+            "int4, shuffled": answers(folder, "int4", params),
         }
     first, *others = columns.values()
     lines = [f"| question | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]

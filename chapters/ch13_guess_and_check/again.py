@@ -7,6 +7,7 @@ which token comes depends on the tokens before it and on a number, which is draw
 import hashlib
 import random
 from collections.abc import Callable
+from typing import Any
 
 from chapters.ch13_guess_and_check.world import Always, Proposes
 from chapters.expect import Wrong
@@ -17,6 +18,7 @@ from nanovllm.sampling_params import SamplingParams
 
 BLOCK_SIZE = 4
 NUM_TOKENS = 50
+SMALL = 18  # blocks: the sequences do not fit
 Draw = Callable[[Sequence], float]
 
 
@@ -127,3 +129,12 @@ class Played:
         known = len(seq.tokens)
         right = answer_alone(seq, seq.num_generated_tokens + num_draft_tokens)[seq.num_generated_tokens :]
         return [(token + ((known + i) % 3 == 0)) % NUM_TOKENS for i, token in enumerate(right)]
+
+
+HAPPENS: dict[str, dict[str, Any]] = {  # what Played is given
+    "room for all": {},
+    "a small pool": {"num_blocks": SMALL},
+    "three draft tokens": {"num_draft_tokens": 3},
+    "every ninth step fails": {"fails": True},
+    "all three": {"num_blocks": SMALL, "num_draft_tokens": 3, "fails": True},
+}

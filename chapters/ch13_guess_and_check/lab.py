@@ -9,8 +9,7 @@ with app.setup(hide_code=True):
     from rich.table import Table
     from rich.text import Text
 
-    from chapters.ch13_guess_and_check.again import Played, hat, noise
-    from chapters.ch13_guess_and_check.again_lab import HAPPENS, SMALL
+    from chapters.ch13_guess_and_check.again import HAPPENS, SMALL, Played, hat, noise
     from chapters.ch13_guess_and_check.coupling import agreement, all_logits
     from chapters.ch13_guess_and_check.drawing import counts_of, draw_steps
     from chapters.ch13_guess_and_check.lab_parts import (
@@ -18,8 +17,8 @@ with app.setup(hide_code=True):
         NUM_SEQS,
         OUR_ADD_DRAFTS,
         SPECULATIVE,
-        Fixed,
         begin_request,
+        fixed,
         load_world,
         panels,
         register_too_early,
@@ -94,13 +93,16 @@ def tell_rows(MAX_ROUNDS, NUM_ROWS, story):
     story.part("What one more row costs")
     _llm = story.load(dtype="bfloat16", **OPTIONS)
     _vocab_size = _llm.engine.model_config.vocab_size
-    _llm.engine.add_request(None, TEXTS["a story"], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
-    _llm.engine.step()
+    _num_tokens = 1 + len(NUM_ROWS) + max(NUM_ROWS)  # so that a step's draft tokens never go beyond the last one
+    _params = SamplingParams(temperature=0, max_tokens=_num_tokens, ignore_eos=True)
     _times: dict[int, list[float]] = {_num_rows: [] for _num_rows in NUM_ROWS}
     for _ in range(MAX_ROUNDS):
+        _request_id = _llm.engine.add_request(None, TEXTS["a story"], _params)
+        _llm.engine.step()
         for _num_rows, _found in _times.items():
-            with drafting(_llm, Fixed([_vocab_size - 1] * max(NUM_ROWS)), _num_rows - 1):
+            with drafting(_llm, fixed([_vocab_size - 1] * max(NUM_ROWS)), _num_rows - 1):
                 _found.append(stopwatch(_llm.engine.step))
+        _llm.engine.abort_request(_request_id)
     _best = {_num_rows: min(_found) for _num_rows, _found in _times.items()}
     story.say(
         "One sequence in bf16, on one core. A step with n rows computes its newest token and n - 1 draft tokens, which "
@@ -203,7 +205,7 @@ def tell_cache(DRAFT, story, world):
     _table = Table("step", *map(str, range(_first, _first + 9)), "computed", "cached", show_edge=False)
     _size = _llm.engine.scheduler.block_manager.block_size
     for _number in range(1, 5):
-        with drafting(_llm, Fixed(_draft_token_ids), 4 if _number == 2 else 0), chunks_watched(_llm) as _chunks:
+        with drafting(_llm, fixed(_draft_token_ids), 4 if _number == 2 else 0), chunks_watched(_llm) as _chunks:
             _llm.engine.step()
         [_chunk] = _chunks
         for _position, _token_id in enumerate(_chunk.token_ids, _chunk.start):
@@ -231,7 +233,7 @@ def tell_register(DRAFT, story, world):
         with replaced(Scheduler, "add_drafts", _add):
             _seq = begin_request(world, _prompt)
             for _number in range(1, 21):
-                with drafting(world.llm, Fixed(_draft_token_ids), 4 if _number == 2 else 0):
+                with drafting(world.llm, fixed(_draft_token_ids), 4 if _number == 2 else 0):
                     world.llm.engine.step()
             _table.add_row(_name, Text(repr(world.tokenizer.decode(_seq.generated_token_ids))))
     world.llm.engine.abort_requests(list(world.llm.engine.requests.values()))

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from chapters.ch13_guess_and_check.drawing import draw_counts, draw_steps, draw_text
-from chapters.ch13_guess_and_check.world import LONGEST, OPTIONS, SHORTEST, TEXTS, World
+from chapters.ch13_guess_and_check.world import LONGEST, OPTIONS, SHORTEST, TEXTS, Proposes, World
 from chapters.player import actions
 from chapters.recording import Recording
 from chapters.story import Story
@@ -28,19 +28,9 @@ def load_world(story: Story) -> World:
     return World(story.load(dtype="float32", **OPTIONS))
 
 
-class Fixed:
+def fixed(token_ids: list[int]) -> Proposes:
     """Always proposes the same tokens."""
-
-    first_acceptance, draft_s = 0.5, 0.0
-
-    def __init__(self, token_ids: list[int]) -> None:
-        self.token_ids = token_ids
-
-    def kind(self, seq: Sequence) -> int:
-        return 0
-
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        return [self.token_ids[:n] for _, n in wanted]
+    return Proposes(lambda seq, num_draft_tokens: token_ids[:num_draft_tokens])
 
 
 def panels(world: World) -> list[tuple[str, RenderableType]]:

@@ -6,7 +6,7 @@ app = marimo.App(width="medium", app_title="Lab 16: Memory that does not grow")
 with app.setup(hide_code=True):
     from typing import Any
 
-    from chapters.ch13_guess_and_check.lab_parts import Fixed
+    from chapters.ch13_guess_and_check.lab_parts import fixed
     from chapters.ch13_guess_and_check.world import drafting
     from chapters.ch16_fixed_memory import page
     from chapters.ch16_fixed_memory.drawing import draw_answers, draw_computed, draw_next, draw_sent, draw_state
@@ -267,7 +267,7 @@ def tell_drafts(story):
     _table.columns[1].justify = "left"
     for _name, _segments in (("logged", step_segments), ("kept in the state", _kept)):
         _llm = load_tiny(speculative_config=_speculative)
-        with replaced(batch_states, "step_segments", _segments), drafting(_llm, Fixed([3, 3, 3]), 3):
+        with replaced(batch_states, "step_segments", _segments), drafting(_llm, fixed([3, 3, 3]), 3):
             _found, _ = answer(_llm, PROMPT)
         _num_same = next((i for i, (a, b) in enumerate(zip(_found[1], _whole[1], strict=True)) if a != b), 12)
         _table.add_row(_name, "the same bits" if _found == _whole else f"different from token {_num_same + 1} on")

@@ -6,13 +6,18 @@ import os
 import re
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from chapters import lab_notebook, playing
 from chapters.__main__ import main
+from chapters.ch06_prefill_decode import lab_parts as prefill_decode
 from chapters.ch07_prefix_caching import beyond, drawing, simulator
+from chapters.ch09_tensor_parallelism import lab_parts as tensor_parallel
+from chapters.ch10_optimization_stack import setups
+from chapters.ch11_benchmarks import lab_parts as benchmarks
 from chapters.ch11_benchmarks.lab_parts import Peer
 from chapters.ch12_fewer_bits import questions
 from chapters.ch12_fewer_bits.rounding import Model
@@ -20,6 +25,7 @@ from chapters.course import find_chapter
 from chapters.player import Player
 from chapters.story import Story
 from nanovllm import LLM
+from nanovllm.core.scheduler import Scheduler
 from tests.checkpoints import HYBRIDS, VARIANTS
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter, text_of
 from tests.course.lab_stories import assert_recorded, assert_told, for_each_lab
@@ -54,6 +60,92 @@ def test_cells_run_again(number, any_model, monkeypatch, capsys):
 @for_each_chapter
 def test_a_text_quotes_what_was_recorded(chapter):
     assert_recorded(chapter)
+
+
+@pytest.fixture
+def run_cells(monkeypatch, any_model):
+    """run_cells(number, names, given) runs these cells of a lab, and those before them that they all need."""
+    all_cells = lab_notebook.cells
+
+    def run(number: int, names: set[str], given: dict) -> Story:
+        needed = {"setup", "start_it", "begin", "settings"} | names
+        monkeypatch.setattr(lab_notebook, "cells", lambda path: [c for c in all_cells(path) if c[0] in needed])
+        story = Story(str(any_model))
+        lab_notebook.run(find_chapter(number).folder / "lab.py", story, given)
+        return story
+
+    return run
+
+
+def test_steps_have_the_rows_that_a_table_says(run_cells, monkeypatch):
+    """However many rounds: when the request ended, steps without work were timed."""
+    computed = []
+    schedule = Scheduler.schedule
+
+    def watched(self, drafts):
+        output = schedule(self, drafts)
+        computed.append(output.num_tokens)
+        return output
+
+    monkeypatch.setattr(Scheduler, "schedule", watched)
+    num_rows = (1, 2, 3, 4, 5, 6, 7, 8, 9, 40)
+    run_cells(13, {"tell_rows"}, {"MAX_ROUNDS": 25, "NUM_ROWS": num_rows})
+    rounds = [tuple(computed[start + 1 : start + 11]) for start in range(0, len(computed), 11)]
+    assert rounds == [num_rows] * 25
+
+
+@pytest.mark.parametrize("peers", [("a", "b", "c"), ("a",), ()])
+def test_any_number_of_engines_take_turns(peers, run_cells, monkeypatch, capsys):
+    class Pretended(Peer):
+        def __init__(self, name, model):
+            pass
+
+        says = close = lambda self: ""
+        seconds = lambda self, work: 1.0  # noqa: E731
+
+    monkeypatch.setattr("chapters.ch11_benchmarks.lab_parts.Peer", Pretended)
+    run_cells(11, {"tell_peers"}, {"PEERS": peers})
+    assert re.findall(r"1\.0 times the output tokens of '(.)'", capsys.readouterr().out) == list(peers[1:])
+
+
+INTERRUPTED = [
+    (6, lambda world: world.prefill_s(32)),
+    (6, lambda world: world.decode_s((4, 2))),
+    (6, lambda world: world.one_request()),
+    (6, lambda world: world.newcomer(64)),
+    (9, lambda world: tensor_parallel.run(world.llm, ["a", "a"])),
+    (9, lambda world: tensor_parallel.decode_s(world.llm)),
+    (10, lambda world: world.decode_ms(3)),
+    (10, lambda world: world.workload_ms(world.all_on, 2, True)),
+    (11, lambda world: world.serve(world.arrivals(None, "x"))),
+    (11, lambda world: world.serve_closed(world.arrivals(None, "x"), 3)),
+]
+
+
+@pytest.mark.parametrize(("number", "measure"), INTERRUPTED)
+def test_a_cell_that_is_stopped_leaves_no_requests(number, measure, any_model, monkeypatch):
+    """Else the next one would measure them, too."""
+    story = Story(str(any_model))
+    world = {
+        6: lambda: prefill_decode.World(story),
+        9: lambda: SimpleNamespace(llm=story.load(**tensor_parallel.OPTIONS)),
+        10: lambda: setups.World(story.load),
+        11: lambda: benchmarks.World(story),
+    }[number]()
+    engine = world.llm.engine
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model_runner, "run", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            measure(world)
+    assert not engine.has_unfinished_requests() and not engine.scheduler.has_unfinished()
+    engine.scheduler.check_integrity()
+    measure(world)
+
+
+def test_equal_prompts_have_answers_of_their_own(any_model):
+    llm = Story(str(any_model)).load(**tensor_parallel.OPTIONS)
+    _, tokens = tensor_parallel.run(llm, ["a", "a", "b"])
+    assert [len(answer) for answer in tokens] == [12, 12, 12] and tokens[0] == tokens[1] != tokens[2]
 
 
 class Played:
@@ -333,6 +425,14 @@ def test_twenty_questions(checkpoint, capsys):
     printed = capsys.readouterr().out
     assert all(f"\n| {question} | " in printed for question in questions.QUESTIONS)
     assert re.search(r"20 answers, .*: \d+ in int8, \d+ in int4, \d+ in int4, shuffled", printed)
+
+
+def test_twenty_questions_want_at_least_a_token(capsys):
+    """Said before a model is looked for."""
+    for number in ("0", "-3"):
+        with pytest.raises(SystemExit):
+            questions.main(["/nonexistent/model", "--max-tokens", number])
+        assert f"max_tokens must be a whole number from 1, found {number}" in capsys.readouterr().err
 
 
 def test_another_engine_that_ends_says_why():

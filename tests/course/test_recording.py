@@ -22,6 +22,8 @@ BUSY = [
     (10, "Measured: the control plane in the same picture", 0, 3, 1, "9999.0"),
     (11, "The four numbers, and throughput against latency", 0, 4, 4, "9999"),
     (11, "Requests that arrive when they like", 0, 0, 2, "9999"),
+    (12, "Fetched and multiplied", 0, 1, 1, "999.0"),
+    (12, "Fetched and multiplied", 0, 2, 1, "999.0"),
     (13, "What one more row costs", 0, 0, 1, "999.0"),
     (13, "What one more row costs", 0, 3, 1, "0.1"),
     (13, "The engine decides", 0, 0, 4, "999.0"),
