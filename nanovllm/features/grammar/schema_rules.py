@@ -29,6 +29,9 @@ from nanovllm.features.grammar.lark import quoted
 from nanovllm.features.grammar.oracle import Oracle
 from nanovllm.features.grammar.parts import Schema, changed
 from nanovllm.features.grammar.schema_values import (
+    MAXIMA,
+    MIN_INT64,
+    MINIMA,
     OF_NUMBERS,
     Array,
     AsJson,
@@ -39,6 +42,7 @@ from nanovllm.features.grammar.schema_values import (
     Value,
     Values,
     Word,
+    large_bounds,
 )
 
 NUM_BITS = 64  # of a rule's number
@@ -88,8 +92,8 @@ def lark_of_schema(schema: Schema, form: str, is_closed: bool, guidance: Schema,
     form: "json", or "parameters" of a call in Qwen3-Coder's form. is_closed: objects have only the properties that
     their schemas name, unless these say otherwise. guidance: llguidance's options ("x-guidance").
     """
-    schema = changed(schema, lambda part: _without_unknown_format(part, oracle))
-    by_the_letter = changed(schema, lambda part: _loosened(part, is_closed))
+    schema = changed(schema, lambda part: _in_todays_words(_without_unknown_format(part, oracle)))
+    by_the_letter = _within_reach(changed(schema, lambda part: _loosened(part, is_closed)))
     try:
         oracle.schema_matcher(json.dumps(by_the_letter | {"x-guidance": guidance}))
     except ValueError as error:  # it names an unsupported keyword
@@ -103,6 +107,37 @@ def _without_unknown_format(part: Schema, oracle: Oracle) -> Schema:
     name = part.get("format")
     is_unknown = isinstance(name, str) and not oracle.knows(name)
     return {key: value for key, value in part.items() if key != "format" or not is_unknown}
+
+
+def _in_todays_words(part: Schema) -> Schema:
+    """Until draft 4, and in OpenAPI 3.0, true and false say whether a bound is itself excluded."""
+    made = dict(part)
+    for inclusive, exclusive in (MINIMA, MAXIMA):
+        if isinstance(made.get(exclusive), bool):
+            is_exclusive = made.pop(exclusive)
+            if is_exclusive and inclusive in made:
+                made[exclusive] = made.pop(inclusive)
+    return made
+
+
+def _within_reach(schema: Schema) -> Schema:
+    """A schema for llguidance to check, without large bounds and numbers below MIN_INT64, which the rules here hold.
+
+    Some of them would end the process. They may be anywhere: a $ref leads to any place of a schema.
+    """
+
+    def number(digits: str) -> int | float:
+        found: int | float = json.loads(digits)
+        return max(found, MIN_INT64)
+
+    def without_large_bounds(part: Schema) -> Schema:
+        large = large_bounds(part)
+        return {name: value for name, value in part.items() if name not in large}
+
+    made: Schema = json.loads(
+        json.dumps(schema), parse_int=number, parse_float=number, object_hook=without_large_bounds
+    )
+    return made
 
 
 def _loosened(part: Schema, is_closed: bool) -> Schema:

@@ -41,7 +41,9 @@ MAX_VALUES = 20_000  # different ones in a schema
 MINIMA, MAXIMA = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 OF_NUMBERS = {"multipleOf", *MINIMA, *MAXIMA}
 EXACT = 2**53  # a float of 64 bits holds all whole numbers up to it
-MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+# llguidance's room for whole numbers. A bound that it rounds to -(2**63) may overflow its stack: the process ends.
+MIN_INT64, MAX_INT64 = -(2**63 - 1024), 2**63 - 1
+MAX_OPEN = 10**18 - 128  # llguidance refuses whole numbers beyond that on one side and without a bound on the other
 
 Value = int  # its number
 
@@ -175,6 +177,8 @@ class Values:
             if types is None or "array" in types:
                 shapes += self._arrays(parts)
             names = [name for name in SCALARS if types is None or name in types]
+            if "number" in names and "integer" in names:
+                names.remove("integer")  # these are numbers, too
             if numeric := [name for name in names if name in NUMERIC]:
                 if words_in(parts) is not None:  # llguidance would round some of them
                     names = [name for name in names if name not in NUMERIC]
@@ -390,17 +394,26 @@ def _is_within(number: Fraction, said: dict[str, Fraction]) -> bool:
     )
 
 
+def large_bounds(part: Schema) -> dict[str, int | float]:
+    """Those that llguidance, which has them as floats, may round."""
+    bounds = {name: part[name] for name in (*MINIMA, *MAXIMA) if isinstance(part.get(name), int | float)}
+    return {name: bound for name, bound in bounds.items() if abs(bound) >= EXACT}
+
+
 def _held(parts: Parts, is_whole: bool) -> Parts:
-    """The parts with bounds that llguidance, which has them as floats, does not make looser. Raises ValueError.
+    """The parts with bounds that llguidance does not make looser, and that it has room for. Raises ValueError.
 
     is_whole: they are said of whole numbers alone.
     """
     held: list[Schema] = []
+    is_near_int64 = False
     for part in parts:
-        bounds = {name: part[name] for name in (*MINIMA, *MAXIMA) if isinstance(part.get(name), int | float)}
-        large = {name: bound for name, bound in bounds.items() if abs(bound) >= EXACT}
+        large = large_bounds(part)
         held.append({name: value for name, value in part.items() if name not in large})
         held += [_held_bound(name, bound, is_whole) for name, bound in large.items()]
+        is_near_int64 = is_near_int64 or any(abs(bound) > MAX_OPEN for bound in large.values())
+    if is_whole and is_near_int64:
+        held.append({"minimum": MIN_INT64, "maximum": MAX_INT64})
     return tuple(held)
 
 

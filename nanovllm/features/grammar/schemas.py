@@ -5,6 +5,7 @@ schema asks them to. Blanks between tokens have a bound.
 """
 
 import json
+import math
 import re
 from contextlib import suppress
 from functools import lru_cache
@@ -29,9 +30,10 @@ SCHEMA_OR_OTHER = re.compile(
 
 
 def checked_schema(given: Any) -> Any:
-    """A copy of a schema. Raises ValueError for what is not JSON, or too deep."""
+    """A copy of a schema. Raises ValueError for what is not JSON, or too deep, and for a number that no float holds."""
     try:
-        schema = json.loads(given if isinstance(given, str) else json.dumps(given))
+        text = given if isinstance(given, str) else json.dumps(given)
+        schema = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}; found {shorten(given)}") from error
     inside = containers(schema)
@@ -43,6 +45,13 @@ def checked_schema(given: Any) -> Any:
     if len(names) > MAX_DEPTH or depth + sum(below) > MAX_DEPTH:
         raise ValueError(f"the definitions that it refers to have more than {MAX_DEPTH} levels, taken together")
     return schema
+
+
+def _number(digits: str) -> int | float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{shorten(digits)} is not a number that a float holds")
+    return int(digits) if digits.lstrip("-").isdigit() else number
 
 
 def lark_of_json(given: Any, is_closed: bool = False, options: dict[str, Any] | None = None, form: str = "json") -> str:

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from fractions import Fraction
 from functools import cache
 
@@ -393,6 +395,14 @@ def test_bounds_that_would_be_rounded_are_a_little_tighter(compiler):
         ("integer", {"minimum": -BIG, "maximum": 2**63 - 1}, [2**63 - 1, -BIG], [2**63, -BIG - 1]),
         ("integer", {"exclusiveMaximum": 2**63}, [2**63 - 1], [2**63]),
         ("integer", {"minimum": 0, "maximum": 2**64 - 1}, [BIG], [-1]),
+        ("integer", {"minimum": -(2**63), "maximum": 2**63 - 1}, [1024 - 2**63, 2**63 - 1], [2**63]),
+        ("integer", {"minimum": -(2**63)}, [1024 - 2**63, BIG], []),
+        ("integer", {"minimum": 10**18 - 1}, [10**18, 2**63 - 1], [10**18 - 2]),
+        ("integer", {"maximum": -(10**18)}, [-(10**18), 1024 - 2**63], [1 - 10**18]),
+        ("integer", {"minimum": 2**55, "exclusiveMinimum": True}, [2**55 + 8], [2**55]),
+        ("number", {"maximum": 2**55, "exclusiveMaximum": True}, [2**55 - 4], [2**55]),
+        ("integer", {"maximum": 2**55, "exclusiveMaximum": False, "exclusiveMinimum": True}, [2**55], [2**55 + 8]),
+        ("integer", {"enum": [10, 11], "minimum": 10, "exclusiveMinimum": True}, [11], [10]),
         ("number", {"maximum": BIG + 3}, [BIG + 2], [BIG + 4]),
         ("number", {"exclusiveMaximum": BIG + 3}, [BIG + 2], [BIG + 4]),
         ("number", {"exclusiveMinimum": 0, "exclusiveMaximum": 1e18}, [0.1, 10**18 - 1], [0, 10**18]),
@@ -403,6 +413,38 @@ def test_bounds_that_would_be_rounded_are_a_little_tighter(compiler):
             assert can_be(compiler, str(number), json=schema) is (number in allowed), (number, schema)
     schema = {"type": "integer", "minimum": 10**19, "maximum": 10**19 + 5}
     expect("leaves no whole number of 64 bits", compiler.compile, StructuredOutputsParams(json=schema))
+
+
+LOWEST = -(2**63)
+NEAR_LOWEST = [
+    {"const": LOWEST + 1},
+    {"type": "integer", "const": float(LOWEST)},
+    {"enum": ["a", {"id": [LOWEST]}]},
+    takes(["id"], id={"enum": [LOWEST + 512, None]}),
+    {"type": "integer", "minimum": LOWEST, "maximum": LOWEST + 1},
+    {"type": ["integer", "number"], "minimum": 2 * LOWEST, "maximum": LOWEST},
+    {"minimum": 2 * LOWEST, "maximum": LOWEST},
+    {"allOf": [{"type": "integer"}, {"minimum": LOWEST}, {"exclusiveMaximum": LOWEST + 9}]},
+    {"elsewhere": {"type": "integer", "minimum": LOWEST, "maximum": LOWEST}, "$ref": "#/elsewhere"},
+]
+
+
+@pytest.mark.parametrize("schema", NEAR_LOWEST)
+def test_the_lowest_numbers_of_64_bits_do_not_end_the_process(schema):
+    """llguidance's stack would overflow. Each schema is a grammar, or refused."""
+    script = f"""from nanovllm.features.grammar.schemas import lark_of_json
+try:
+    print(lark_of_json({schema!r})[:6])
+except ValueError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity", "1" + "0" * 400])
+def test_a_number_that_no_float_holds_is_refused(number):
+    expect("is not a number that a float holds", lark_of_json, f'{{"maximum": {number}}}')
 
 
 def test_one_of_whose_members_overlap_says_what_would_work(compiler):
