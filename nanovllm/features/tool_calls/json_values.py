@@ -43,6 +43,7 @@ def value(source: Source, stops: tuple[str, ...] = (), outer: str = "") -> Readi
     if following in CLOSING:
         if len(outer) < MAX_NESTING:
             yield from _container(source, stops, outer)
+            yield from _check_end(source, f":,}}]{outer}")
         else:
             source.take(1)
             yield _say("null")
@@ -111,8 +112,10 @@ def _key(source: Source, stops: tuple[str, ...], outer: str) -> Reading[None]:
     """Or what stands in its place."""
     if source.rest[0] in QUOTES:
         yield from string(source, ":,}]", stops)
-    else:
+    elif source.rest[0] in CLOSING:
         yield from value(source, stops, outer)
+    else:
+        yield from _word(source, f":,}}]{outer}", stops)
 
 
 def string(source: Source, ends: str, stops: tuple[str, ...], is_raw: bool = False) -> Reading[None]:
@@ -197,7 +200,14 @@ def _word(source: Source, ends: str, stops: tuple[str, ...]) -> Reading[None]:
     if source.is_python and source.rest[0] in QUOTES and PREFIX.fullmatch(word):
         yield from string(source, ends, stops, is_raw="r" in word.lower())
     else:
+        yield from _check_end(source, ends)
         yield _say(_as_json(word.strip(), source.is_python))
+
+
+def _check_end(source: Source, ends: str) -> Reading[None]:
+    """Raise Malformed where a value in Python goes on, as f(1), x[0] and 1 if x else [] do: it is no literal."""
+    if source.is_python and (yield from source.skip_spaces()) not in ends:
+        raise Malformed
 
 
 def _as_json(word: str, is_python: bool) -> str:

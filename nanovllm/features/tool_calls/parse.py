@@ -128,7 +128,8 @@ def parsed(events: Iterable[Event]) -> Parsed:
 
 
 class ToolCallStream:
-    """An answer's events (source.py) as its text comes. White space, and ";", alone beside calls is nobody's."""
+    """An answer's events (source.py) as its text comes. White space, ";", "," and list brackets alone beside calls are
+    nobody's."""
 
     def __init__(self, format_name: str, tools: Iterable[Any]) -> None:
         check_choice("the format of tool calls", format_name, READERS)
@@ -142,7 +143,7 @@ class ToolCallStream:
         for event in self._source.feed(self._events, text, has_ended):
             if event.kind == "text":
                 self._blank.append(event)
-                self._is_blank = self._is_blank and not event.text.strip(" \t\r\n;")
+                self._is_blank = self._is_blank and not event.text.strip(" \t\r\n;,[]")
                 if not self._is_blank:
                     events += self._blank
                     self._blank = []

@@ -28,7 +28,12 @@ def pythonic(source: Source) -> Reading[None]:
 
 
 def _call(source: Source, beginnings: tuple[str, ...]) -> Reading[None]:
-    """A call begins where an argument with a name does, or none follows."""
+    """A call begins where the first argument's value does, or where none follows.
+
+    A value that is no literal, such as g(1), makes all of it text. If the call has begun by then, it is cut before that
+    value, and the rest of the answer is dropped: arguments that are no JSON run nothing, and what has gone out cannot
+    be taken back.
+    """
     for text in beginnings:
         yield from source.skip_spaces()
         yield from source.expect(text) if text == "[" else source.skip(text)
@@ -41,14 +46,11 @@ def _call(source: Source, beginnings: tuple[str, ...]) -> Reading[None]:
         argument = yield from source.match(NAME)
         yield from source.skip_spaces()
         if argument and (yield from source.skip("=")):
-            if not source.has_begun:
-                yield source.begin(name, must_be_known=True)
-            yield Event("arguments", f"{separator}{json.dumps(argument)}: ")
-            yield from value(source, outer=")]")
+            yield from _argument(source, name, f"{separator}{json.dumps(argument)}: ")
             separator = ", "
-        elif not source.has_begun:
+        elif argument or not source.has_begun:
             raise Malformed
-        elif not argument:  # a value without a name
+        else:  # a value without a name
             yield from collected(value(source, outer=")]"))
             yield from source.skip_spaces("}:=")
     if following == "":
@@ -58,3 +60,18 @@ def _call(source: Source, beginnings: tuple[str, ...]) -> Reading[None]:
     yield Event("arguments", "}" if separator == ", " else "{}")
     source.is_whole = True
     yield from source.skip(")")
+
+
+def _argument(source: Source, name: str, key: str) -> Reading[None]:
+    """Say a call's argument, and before it the call's name unless it has gone out. Both wait for the value's beginning.
+
+    If that is no literal, nothing has been said of it.
+    """
+    reading = value(source, outer=")]")
+    while (first := next(reading)) is None:
+        yield None
+    if not source.has_begun:
+        yield source.begin(name, must_be_known=True)
+    yield Event("arguments", key)
+    yield first
+    yield from reading

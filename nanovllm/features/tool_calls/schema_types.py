@@ -5,6 +5,8 @@ nullable, a parent class as allOf, a class of its own as $ref. Here nothing is r
 says in a way that is not understood, is not known.
 """
 
+import json
+import math
 import re
 from functools import lru_cache
 from importlib.util import find_spec
@@ -36,6 +38,7 @@ ALIASES = {  # what people write for a type -> its name in JSON Schema
     **dict.fromkeys(("none", "nonetype", "nil"), "null"),
     "bool": "boolean",
 }
+WORDS = {"None": None, "True": True, "False": False}  # Qwen's templates write str(value), and JSON only for containers
 MAX_STEPS = 2000  # for the alternatives of one value
 MAX_PATTERN, MAX_COUNT = 200, 1000  # characters of a pattern, and its counts multiplied: what is looked at
 NAMES = ("string", "integer", "number", "boolean", "null", "array", "object")
@@ -132,18 +135,36 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def typed(text: str, schema: Any, root: Any = None) -> Any:
-    """The value that a text without quotes stands for: that text itself, unless the schema has another type for it."""
+    """The value that a text without quotes stands for: that text itself, unless the schema has another type for it.
+
+    Where the schema allows a text, only JSON is read as another type; elsewhere, also what is almost JSON.
+    """
     found = options(schema, root)
     types = {name for parts in found for name in _types(parts) or ["string"]}
     known = [word for parts in found for word in words_in(parts) or ()]
     if text in known or types <= {"string"}:
         return text
+    if "string" in types and not _is_json_of(text, types - {"string"}):
+        return text
     try:
-        value = fit(loads(text), schema, root)
+        return fit(loads(text), schema, root)
     except ValueError:
         return text
-    kinds = {type_of(value), "number" if type_of(value) == "integer" else ""}
-    return value if kinds & types or "string" not in types else text
+
+
+def _is_json_of(text: str, types: set[str]) -> bool:
+    """Is it JSON, without numbers that no float holds, and a value of one of these types?"""
+    try:
+        value = WORDS[text] if text in WORDS else json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError):
+        return False
+    return type_of(value) in types or (type_of(value) == "integer" and "number" in types)
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError
+    return number
 
 
 def fit(value: Any, schema: Any, root: Any = None) -> Any:

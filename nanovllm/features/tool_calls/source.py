@@ -27,7 +27,7 @@ class Event:
     "begin"      a call of the function that text names; what has begun stays a call
     "arguments"  a piece of that call's arguments: together they are JSON, or the beginning of it in a call that is cut
     "end"        the call is whole
-    "cut"        the answer ends within it
+    "cut"        the answer ends within it, or what comes is no argument
     """
 
     kind: str
@@ -178,7 +178,8 @@ class Source:
     def call(self, reading: Reading[None]) -> Reading[bool]:
         """Read one call. Was it one? If it has not begun, what the model wrote of it is text.
 
-        It is whole once its arguments are, which the reading says by is_whole, whatever follows them.
+        It is whole once its arguments are, which the reading says by is_whole, whatever follows them. Nothing follows a
+        call that is not: the rest of the answer is dropped.
         """
         self.taken, start = "", self.at
         self.is_in_call, self.has_begun, self.is_whole = True, False, False
@@ -190,6 +191,9 @@ class Source:
         elif self.is_whole:
             yield Event("end")
         else:
+            while not self.ended:
+                self.take(len(self.rest))
+                yield None
             self.take(len(self.rest))  # the beginning of something
             yield Event("cut")
         return self.has_begun
