@@ -112,7 +112,7 @@ def _ask(question: dict, number: int, console: Console, read: Callable[[str], st
     for letter, option in zip(letters, [] if is_number else shuffled(question, number), strict=False):
         console.print(Markdown(f"{letter}) {option['text']}"))
     comment = ""
-    for _ in range(MOST_LINES):
+    for num_left in reversed(range(MOST_LINES)):
         unit = f" ({question['unit']})" if "unit" in question else ""
         prompt = words("quiz.ask_number", unit=unit) if is_number else f"a-{letters[-1]}: "
         given = read(prompt).strip().lower()
@@ -120,6 +120,8 @@ def _ask(question: dict, number: int, console: Console, read: Callable[[str], st
         if answer not in letters and not (is_number and answer is None):
             letter = words("quiz.type_a_letter", letters=", ".join(map(str, letters)))
             console.print(words("quiz.type_a_number") if is_number else letter)
+            if num_left == 1:
+                console.print(words("quiz.last_line"))
             continue
         right, comment = said[answer]
         num_tries += 1

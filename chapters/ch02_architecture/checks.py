@@ -389,7 +389,7 @@ def at_once(stream_text: Any, bench: Bench) -> None:
 @read_again(STEP_SECTION)
 def whole_characters(stream_text: Any, bench: Bench) -> None:
     """characters of several tokens come whole, and a stop string never shows"""
-    pieces_of(stream_text, bench, "é 😀 ok")
+    pieces_of(stream_text, bench, "é你好 ok")  # the first token of 你 alone gives no text
     text = "".join(pieces_of(stream_text, bench, " one two three", stop="two"))
     expect("one", text.strip(), "the text before the stop string 'two'")
 

@@ -173,12 +173,22 @@ def compare_slots(
 BORDER = "position 8 is offset 0 of the second block, if a block has 8 slots; position 7 is the last of the first"
 MIDDLE = "start is a position of the sequence: the block table still begins at position 0"
 CAUSAL = "a row sees the positions up to its own, which was written before attention reads, and none after it"
-OWN_ROW = "the row's own position is one of the `window` positions"
+OWN_ROW = (
+    "the row's own position is one of the `window` positions; the others come before it and are in the cache, even if "
+    "an earlier step computed them"
+)
 EACH = "each row has a window of its own, which ends with the row"
 BEGINS = "a window that is longer than the text begins at position 0"
 SLOTS: Table = {  # hint, block_table, start, end, window, block_size
     "without a window: all positions up to the row's own": [
-        ("positions 0 to 3 are offsets 0 to 3 of block 0", [0], 3, 4, 0, 8),
+        (
+            "window=0 means that there is no window: positions 0 to 3, which are offsets 0 to 3 of block 0",
+            [0],
+            3,
+            4,
+            0,
+            8,
+        ),
         (CAUSAL, [0], 0, 4, 0, 8),
     ],
     "across the border of a block, and up to the border": [(BORDER, [0, 1], end - 1, end, 0, 8) for end in (12, 8, 9)],
@@ -187,7 +197,7 @@ SLOTS: Table = {  # hint, block_table, start, end, window, block_size
     ],
     "a decode with a window: the last few positions": [
         (OWN_ROW, [0, 1], 10, 11, 3, 8),
-        (f"{OWN_ROW}; these lie in two blocks", [6, 2, 9], 9, 10, 4, 4),
+        ("the window's positions lie in two blocks", [6, 2, 9], 9, 10, 4, 4),
         ("a window of 1 is the row itself", [6, 2, 9], 9, 10, 1, 4),
         ("the window lies in blocks that do not begin the table", [6, 2, 9], 11, 12, 2, 4),
     ],

@@ -1,6 +1,6 @@
-"""Chapter 3, your part: three functions with which the real engine then runs.
+"""Exercises of chapter 3. Edit this file, then:  python -m chapters check 3
 
-Edit this file and run  python -m chapters check 3  as often as you like. The tasks are independent of each other.
+Three functions with which the real engine then runs. The tasks are independent of each other.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from docutils.nodes import make_id
 
 from chapters.course import Chapter
 from chapters.player import meaning
-from chapters.site.runtime import CHAPTERS, GRADED, num_megabytes
+from chapters.site.runtime import CHAPTERS, GRADED, OF_THE_ENGINE, num_megabytes
 from chapters.site.scenes import Scenes
 from chapters.site.sources import ROOT, Sources, line_of, relative
 from chapters.site.tasks import asked, introduction_of, tasks_of
@@ -22,6 +22,7 @@ NEEDS_SERVER = (
     '<p class="needs-server">This part runs Python in the browser. It needs JavaScript, and a page that comes from a '
     "web server; <code>python -m chapters site --serve</code> is one.</p>"
 )
+OWN_MACHINE = "<p>The checks of this function need a computer with the course installed: none of them runs here.</p>"
 FAILURE = '<p class="failure" role="alert" hidden></p>'
 
 
@@ -103,10 +104,11 @@ def exercises_section(chapter: Chapter, sources: Sources) -> str:
             {"title": title, "section": name, "place": f"index.html#{make_id(name)}"}
             for title, name in zip(task.titles, sections, strict=True)
         ]
+        text = OWN_MACHINE * (task.name in OF_THE_ENGINE) + texts.get(task.name, "")
         tasks += (
             f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}">'
             f'<details name="task"{" open" * (number == 1)}><summary><code>{escape(task.name)}</code> '
-            f'<span class="verdict"></span></summary><div class="asked">{texts.get(task.name, "")}</div></details>'
+            f'<span class="verdict"></span></summary><div class="asked">{text}</div></details>'
             '<p class="again"></p><div class="outcome"></div></li>'
         )
         ours = link_to_solution(chapter, task.name, sources)

@@ -34,6 +34,7 @@ GRADED = (
     "ch13_guess_and_check",
     "ch14_many_users",
 )
+OF_THE_ENGINE = "serve", "write_kv"  # tasks of these that no browser can grade: all their checks need torch or a model
 
 
 class File(NamedTuple):

@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ FENCE = re.compile(
     r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+
+BRANCH = re.compile(r" *(elif|else|except|finally)\b")
 
 
 def for_each(chapters) -> pytest.MarkDecorator:
@@ -43,8 +46,15 @@ def source_of(path: str, symbol: str) -> str:
     return textwrap.dedent("\n".join(lines[first_line(node) - 1 : node.end_lineno]))
 
 
+def indent_of(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
 def assert_quoted(quote: str, source: str) -> None:
-    """A line "..." stands for lines left out; each stretch between is in the source, in order."""
+    """A line "..." stands for lines left out, at the end, too; each stretch between is in the source, in order.
+
+    Where parameters or arguments are left out, the line that closes them is there; and so is the `if` of an `elif`.
+    """
     lines, at = [line.rstrip() for line in source.splitlines()], 0
     stretches: list[list[str]] = [[]]
     for line in textwrap.dedent(quote).splitlines():
@@ -57,9 +67,18 @@ def assert_quoted(quote: str, source: str) -> None:
             stretch.pop(0)
         while stretch and not stretch[-1]:
             stretch.pop()
-        if not stretch:
-            continue
+    for stretch, following in pairwise(stretches):
+        if stretch and stretch[-1].endswith("("):
+            assert following and following[0].lstrip().startswith(")"), f"this is not closed: {stretch[-1]}"
+    shown: list[str] = []
+    for stretch in filter(None, stretches):
+        if branch := BRANCH.match(stretch[0]):
+            around = next(line for line in reversed(shown) if line.strip() and indent_of(line) <= indent_of(stretch[0]))
+            assert indent_of(around) == indent_of(stretch[0]), f"this belongs to nothing: {branch[0].strip()}"
+        shown += stretch
+    for stretch in filter(None, stretches):
         size = len(stretch)
         found = next((i for i in range(at, len(lines) - size + 1) if lines[i : i + size] == stretch), None)
         assert found is not None, "not in the source:\n" + "\n".join(stretch)
         at = found + size
+    assert at == len(lines) or not stretches[-1], "what is left out at the end has no line ..."

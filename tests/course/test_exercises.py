@@ -68,20 +68,31 @@ def wrong_solutions_of(chapter) -> dict:
     return importlib.import_module(f"tests.course.wrong_solutions.{chapter.folder.name[:4]}").WRONG
 
 
-def wrong_solutions():
+def wrong_solutions(of_task: str = ""):
     for chapter in CHAPTERS:
         for task in chapter.module("checks").TASKS:
-            for wrong in wrong_solutions_of(chapter)[task.name]:
+            for wrong in wrong_solutions_of(chapter)[task.name] if of_task in ("", task.name) else ():
                 yield pytest.param(chapter, task, wrong, id=f"{chapter.folder.name[:4]}-{wrong.name}")
 
 
-@pytest.mark.parametrize(("chapter", "task", "wrong"), list(wrong_solutions()))
-def test_wrong_solution_is_caught(chapter, task, wrong, bench, tmp_path):
-    result = grade(task, wrong.function(chapter, task.name, tmp_path), bench)
+def assert_is_caught(chapter, task, wrong, bench, folder) -> None:
+    result = grade(task, wrong.function(chapter, task.name, folder), bench)
     assert not result.passed and not result.not_started
     assert wrong.hint in result.problem, result.problem
     assert result.section in headings(chapter)
     assert not wrong.section or result.section == wrong.section
+
+
+@pytest.mark.parametrize(("chapter", "task", "wrong"), list(wrong_solutions()))
+def test_wrong_solution_is_caught(chapter, task, wrong, bench, tmp_path):
+    assert_is_caught(chapter, task, wrong, bench, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("chapter", "task", "wrong"), list(wrong_solutions("stream_text")))
+def test_wrong_stream_is_caught_with_real_tokens(chapter, task, wrong, real_bench, tmp_path):
+    """With the students' tokenizer, which cuts the checks' texts at other places than the small checkpoint's."""
+    assert_is_caught(chapter, task, wrong, real_bench, tmp_path)
 
 
 RIGHT = {  # by chapter: edits that leave the solution right, each with what it shows instead of a hint

@@ -142,12 +142,13 @@ def test_the_second_try_counts():
 
 
 def test_a_quiz_without_answers_ends():
-    """Five lines a question; then it is said what is right."""
+    """Five lines a question; then it is said what is right. Before the last line, it is said that it is the last."""
     console, questions = Printed(), quiz.load(CHAPTERS[0])
     tries = iter(["", "z", "\x00", "abc", "?"] * len(questions))
     assert quiz.run(CHAPTERS[0], console, lambda prompt: next(tries)) == (0, len(questions))
     said = [line for line in console if line.startswith(("The answer is", "It is"))]
     assert next(tries, None) is None and len(said) == len(questions)
+    assert console.count(ENGLISH("quiz.last_line")) == len(questions)
 
 
 def test_a_quiz_reads_a_line_without_end(monkeypatch, capsys):

@@ -12,17 +12,20 @@ from markdown_it.token import Token
 from chapters.__main__ import main
 from chapters.recording import Recording
 from chapters.sheet import MEASURED, Sheet, read
-from chapters.site import diagrams, tasks
+from chapters.site import diagrams, runtime, tasks
+from chapters.site.labs import OWN_MACHINE, exercises_section
 from chapters.site.model.lessons import begin_lesson
 from chapters.site.runtime import MissingRuntime
 from chapters.site.scenes import Scenes
+from chapters.site.sources import Sources
 from chapters.site.stories import story_of
 from chapters.site.tables import quoted
 from nanovllm.wings import MissingWing
-from tests.course.course_text import for_each_chapter
+from tests.course.course_text import CHAPTERS, for_each_chapter
 from tests.course.lab_stories import OTHER_RUNS
 from tests.site_browser import chromium
 
+GRADED = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.GRADED]
 TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram": "figure", "levels": "figure"}
 
 
@@ -42,6 +45,21 @@ def test_what_an_exercise_says_is_no_markdown(chapter):
     """A page, a notebook and an editor show its asterisks as they are."""
     said = [tasks.introduction_of(chapter), *map(tasks.asked, tasks.tasks_of(chapter))]
     assert not [found for each in said for found in re.findall(r"(?<!\S)\*+\w[^*<]*\*", each)]
+
+
+def test_what_all_exercises_of_a_page_have_in_common():
+    """Prose, and nothing about a file: the page has an editor."""
+    for chapter in GRADED:
+        said = tasks.introduction_of(chapter)
+        assert said.startswith("<p>") and "<dl>" not in said and "this file" not in said, said
+
+
+def test_a_page_says_which_task_it_cannot_check():
+    pages = [exercises_section(chapter, Sources()) for chapter in GRADED]
+    named = re.findall(
+        'data-task="([^"]*)"' + "(?:(?!data-task).)*?" + re.escape(OWN_MACHINE), "".join(pages), re.DOTALL
+    )
+    assert sorted(named) == sorted(runtime.OF_THE_ENGINE)
 
 
 def test_diagrams_are_drawn():

@@ -54,10 +54,19 @@ def test_quotes(chapter):
 
 def test_a_drifted_quote_is_noticed():
     source = "def f(x):\n    y = x + 1\n    # why\n    return y\n"
+    branches = "def f(x):\n    if y:\n        return 1\n    elif x:\n        return 2\n"
     assert_quoted("def f(x):\n    ...\n    return y\n", source)
     for drifted in ("def f(x):\n    return y\n", "def f(x):\n    ...\n    return x\n", "return y\n...\ndef f(x):\n"):
         with pytest.raises(AssertionError, match="not in the source"):
             assert_quoted(drifted, source)
+    with pytest.raises(AssertionError, match="at the end"):
+        assert_quoted("def f(x):\n    y = x + 1\n", source)
+    with pytest.raises(AssertionError, match="not closed"):
+        assert_quoted("def f(\n    ...\n    return x\n", "def f(\n    x,\n):\n    return x\n")
+    assert_quoted("def f(\n    ...\n):\n    return x\n", "def f(\n    x,\n):\n    return x\n")
+    with pytest.raises(AssertionError, match="belongs to nothing: elif"):
+        assert_quoted("def f(x):\n    ...\n    elif x:\n        return 2\n", branches)
+    assert_quoted("def f(x):\n    if y:\n        ...\n    elif x:\n        return 2\n", branches)
 
 
 C_KEYWORDS = {

@@ -19,6 +19,8 @@ WRONG = {
     ],
     "greedy_loop": [
         Edit("never_ends", "len(generated) < max_tokens", "True", "what ends the loop"),
+        Edit("one_token_too_many", "< max_tokens", "<= max_tokens", "max_tokens counts generated tokens"),
+        Edit("prompt_returned", "return generated", "return token_ids", "without the prompt"),
         Edit("tensors", "int(next_logits(token_ids).argmax())", "next_logits(token_ids).argmax()", "Python ints"),
         Edit("only_the_last_token", "token_ids.append(token_id)", "token_ids = [token_id]", "remembers nothing"),
         Edit("one_call_too_many", "return generated", "next_logits([1])\nreturn generated", "need not go through"),

@@ -39,6 +39,7 @@ WRONG = {
         Edit("cumulative", "text[len(shown) :], text", "text, text", "only what is new"),
         Edit("all_at_the_end", "if delta:", "if finished:\n    yield from text\nif False:", "whole text was there"),
         Edit("token_by_token", "text[len(shown) :], text", NEWEST, "half a character"),
+        Edit("empty_pieces", "if delta:", "if True:", "never the empty string"),
         Edit("checks_at_first_next", "return _deltas", "yield from _deltas", "runs nothing before the"),
         Edit("aborts_at_close_only", "finally:", "except GeneratorExit:", "after a step that failed"),
         Edit("takes_any_output", "if output.request_id != request_id:", "if False:", "with your request_id only"),
