@@ -23,6 +23,7 @@ SAID = {"{": "{}", "[": "[]", "(": "[]"}  # Python's tuples are lists
 MAX_NESTING = 64
 QUOTES = "\"'"
 PIECE = re.compile(r"[^\"'\\]+")
+GOES_ON = tuple("([.+*:")
 WORD = re.compile(r"<?[^,:{}\[\]()\"'\n<]*")
 WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -205,8 +206,11 @@ def _word(source: Source, ends: str, stops: tuple[str, ...]) -> Reading[None]:
 
 
 def _check_end(source: Source, ends: str) -> Reading[None]:
-    """Raise Malformed where a value in Python goes on, as f(1), x[0] and 1 if x else [] do: it is no literal."""
-    if source.is_python and (yield from source.skip_spaces()) not in ends:
+    """Raise Malformed where a value in Python goes on, as f(1), x[0] and [1] + [2] do: it is no literal.
+
+    ends: what may follow a value. For anything else a comma is missing.
+    """
+    if source.is_python and (following := (yield from source.skip_spaces())) in GOES_ON and following not in ends:
         raise Malformed
 
 

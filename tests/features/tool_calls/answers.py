@@ -158,6 +158,7 @@ DAMAGED = [
      [("f", {"a": r"\x41", "b": "0x1F", "c": 'a" "b'})]),
     ("pythonic", r"""[f(a={r"\d+": {u"x": "y"}, b'z': 2}, b=[{"r": r"a"}, {r"b": 1}], c={f"s", "t"}), g(c=1)]""", None,
      [("f", {"a": {"\\d+": {"x": "y"}, "z": 2}, "b": [{"r": "a"}, {"b": 1}], "c": ["s", "t"]}), ("g", {"c": 1})]),
+    ("pythonic", "[f(a={'k': 1 'l': [2] 'm': {}}\nb=2)]", None, [("f", {"a": {"k": 1, "l": [2], "m": {}}, "b": 2})]),
     ("pythonic", "[weather(city='Oslo',\n  days=2\n), weather(city=rome())]", ", weather(city=rome())]",
      [("weather", {"city": "Oslo", "days": 2})]),
     ("llama3_json", f"[{LLAMA_OSLO}, {LLAMA_NOW}]", None, [OSLO, NOW]),
