@@ -20,20 +20,28 @@ MODEL_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".safetensors", ".gguf")
 MODEL_OPTIONS = (
     *("dtype", "seed", "quantization", "kv_cache_dtype", "tower_quantization", "tokenizer", "load_format"),
     *("hf_overrides", "generation_config", "runner", "convert", "pooler_config", "max_model_len", "logits_processors"),
-    *MEDIA,
+    *("scheduling_policy", *MEDIA),
+)
+# They size the KV pool, and max_model_len, where it is not given, is at most what the pool holds.
+POOL_OPTIONS = (
+    *("block_size", "num_gpu_blocks_override", "kv_cache_memory_bytes", "state_cache_bytes"),
+    *("gpu_memory_utilization", "tensor_parallel_size"),
 )
 RECORD_START = b'{"id": "batch_req_'
 BINARY = getattr(os, "O_BINARY", 0)  # or Windows writes \r\n
 
 
-def fingerprint(directory: Path, config: EngineConfig, adapters: Iterable[LoRARequest] = ()) -> str:
-    """A digest of what answers depend on beside their lines: options, and the files of the checkpoint and of adapters.
+def fingerprint(
+    directory: Path, config: EngineConfig, adapters: Iterable[LoRARequest] = (), served_names: Iterable[str] = ()
+) -> str:
+    """A digest of what records depend on beside their lines: options, and the files of the checkpoint and of adapters.
 
-    A file is told by its name, size and time. directory: or a GGUF file.
+    A file is told by its name, size and time. directory: or a GGUF file. served_names: those that the job was given.
     """
     adapters = list(adapters)
-    options = {name: getattr(config, name) for name in MODEL_OPTIONS}
-    told = [repr(options), repr([adapter.lora_name for adapter in adapters])]
+    names = MODEL_OPTIONS if config.max_model_len is not None else MODEL_OPTIONS + POOL_OPTIONS
+    options = {name: getattr(config, name) for name in names}
+    told = [repr(options), repr([adapter.lora_name for adapter in adapters]), repr([*served_names])]
     places = []
     if config.tokenizer is not None:
         places.append(resolve_tokenizer(config.tokenizer))
@@ -147,7 +155,7 @@ class OutputFile:
         if found is None:
             raise ValueError(f"{where} was not written by run-batch; choose another output file")
         if found[1] != self.model:
-            options = "options (such as --dtype, --seed, --quantization, --max-model-len or --lora-modules)"
+            options = "options (such as --dtype, --seed, --max-model-len, --served-model-name or --lora-modules)"
             raise ValueError(
                 f"{self.path} holds answers to another model, or with other {options}: give what it was begun with to "
                 "continue it, or choose another output file"

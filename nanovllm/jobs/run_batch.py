@@ -72,7 +72,7 @@ def run_batch(
     own_name = Path(config.model).name if Path(config.model).exists() else config.model
     names = tuple(dict.fromkeys([*served_names, own_name, config.model, str(directory)]))
     config, adapters = read_modules(lora_modules, config, names)
-    model = fingerprint(directory, config, adapters)
+    model = fingerprint(directory, config, adapters, served_names)
     console = Screen(stderr=True)
     with console.working("reading the input"):
         source = InputFile(input_file)
@@ -85,7 +85,7 @@ def run_batch(
                     llm = LLM(**vars(config))
                 for adapter in adapters:
                     llm.engine.known_adapters.check(adapter)
-                if fingerprint(directory, config, adapters) != model:
+                if fingerprint(directory, config, adapters, served_names) != model:
                     raise ValueError(f"the checkpoint {directory}, or an adapter, has changed since the job began")
                 with _progress(llm, output, console) as report:
                     for answers in _answered(llm, source, output, names, signals):
@@ -162,7 +162,7 @@ def _progress(llm: LLM, output: OutputFile, console: Screen) -> Iterator[Callabl
         num_in = stats.num_prefill_tokens + cache.hits * block_size
         num_out = stats.num_output_tokens
         left = f", {timedelta(seconds=round(seconds / (done - before) * (total - done)))} left" if done > before else ""
-        rates = f"in {num_in / seconds:,.0f}, out {num_out / seconds:,.0f} tok/s, hits {cache.snapshot().hit_rate:.0%}"
+        rates = f"in {num_in / seconds:,.0f}, out {num_out / seconds:,.0f} tok/s, hits {cache.hit_rate:.0%}"
         return f"{done:,}/{total:,}, {rates}{left}"
 
     if console.is_terminal:

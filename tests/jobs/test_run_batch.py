@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import time
+from dataclasses import fields, replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.jobs import answer_lines as openai_batch
 from nanovllm.jobs import run_batch
 from nanovllm.jobs.answer_lines import Answer, CustomIds
-from nanovllm.jobs.output_file import OutputFile, fingerprint
+from nanovllm.jobs.output_file import MODEL_OPTIONS, POOL_OPTIONS, OutputFile, fingerprint
 from nanovllm.serving.openai import json_lines as lines
 from nanovllm.serving.openai.json_lines import read_lines
 from nanovllm.tools import cli
@@ -269,6 +270,8 @@ def test_options_that_change_answers_are_part_of_the_model(broken, tmp_path):
         {"mm_processor_kwargs": {"size": {"longest_edge": 64}}},
         {"limit_mm_per_prompt": {"image": 1}},
         {"tower_quantization": "int8"},
+        {"scheduling_policy": "priority"},
+        {"num_gpu_blocks_override": 9},
     ]
     options.append(options.pop(7))  # whose file changes below
     configs = [EngineConfig(model=str(broken), **given) for given in options]
@@ -277,10 +280,39 @@ def test_options_that_change_answers_are_part_of_the_model(broken, tmp_path):
     assert len(seen | {fingerprint(broken, configs[-1])}) == len(options) + 1
 
 
-def test_served_model_name(job):
+CHANGE_NO_RECORD = """
+    model revision max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_prefix_caching
+    prefix_caching_hash_algo prefix_cache_dir prefix_cache_bytes cpu_cache_bytes enforce_eager optimizations
+    enable_lora max_loras max_lora_rank speculative_config kv_events_config kv_cache_metrics kv_cache_metrics_sample
+    profiler_config
+""".split()  # the files of the model and of adapters are part of the fingerprint themselves
+
+
+def test_every_option_is_part_of_the_model_or_changes_no_record():
+    assert sorted([*MODEL_OPTIONS, *POOL_OPTIONS, *CHANGE_NO_RECORD]) == sorted(f.name for f in fields(EngineConfig))
+
+
+def test_the_pool_is_part_of_the_model_where_the_length_follows_from_it(broken):
+    config = EngineConfig(model="x")
+    bounded = replace(config, max_model_len=20)
+    for options in ({"block_size": 4}, {"kv_cache_memory_bytes": 1000}, {"gpu_memory_utilization": 0.5}):
+        assert fingerprint(broken, replace(config, **options)) != fingerprint(broken, config)
+        assert fingerprint(broken, replace(bounded, **options)) == fingerprint(broken, bounded)
+
+
+def test_served_model_name(job, capsys):
     job.write([line("a", prompt=FOX, max_tokens=1, model="gpt-4o")])
     assert job.run("--served-model-name", "mine", "gpt-4o") == 0
     assert b'"model": "gpt-4o"' in job.target.read_bytes()
+    assert job.run() == 2 and "--served-model-name" in capsys.readouterr().err
+
+
+def test_the_advice_of_an_error_record_is_not_taken_for_done(job, capsys):
+    job.write([line("a", prompt=FOX, max_tokens=1, priority=1)])
+    assert job.run() == 1
+    assert "start with scheduling_policy='priority'" in job.answers()["1"][2]["message"]
+    assert job.run("--scheduling-policy", "priority") == 2
+    assert "choose another output file" in capsys.readouterr().err
 
 
 def after_loading(monkeypatch, change) -> None:

@@ -142,7 +142,7 @@ class Drawing:
         for old, now in pairs:  # a second in which nothing was looked for says nothing
             asked, before = now.queries - old.queries, hit_rates[-1] if hit_rates else 0.0
             hit_rates.append((now.hits - old.hits) / asked if asked else before)
-        recent = manager.stats.snapshot().recent_hit_rate
+        recent = manager.stats.recent_hit_rate
         counters = {
             "running": len(running),
             "waiting": len(waiting),
