@@ -11,7 +11,7 @@ import runpy
 import signal
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 if sys.platform != "win32":
     import resource
@@ -20,23 +20,28 @@ AGAIN = 3  # exit code of a child whose answers have left half of the memory tak
 
 
 def main(script: str, seconds: float, max_bytes: int, niceness: int) -> None:
-    """A line on stdout for each line on stdin: what the child says, or "null" for an answer that took too much."""
+    """A line on stdout for each line on stdin: what the child says, or "null" for an answer that took too much.
+
+    What the script and its answers print is no reply: it goes nowhere.
+    """
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     answer = runpy.run_path(script)["answer"]
     if sys.platform == "win32":  # it has no fork, and no limits: sandbox.py ends what takes too long
-        return child(answer, seconds, max_bytes, niceness)
+        return child(answer, replies, seconds, max_bytes, niceness)
     while True:
         if (pid := os.fork()) == 0:
-            child(answer, seconds, max_bytes, niceness)
+            child(answer, replies, seconds, max_bytes, niceness)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status == 0:
             return
         if status != AGAIN:
-            print("null", flush=True)
+            print("null", file=replies, flush=True)
 
 
-def child(answer: Any, seconds: float, max_bytes: int, niceness: int) -> None:
-    """A line on stdout for each line on stdin: JSON of [result, error]. Does not return."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Rust complains there about memory that it did not get
+def child(answer: Any, replies: TextIO, seconds: float, max_bytes: int, niceness: int) -> None:
+    """A line of replies for each line on stdin: JSON of [result, error]. Does not return."""
+    os.dup2(1, 2)  # Rust complains there about memory that it did not get
     at_rest = num_bytes()
     if sys.platform != "win32":
         os.nice(niceness)
@@ -45,9 +50,9 @@ def child(answer: Any, seconds: float, max_bytes: int, niceness: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (at_rest + max_bytes,) * 2)
     for line in sys.stdin:
         end_after(seconds)
-        reply = json.dumps(attempt(answer, json.loads(line)))
+        reply = attempt(answer, json.loads(line))
         end_after(0)
-        print(reply, flush=True)
+        print(reply, file=replies, flush=True)
         if num_bytes() - at_rest > max_bytes // 2:
             os._exit(AGAIN)
     os._exit(0)
@@ -59,14 +64,14 @@ def end_after(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def attempt(answer: Any, question: list[Any]) -> tuple[Any, str]:
-    """(result, error)."""
+def attempt(answer: Any, question: list[Any]) -> str:
+    """JSON of [result, error]. A result that JSON cannot hold is an error."""
     try:
-        return answer(*question), ""
+        return json.dumps([answer(*question), ""])
     except BaseException as error:  # a panic in Rust is not an Exception
         if isinstance(error.__context__ or error, MemoryError):
             os._exit(1)
-        return None, str(error) or type(error).__name__
+        return json.dumps([None, str(error) or type(error).__name__])
 
 
 def num_bytes() -> int:

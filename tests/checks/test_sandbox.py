@@ -109,3 +109,26 @@ def test_the_process_does_not_see_what_lies_beside_a_script(tmp_path, monkeypatc
     mine = Sandbox(SCRIPT, seconds=2, max_mb=32, packages=("llguidance", "nanovllm"))
     mine.ask("compile", 'start: "a"', LIMITS)
     sandbox.end(mine.process)
+
+
+def test_what_an_answer_prints_is_no_reply(tmp_path, monkeypatch):
+    """The reply to one question must not become that to the next: it may be another client's."""
+    (tmp_path / "printing.py").write_text(
+        textwrap.dedent("""
+            import os
+
+            print("at import")
+
+            def answer(question):
+                print("hello")
+                os.system("echo from another program")
+                return {1} if question == "a set" else question
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = Sandbox("printing", seconds=2, max_mb=200)
+    assert [mine.ask(question) for question in (1, None, "three")] == [1, None, "three"]
+    with pytest.raises(ValueError, match="set is not JSON serializable"):
+        mine.ask("a set")
+    assert mine.ask(5) == 5
+    sandbox.end(mine.process)
