@@ -383,7 +383,7 @@ class BlockManager:
         """Raise an AssertionError that names the broken invariant."""
         integrity.check_manager(self)
 
-    # -- parts of the above; core/tiers uses touch, take_fresh_blocks and uncache ----------------------------------
+    # -- parts of the above; core/tiers uses touch and take_fresh_blocks, chapter 4 uncache ------------------------
 
     def _reusable(self, seq: Sequence, blocks: list[Block]) -> list[Block]:
         """Those of the cached blocks that the sequence can use: all, unless the model has states (core/snapshots)."""

@@ -2,10 +2,9 @@
 
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 RECENT_ALLOCATIONS = 1000
-COUNTERS = "queries hits misses evictions collisions preempted_queries preempted_hits".split()
 
 
 @dataclass(slots=True)
@@ -53,3 +52,6 @@ class PrefixCacheStats:
     def __sub__(self, earlier: "PrefixCacheStats") -> "PrefixCacheStats":
         """Between two snapshots. What is recent stays that of the later one."""
         return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in (*COUNTERS, "seconds")})
+
+
+COUNTERS = [f.name for f in fields(PrefixCacheStats) if f.compare]

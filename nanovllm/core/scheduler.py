@@ -166,6 +166,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.only: frozenset[int] | None = None  # seq_ids of those that may be admitted; None: all (see isolate)
+        # Those that tiers have looked at in this step: nobody else is admitted in it. None: there are no tiers.
+        self.candidates: list[Sequence] | None = None
 
     # -- the queue ------------------------------------------------------------------------------------------------
 
@@ -211,8 +213,11 @@ class Scheduler:
             self.preempt_last()
 
     def may_start(self, seq: Sequence) -> bool:
-        """False for a waiting sequence that lets others pass: its blocks are on their way, or others are isolated."""
-        return not seq.awaits_blocks and self.may_be_admitted(seq)
+        """False for a sequence that lets others pass: its blocks are on their way, or others are isolated.
+
+        And for a candidate that waits no longer, since it was admitted in this step.
+        """
+        return seq.status is SequenceStatus.WAITING and not seq.awaits_blocks and self.may_be_admitted(seq)
 
     def may_be_admitted(self, seq: Sequence) -> bool:
         """False while others are isolated."""
@@ -220,7 +225,8 @@ class Scheduler:
 
     def next_waiting(self) -> Sequence | None:
         """The first waiting sequence that may start; None if there is none, or all of them let others pass."""
-        return next(filter(self.may_start, self.waiting), None)
+        candidates = self.waiting if self.candidates is None else self.candidates
+        return next(filter(self.may_start, candidates), None)
 
     def can_admit(self) -> bool:
         """Could the first sequence that may start be admitted now, if the token budget allowed it?

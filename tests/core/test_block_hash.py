@@ -1,4 +1,4 @@
-"""Names of blocks: tokens, parent, salt, adapter and image, and nothing else."""
+"""Hashes of blocks: tokens, parent, salt, adapter and image, and nothing else."""
 
 import itertools
 
@@ -10,13 +10,13 @@ from nanovllm.core.sequence import Sequence
 from tests.core.by_hand import admit, compute
 
 
-def names_of(seq_tokens, block_size, algo="xxh64", **keys) -> list[bytes]:
+def hashes_of(seq_tokens, block_size, algo="xxh64", **keys) -> list[bytes]:
     manager = BlockManager(len(seq_tokens) // block_size + 1, block_size, hash_algo=algo)
     return admit(manager, seq_tokens, **keys).block_hashes
 
 
 @pytest.mark.parametrize(("algo", "size"), [("xxh64", 8), ("sha256", 32)])
-def test_a_name_says_parent_tokens_and_extra_keys(algo, size):
+def test_a_hash_says_parent_tokens_and_extra_keys(algo, size):
     hasher = BlockHasher(2, algo)
     parts = itertools.product(
         (None, b"\0" * size, b"\1" * size),
@@ -31,8 +31,8 @@ def test_a_name_says_parent_tokens_and_extra_keys(algo, size):
             (("lora", 1), ("mm", "a", 0)),
         ),
     )
-    names = [hasher.hash_block(*p) for p in parts]
-    assert len(set(names)) == len(names) and {len(name) for name in names} == {size}
+    hashes = [hasher.hash_block(*p) for p in parts]
+    assert len(set(hashes)) == len(hashes) and {len(block_hash) for block_hash in hashes} == {size}
     assert hasher.hash_block(None, [1, 2]) == BlockHasher(2, algo).hash_block(None, [1, 2]), (
         "not Python's hash(): the same anywhere"
     )
@@ -61,12 +61,12 @@ def test_unknown_hash_function():
 
 
 def test_multimodal_example():
-    """An image of 41 placeholders in a prompt of 50 tokens: three full blocks, the fourth has no name yet."""
+    """An image of 41 placeholders in a prompt of 50 tokens: three full blocks, the fourth has no hash yet."""
     text, placeholder = [1, 3, 7493, 1681, 1294, 1593, 3937, 9551], 10
     prompt = [*text, *[placeholder] * 41, 4]
     assert len(prompt) == 50
-    cat = names_of(prompt, 16, mm_spans=(MMSpan(8, 41, "hash of a cat"),))
-    dog = names_of(prompt, 16, mm_spans=((8, 41, "hash of a dog"),))
+    cat = hashes_of(prompt, 16, mm_spans=(MMSpan(8, 41, "hash of a cat"),))
+    dog = hashes_of(prompt, 16, mm_spans=((8, 41, "hash of a dog"),))
     assert len(cat) == 3 and len(set(cat)) == 3 and not set(cat) & set(dog)
     manager = BlockManager(8, 16)
     seq = admit(manager, prompt, mm_spans=(MMSpan(8, 41, "hash of a cat"),))
@@ -80,15 +80,15 @@ def test_multimodal_example():
 
 
 @pytest.mark.parametrize("num_text_blocks", [2, 3])
-def test_another_image_changes_the_names_from_its_first_placeholder_on(num_text_blocks):
+def test_another_image_changes_the_hashes_from_its_first_placeholder_on(num_text_blocks):
     start = num_text_blocks * 16 + 5
     prompt = [*range(start), *[10] * 41, *range(50)]
-    cat = names_of(prompt, 16, mm_spans=(MMSpan(start, 41, "cat"),))
-    dog = names_of(prompt, 16, mm_spans=(MMSpan(start, 41, "dog"),))
+    cat = hashes_of(prompt, 16, mm_spans=(MMSpan(start, 41, "cat"),))
+    dog = hashes_of(prompt, 16, mm_spans=(MMSpan(start, 41, "dog"),))
     assert [a == b for a, b in zip(cat, dog, strict=True)] == [True] * num_text_blocks + [False] * (
         len(cat) - num_text_blocks
     )
-    moved = names_of(prompt, 16, mm_spans=(MMSpan(start + 1, 41, "cat"),))
+    moved = hashes_of(prompt, 16, mm_spans=(MMSpan(start + 1, 41, "cat"),))
     assert moved[:num_text_blocks] == cat[:num_text_blocks] and moved[num_text_blocks] != cat[num_text_blocks]
 
 
@@ -97,10 +97,12 @@ def test_salt_and_lora_id_enter_where_they_must():
     assert [extra_keys(i, 4, lora_id=7) for i in (0, 1)] == [(("lora", 7),)] * 2
     tokens = list(range(12))
     variants = [
-        names_of(tokens, 4, **keys)
+        hashes_of(tokens, 4, **keys)
         for keys in ({}, dict(cache_salt="a"), dict(cache_salt="b"), dict(lora_id=1), dict(lora_id=2), dict(lora_id=0))
     ]
-    assert len({name for names in variants for name in names}) == 3 * len(variants), "no two share any block"
+    assert len({block_hash for hashes in variants for block_hash in hashes}) == 3 * len(variants), (
+        "no two share any block"
+    )
 
 
 def test_each_full_block_is_hashed_once(monkeypatch):

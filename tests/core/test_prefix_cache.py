@@ -12,7 +12,7 @@ from tests.core.by_hand import admit, cached, compute
 
 
 def test_worked_example():
-    """Block size 4, ten blocks, three requests: tables, names, hits, and the free queue after each step."""
+    """Block size 4, ten blocks, three requests: tables, hashes, hits, and the free queue after each step."""
     manager = BlockManager(10, 4, free_order="release")
     queue = manager.free_blocks
     first = list(range(100, 115))
@@ -71,7 +71,7 @@ def test_no_hash_is_lost_while_an_uncached_block_is_free():
     aborted = Sequence([5, 6, 7, 8, 9])
     assert manager.allocate_with_prefix(aborted)
     manager.free(aborted)
-    admit(manager, range(20, 32))  # takes the six blocks that have no name
+    admit(manager, range(20, 32))  # takes the six blocks that are not cached
     assert manager.stats.evictions == 0
     again = Sequence([1, 2, 3, 4])
     assert manager.allocate_with_prefix(again) and again.num_cached_tokens == 3
@@ -168,7 +168,7 @@ def test_verification_looks_at_extra_keys(colliding, keys, other):
 
 
 def test_verification_looks_at_the_parent(monkeypatch):
-    """The same block behind two parents, under one hash: only the parent's hash tells them apart."""
+    """The same block after two parents, under one hash: only the parent's hash tells them apart."""
 
     class Forgetful(BlockHasher):
         def hash_block(self, parent_hash, token_ids, extra_keys=()):

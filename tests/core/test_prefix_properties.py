@@ -175,7 +175,7 @@ def test_hits_misses_and_evictions_equal_a_radix_trees(actions, block_size, num_
 
 
 class BlockManagerMachine(RuleBasedStateMachine):
-    """The manager against lists and dicts: exact block ids, exact queue, exact names, after every operation.
+    """The manager against lists and dicts: exact block ids, exact queue, exact hashes, after every operation.
 
     The oracle knows the content of a cached block as its whole prefix, so it needs no hashes.
     """
@@ -283,11 +283,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert list(self.manager.free_blocks) == self.queue
         cached = {block.block_id for block in self.manager.blocks if block.block_hash is not None}
         assert cached == set(self.content)
-        names = [
+        hashes = [
             {self.manager.blocks[b].block_hash for b, c in self.content.items() if c == x}
             for x in self.content.values()
         ]
-        assert all(len(name) == 1 for name in names), "one content, one name"
+        assert all(len(found) == 1 for found in hashes), "one content, one hash"
 
 
 TestBlockManagerMachine = BlockManagerMachine.TestCase

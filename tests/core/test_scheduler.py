@@ -35,15 +35,6 @@ def test_admission_stops_at_the_first_that_does_not_fit():
     assert scheduler.running == [big] and list(scheduler.waiting) == [bigger, small]
 
 
-def test_two_sequences_of_one_step_share_what_is_being_computed():
-    scheduler, model = make(max_num_batched_tokens=64), CacheModel(4)
-    a, b = sequence(range(10)), sequence([*range(8), 50, 51])
-    scheduler.add(a)
-    scheduler.add(b)
-    assert chunks(run(scheduler, model)) == [(0, 10), (8, 10)]
-    assert a.block_table[:2] == b.block_table[:2]
-
-
 def test_budget_smaller_than_max_num_seqs():
     scheduler, model = make(max_num_batched_tokens=3, max_num_seqs=8), CacheModel(4)
     seqs = [sequence([i]) for i in range(6)]
@@ -113,15 +104,6 @@ def test_a_sequence_may_have_to_preempt_itself():
     run(scheduler, model)
     output = run(scheduler, model)  # b is last and asks first: a still has room
     assert output.preempted == [b] and [c.seq for c in output.chunks] == [a]
-
-
-def test_fully_cached_prompt_writes_nothing():
-    scheduler, model = make(), CacheModel(4)
-    scheduler.add(sequence(range(8)))
-    run(scheduler, model)
-    scheduler.add(sequence(range(8)))
-    [_, chunk] = run(scheduler, model).chunks
-    assert (chunk.start, chunk.end, chunk.write_start) == (7, 8, 8)
 
 
 @pytest.mark.parametrize("block_size", [1, 4])

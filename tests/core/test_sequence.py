@@ -5,7 +5,7 @@ from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.sampling_params import SamplingParams
 
 
-def test_generated_tokens_are_those_behind_the_prompt():
+def test_generated_tokens_are_those_after_the_prompt():
     prompt = [5, 6, 7]
     seq = Sequence(prompt)
     seq.append(8)

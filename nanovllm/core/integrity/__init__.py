@@ -69,7 +69,5 @@ def check_scheduler(scheduler: "Scheduler") -> None:
     cut_by_budget = [seq for seq in mid_prompt if len(seq.tokens) - seq.num_cached_tokens <= threshold]
     assert len(cut_by_budget) <= 1, f"more than one is mid-prompt: {cut_by_budget}"
     for seq in cut_by_budget:  # nobody has been admitted since: those that follow it in `running` were there before
-        behind = scheduler.running[scheduler.running.index(seq) + 1 :]
-        assert all(other.priority > seq.priority for other in behind), (
-            f"admitted behind one that is mid-prompt: {behind}"
-        )
+        later = scheduler.running[scheduler.running.index(seq) + 1 :]
+        assert all(other.priority > seq.priority for other in later), f"admitted after one that is mid-prompt: {later}"

@@ -1,7 +1,7 @@
 """Tiers: K/V that the pool has lost, or that another process has computed, comes back before its prompt is admitted.
 
 An admission finds what is in the pool and nothing else (block_manager.py). So at the beginning of a step poll() looks
-at the sequences that wait, and searches the tiers for the blocks that follow those in the pool:
+at the first sequences that wait, and searches the tiers for the blocks that follow those in the pool:
 
     blocks of the prompt     [ in the pool | in memory | on the disk | nowhere ]
     round 1                                  copied in
@@ -22,7 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from copy import copy
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from nanovllm.core.block_hash import ExtraKeys
@@ -32,7 +32,7 @@ from nanovllm.core.tiers.store import EXTRA_BYTES, NO_EXTRA, STATE, BlockData, R
 
 MAX_FETCHES = 4  # under way, or not taken in yet; how much each may bring is bounded by its store
 MAX_IN_VAIN = 3  # answers that bring nothing; then what is still missing is computed
-MAX_POLLED = 32  # sequences looked at in a step; those after them are not admitted in it
+MAX_POLLED = 32  # sequences looked at in a step, so that it does not take longer where more of them wait
 
 
 @dataclass(eq=False)
@@ -68,8 +68,8 @@ class Tiers:
     hit_tokens  {medium: [tokens of first admissions, of those after a preemption] that were found there}
     on_kept     called with blocks that the pool has got and the disk may have had before; or None
 
-    on_event() hears what the block manager does. In each step poll() comes before schedule(), and save_evicted()
-    between that and the computation.
+    on_event() hears what the block manager does. In each step poll() comes before schedule(), which admits none but the
+    sequences that poll() returns (Scheduler.candidates), and save_evicted() between that and the computation.
     """
 
     def __init__(
@@ -95,28 +95,29 @@ class Tiers:
 
     # -- back into the pool ---------------------------------------------------------------------------------------
 
-    def poll(self, waiting: Iterable[Sequence]) -> None:
+    def poll(self, waiting: Iterable[Sequence]) -> list[Sequence]:
         """Take in what has arrived, and ask for what is missing, for the sequences that may be admitted next.
 
-        waiting: in the order of the queue. Sets awaits_blocks of each; others are admitted before one that awaits any.
-        It is True, too, of those that are not looked at: they come after the first MAX_POLLED, or the pool has no room
-        for them, and what was brought in now would be evicted before their admission.
+        waiting: in the order of the queue. Returns the first of them, MAX_POLLED at most. Sets awaits_blocks of these:
+        others are admitted before one that awaits any. It is True, too, of those for which the pool has no
+        room: what was brought in now would be evicted before their admission.
+
+        So the time that it takes depends on these sequences' prompts, and not on how many wait after them. It is called
+        in every step, also where nobody can be admitted: meanwhile their blocks are read ahead.
         """
-        waiting = list(waiting)
-        for seq in waiting:
+        polled = list(islice(waiting, MAX_POLLED))
+        for seq in polled:
             seq.awaits_blocks = True
-        polled = waiting[:MAX_POLLED]
         # What the others have asked for is given up. Nobody takes it in, and it would use up MAX_FETCHES for ever.
         self._awaited = {seq.seq_id: self._awaited[seq.seq_id] for seq in polled if seq.seq_id in self._awaited}
-        self._preempted = {seq.seq_id for seq in waiting if seq.was_admitted}
+        self._preempted = {seq.seq_id for seq in polled if seq.was_admitted}
         num_free = len(self.manager.free_blocks)
         ahead: dict[int, Block] = {}  # block_id -> cached blocks that sequences further ahead will reuse
         for seq in polled:
             hits = self.manager.get_computed_blocks(seq).blocks
             if self.num_needed(seq, hits, ahead) > num_free:
                 break
-            seq.awaits_blocks = self.awaits(seq, len(hits), ahead)
-            hits = self.manager.get_computed_blocks(seq).blocks  # with those that have just come
+            hits = self.bring(seq, hits, ahead)
             if not seq.awaits_blocks:
                 num_free -= self.num_needed(seq, hits, ahead)
             ahead |= {block.block_id: block for block in hits}
@@ -127,28 +128,34 @@ class Tiers:
             if block.ref_count == 0:
                 queue.remove(block)
                 queue.append(block)
+        return polled
 
     def num_needed(self, seq: Sequence, hits: list[Block], ahead: dict[int, Block]) -> int:
         """Blocks of the free queue that its admission takes, beside those that sequences further ahead reuse."""
         num_shared = sum(block.ref_count > 0 or block.block_id in ahead for block in hits)
         return self.manager.num_blocks_for(len(seq.tokens)) - num_shared
 
-    def awaits(self, seq: Sequence, num_hits: int, ahead: dict[int, Block]) -> bool:
-        """Take in what has come for a sequence, and ask for what comes next. True while something is on its way."""
+    def bring(self, seq: Sequence, hits: list[Block], ahead: dict[int, Block]) -> list[Block]:
+        """Take in what has come for a sequence, and ask for what comes next. Ends awaits_blocks if nothing is left.
+
+        hits: its cached blocks. Returns them with those that have just come.
+        """
         if seq.scores_prompt or not self.manager.enable_prefix_caching:
-            return False
+            seq.awaits_blocks = False
+            return hits
         awaited = self._awaited.get(seq.seq_id)
         if awaited is None:
             if len(self._fetching()) >= MAX_FETCHES:
-                return True
+                return hits
             awaited = self._awaited[seq.seq_id] = Awaited(self.records_of(seq))
         while not awaited.is_pending:
             if awaited.fetch is not None:
                 self.take(seq, awaited, ahead)
-                num_hits = len(self.manager.get_computed_blocks(seq).blocks)
-            elif not self.ask(seq, awaited, num_hits):
-                return False
-        return True
+                hits = self.manager.get_computed_blocks(seq).blocks
+            elif not self.ask(seq, awaited, len(hits)):
+                seq.awaits_blocks = False
+                break
+        return hits
 
     def ask(self, seq: Sequence, awaited: Awaited, num_hits: int) -> bool:
         """Ask a store for what comes after the blocks that the pool has. False if none may have it."""
@@ -227,6 +234,7 @@ class Tiers:
         self.data.write(loaded.block_table[len(hits) :], data)
         loaded.num_computed_tokens = len(loaded.block_table) * self.manager.block_size
         loaded.num_registered_blocks = len(hits)
+        loaded.hash_collision = False  # that of an admission before
         self.manager.register_prefix(loaded)
         self.manager.free(loaded)
         self.manager.free(holder)  # last: what is needed first is evicted last

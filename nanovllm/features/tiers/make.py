@@ -32,7 +32,8 @@ class EngineTiers(Tiers, Wing):
 
     def begin_step(self, scheduler: Scheduler) -> None:
         """If nothing can run without blocks that are on their way, sleep until some arrive, WAIT_S at most."""
-        self.poll(filter(scheduler.may_be_admitted, scheduler.waiting))  # the others get no room, nor ask for blocks
+        # Those that may not be admitted get no room, nor ask for blocks.
+        scheduler.candidates = self.poll(filter(scheduler.may_be_admitted, scheduler.waiting))
         if scheduler.waiting and not scheduler.running and scheduler.next_waiting() is None:
             self.wait(WAIT_S)
 

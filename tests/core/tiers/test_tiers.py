@@ -1,6 +1,7 @@
 """What tiers bring back is what was computed, whatever happens meanwhile; and a prompt is computed only once."""
 
 import random
+from collections import deque
 
 import pytest
 
@@ -112,6 +113,47 @@ def test_the_more_important_are_not_held_up_by_those_who_fetch():
         world.step()
         world.tiers.disk.deliver()
     assert not world.scheduler.has_unfinished(), "nobody is admitted, though nothing is on its way"
+
+
+class Unending(deque):
+    """A queue of which a step looks at a few: there may be a hundred thousand in it."""
+
+    def __iter__(self):
+        yield from list(super().__iter__())[:MAX_POLLED]
+        raise AssertionError("looked through")
+
+
+@pytest.mark.parametrize("reason", ["seats", "tokens", "blocks", "fetches"])
+def test_a_step_that_can_admit_nobody_does_not_look_through_the_queue(reason):
+    limits = {"seats": {"max_num_seqs": 1}, "tokens": {"max_num_batched_tokens": 1}}
+    world = World(random.Random(0), disk=SlowStore(random.Random(0)), **limits.get(reason, {}))
+    world.add(PROMPT)
+    world.run()
+    evict(world)
+    running = world.add(range(700, 700 + 22 * BLOCK) if reason == "blocks" else [1, 2, 3], max_tokens=9)
+    while running.num_generated_tokens == 0:
+        world.step()
+    for i in range(MAX_POLLED + 1):
+        world.add([*PROMPT, i])
+    queue = world.scheduler.waiting
+    world.scheduler.waiting = Unending(queue)
+    world.scheduler.candidates = world.tiers.poll(world.scheduler.waiting)
+    assert [chunk.seq for chunk in world.scheduler.schedule().chunks] == [running]
+    num_asked = 0 if reason == "blocks" else 1
+    assert len(world.tiers.disk.promised) == num_asked, "blocks for which there is room are read ahead"
+
+
+def test_those_who_were_not_looked_at_are_not_admitted():
+    world = World(random.Random(0), disk=SlowStore(random.Random(0)), num_blocks=80, max_num_seqs=80)
+    seqs = [world.add([1, i]) for i in range(MAX_POLLED + 3)]
+    world.step()
+    assert len(world.scheduler.running) == 16, "as many as the budget of 32 tokens allows"
+    world.scheduler.max_num_batched_tokens = 300
+    world.step()
+    assert world.scheduler.running == seqs, "the others have been looked at now"
+    many = [world.add([2, i]) for i in range(MAX_POLLED + 3)]
+    world.step()
+    assert [*world.scheduler.waiting] == many[MAX_POLLED:], "nobody has searched the tiers for these"
 
 
 def test_what_is_not_delivered_is_computed():

@@ -108,7 +108,7 @@ class World:
 
     def step(self, fails=None) -> None:
         """fails: "schedule" or "compute": an exception ends the step there."""
-        self.tiers.poll(self.scheduler.waiting)
+        self.scheduler.candidates = self.tiers.poll(self.scheduler.waiting)
         output = self.scheduler.schedule()
         if fails != "schedule":
             self.tiers.save_evicted()
