@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from nanovllm.llm import LLM
     from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from nanovllm.sampling_params import RequestOutputKind, SamplingParams
-    from nanovllm.serving.async_llm import AsyncLLM
+    from nanovllm.serving.async_llm import AsyncLLM, AsyncLLMEngine
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "LLMEngine", "SamplingParams", "RequestOutputKind", "AsyncLLM", "EngineArgs", "AsyncEngineArgs"]
+__all__ = ["LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine", "EngineArgs", "AsyncEngineArgs"]
+__all__ += ["SamplingParams", "RequestOutputKind"]
 __all__ += ["RequestOutput", "CompletionOutput", "RequestMetrics", "Logprob", "LoRARequest"]
 __all__ += ["PromptType", "TextPrompt", "TokensPrompt"]
 __all__ += ["PoolingParams", "PoolingOutput", "EmbeddingOutput", "ClassificationOutput", "ScoringOutput"]
@@ -66,6 +67,11 @@ def __getattr__(name: str) -> Any:
             with importing():
                 return getattr(import_module(module), name)
     raise AttributeError(f"module 'nanovllm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """With the names that have not been asked for yet: an editor or a notebook offers them."""
+    return sorted({*globals(), *__all__})
 
 
 if find_spec("nanovllm.compat"):  # the folder may be deleted

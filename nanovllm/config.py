@@ -175,6 +175,14 @@ class EngineConfig:
         return self.max_num_seqs + (0 if speculative is None else speculative.num_speculative_tokens)
 
 
+def check_config(config: Any) -> EngineConfig:
+    """`config`, if it is one. Raises ValueError."""
+    if not isinstance(config, EngineConfig):
+        example = "EngineConfig(model=...) and EngineArgs(model=...) are, and LLM(model, ...) makes one itself"
+        raise ValueError(f"an engine is made of its options, found {shorten(config)}; {example}")
+    return config
+
+
 def _checked(f: Field, value: Any) -> Any:
     """The value of an option in its one form. Raises ValueError."""
     name = f.name

@@ -16,7 +16,8 @@ from nanovllm import wings
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.callers import WITHIN_A_STEP, check_process, importing, is_within, notify, watch_forks
 from nanovllm.checks.names import known_names
-from nanovllm.config import EngineConfig
+from nanovllm.checks.values import list_of
+from nanovllm.config import EngineConfig, check_config
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
@@ -76,7 +77,7 @@ class LLMEngine:
         Only once the weights are in a GPU's memory is it known what else fits there.
         """
         check_process()
-        self.config = config
+        self.config = check_config(config)
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         self.directory = directory
         model_config = ModelConfig.from_directory(
@@ -118,7 +119,9 @@ class LLMEngine:
         self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # the step's work, which restart() takes back
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
+    def from_engine_args(cls, engine_args: EngineConfig, **neutral: Any) -> "LLMEngine":
+        """neutral: vLLM's usage_context and stat_loggers, at the values that ask for nothing."""
+        known_names(neutral, (), "LLMEngine.from_engine_args")
         return cls(engine_args)
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -235,10 +238,11 @@ class LLMEngine:
 
         Returns the last output if one id is given and its request ends now. Otherwise None: for several ids, for an
         unknown id, and for a callback in the middle of a step. That step ends the request and returns its last output.
+        Raises ValueError for ids that are not strings.
         """
         if not isinstance(request_ids, str):
-            known_ids = [request_id for request_id in request_ids if request_id in self.requests]
-            self.abort_requests([self.requests[request_id] for request_id in known_ids])
+            ids = list_of(request_ids, str, "request ids", "request_ids")
+            self.abort_requests([self.requests[request_id] for request_id in ids if request_id in self.requests])
             return None
         request = self.requests.get(request_ids)
         if request is None:

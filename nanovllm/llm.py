@@ -13,7 +13,7 @@ from nanovllm import wings
 from nanovllm.calls import Calls
 from nanovllm.checks.names import known_names
 from nanovllm.checks.values import make_all
-from nanovllm.config import EngineConfig
+from nanovllm.config import EngineConfig, check_config
 from nanovllm.engine import LLMEngine
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt, items_of, one_per_prompt, split_prompts
@@ -56,7 +56,7 @@ class LLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
-        return cls(**vars(engine_args))
+        return cls(**vars(check_config(engine_args)))
 
     def generate(
         self,

@@ -12,7 +12,7 @@ from tests.errors import expect
     ("options", "text"),
     [
         (dict(temprature=1), "did you mean 'temperature'"),
-        (dict(best_of=2), "SamplingParams has no argument 'best_of' (found 2)"),
+        (dict(best_of=2), "SamplingParams takes 'best_of' only as 1 (found 2)"),
         (dict(temperature=-0.1), "temperature must be a number from 0.0, found -0.1"),
         (dict(temperature="warm"), "found 'warm' (str)"),
         (dict(temperature=float("nan")), "temperature must be a number"),

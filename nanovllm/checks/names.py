@@ -53,14 +53,14 @@ def kinds_of(annotation: Any) -> tuple[Any, ...]:
 def known_names(given: Mapping[str, Any], known: Collection[str], what: str) -> dict[str, Any]:
     """The arguments that are given to `what`, without vLLM's at a value that changes nothing here.
 
-    Raises ValueError for any other that is not known, with the nearest one that is.
+    Raises ValueError for any other that is not known, with the values that are taken and the nearest one that is known.
     """
     if not all(name in known for name in given):
         if HAS_COMPAT:  # it is loaded only for a script that needs it
             from nanovllm.compat.neutral import in_our_words
 
             given = in_our_words(given, known, what)
-        reject_unknown(given, known, what)
+        reject_unknown(given, known, what, neutral_options(what))
     return dict(given)
 
 
@@ -70,14 +70,15 @@ def neutral_options(what: str) -> dict[str, list[Any]]:
         return {}
     from nanovllm.compat.neutral import NEUTRAL
 
-    return NEUTRAL[what]
+    return NEUTRAL.get(what, {})
 
 
 def names_checked(what: str) -> Callable[[Class], Class]:
     """A dataclass whose constructor takes what known_names() takes of `what`, and raises its error for anything else.
 
     The constructor that dataclass() makes is called by one that looks at the names: Python's own error for an unknown
-    one is a TypeError, and names no other.
+    one is a TypeError, and names no other. Nothing else in this package replaces an `__init__`, and this one says so at
+    the class.
     """
 
     def check_names_of(cls: Class) -> Class:

@@ -6,7 +6,7 @@ integers and floats are taken wherever Python's are. A bool is not a number.
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextlib import suppress
 from numbers import Integral
 from typing import Any
@@ -24,15 +24,22 @@ OPTIONS_PAGE = "examples/move_to_vllm.md"  # lists all arguments, options, flags
 Bounds = tuple[Any, ...]  # of a number: Integral or Real, then least and most, where they are narrower than the type
 
 
-def reject_unknown(given: Mapping[str, Any], known: Iterable[str], what: str) -> None:
-    """Raise a ValueError for the first argument that `what` does not take, naming the nearest one that it does."""
+def reject_unknown(
+    given: Mapping[str, Any], known: Iterable[str], what: str, neutral: Mapping[str, list[Any]] = {}
+) -> None:
+    """Raise a ValueError for the first argument that `what` does not take, naming the nearest one that it does.
+
+    neutral: arguments that it takes at some values only, and these values.
+    """
     names = list(known)
     for name, value in given.items():
         if name not in names:
             near = difflib.get_close_matches(name[:80], names, n=1, cutoff=0.7)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            found = f"{what} has no argument {shorten(name)} (found {shorten(value)})"
-            raise ValueError(f"{found}{hint} {OPTIONS_PAGE} lists what it takes")
+            problem = f"has no argument {shorten(name)}"
+            if name in neutral:
+                problem = f"takes {shorten(name)} only as {' or '.join(map(repr, neutral[name]))}"
+            raise ValueError(f"{what} {problem} (found {shorten(value)}){hint} {OPTIONS_PAGE} lists what it takes")
 
 
 def check_number(name: str, value: Any, kind: type, low: float | None = None, high: float | None = None) -> Any:
@@ -98,15 +105,15 @@ def size_of(name: str, text: str) -> int:
 
 
 def list_of(value: Any, kind: type, noun: str, name: str) -> list:
-    """A list, tuple or set of `kind` (str or Integral) as a list; None is an empty one, a string stands for itself.
+    """A list, tuple or set of `kind` (str or Integral) as a list; a dict's keys are a set.
 
-    Of whole numbers each stays once: they are ids.
+    None is an empty one, and a string stands for itself. Of whole numbers each stays once: they are ids.
     """
     if value is None:
         return []
     if isinstance(value, str) and kind is str:
         return [value]
-    is_list = isinstance(value, list | tuple | set | frozenset)
+    is_list = isinstance(value, list | tuple | Set)
     if not is_list or not all(issubclass(t, kind) and t is not bool for t in set(map(type, value))):
         raise ValueError(f"{name} must be a list of {noun}, found {shorten(value)}")
     if kind is str:

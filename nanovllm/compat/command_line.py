@@ -1,9 +1,10 @@
 """What vLLM's scripts make their command lines of: a parser, and EngineArgs."""
 
 import argparse
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
+from nanovllm.checks.names import names_checked
 from nanovllm.compat.neutral import ANY, NEUTRAL
 from nanovllm.config import EngineConfig
 from nanovllm.tools.flags import ALIASES, FlexibleArgumentParser, add_flags, flag_of, literal
@@ -13,8 +14,12 @@ __all__ = ["FlexibleArgumentParser", "EngineArgs", "AsyncEngineArgs"]
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's
 
 
+@names_checked("LLM")
+@dataclass(frozen=True)
 class EngineArgs(EngineConfig):
     """EngineConfig under vLLM's name: LLM(**dataclasses.asdict(EngineArgs(...))), LLMEngine.from_engine_args(...)."""
+
+    model: str = DEFAULT_MODEL
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -46,4 +46,5 @@ def class_of_vllm(module: str, name: str) -> Any:
 
 def install() -> None:
     """Before Python's own finder of files, and after whatever somebody has put before that."""
-    sys.meta_path.insert(sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0, Finder)
+    if Finder not in sys.meta_path:  # importlib.reload(nanovllm) comes here again
+        sys.meta_path.insert(sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0, Finder)

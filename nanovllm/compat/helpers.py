@@ -30,7 +30,10 @@ def get_open_port() -> int:
 
 
 def get_tokenizer(tokenizer_name: str, **options: Any) -> Any:
-    """The tokenizer of a checkpoint's directory, GGUF file or hub id, as an LLM has it. options: as LLM's."""
+    """The tokenizer of a checkpoint's directory, GGUF file or hub id, as an LLM has it.
+
+    options: those of vLLM's, at the values that change nothing here.
+    """
     from nanovllm.files.hub import resolve_tokenizer
     from nanovllm.files.tokenizer import load_tokenizer
 

@@ -1,7 +1,7 @@
 """What vLLM's and nano-vllm's scripts may say and this engine does not have: taken at the values that change nothing.
 
 A script that sets such an option to what this engine does anyway runs as it is. At any other value, and for any other
-name, checks/names.py raises its one error. examples/move_to_vllm.md says what to write instead.
+name, checks/values.py raises its one error. examples/move_to_vllm.md says what to write instead.
 """
 
 from ast import literal_eval
@@ -144,6 +144,9 @@ False: truncation do_lower_case; None: max_length pad_prompt_tokens; False, "do_
 None: prompt_embeds encoder_prompt decoder_prompt token_type_ids;
 {}: multi_modal_data mm_processor_kwargs multi_modal_uuids
 """,
+    "get_tokenizer": """
+None: revision
+""",
     "AsyncLLM.from_engine_args": """
 any: usage_context client_addresses client_count client_index; False, True: start_engine_loop; []: stat_loggers
 """,
@@ -166,6 +169,7 @@ ALSO = {  # what takes all names of another, too
     "nanovllm serve": "LLM",
     "body": "SamplingParams",
     "AsyncLLM.generate": "generate",
+    "LLMEngine.from_engine_args": "AsyncLLM.from_engine_args",
 }
 
 
@@ -213,4 +217,10 @@ def in_our_words(given: Mapping[str, Any], known: Collection[str], what: str) ->
 
 def _changes_nothing(value: Any, neutral: list[Any]) -> bool:
     value = getattr(value, "value", value)  # of an Enum
-    return value is None or ANY in neutral or any(type(value) is type(n) and value == n for n in neutral)
+    return value is None or ANY in neutral or any(_is_same(value, n) for n in neutral)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """0 is 0.0, and True is not 1."""
+    are_numbers = all(isinstance(value, Real) and not isinstance(value, bool) for value in (a, b))
+    return (are_numbers or type(a) is type(b)) and a == b

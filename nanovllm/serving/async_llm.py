@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from nanovllm.checks.exits import Worker, finish_at_exit
 from nanovllm.checks.names import known_names
 from nanovllm.checks.values import check_choice
-from nanovllm.config import EngineConfig
+from nanovllm.config import EngineConfig, check_config
 from nanovllm.features.callers.output_kind import OutputFilter
 from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.features.lora.lora_request import LoRARequest
@@ -96,7 +96,7 @@ class AsyncLLM:
         neutral: start_engine_loop, usage_context and stat_loggers, at the values that ask for nothing.
         """
         known_names(neutral, ("engine_args",), "AsyncLLM.from_engine_args")
-        return cls(**vars(engine_args))
+        return cls(**vars(check_config(engine_args)))
 
     # -- requests -------------------------------------------------------------------------------------------------
 

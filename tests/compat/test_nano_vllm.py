@@ -64,8 +64,8 @@ def test_options(checkpoint):
         (dict(kvcache_block_size=256, block_size=16), "kvcache_block_size and block_size are two names of one option"),
         (dict(num_kvcache_blocks=-1, num_gpu_blocks_override=9), "are two names of one option"),
         (dict(kvcache_block_size=0), "block_size must be"),
-        (dict(hf_config={}), "LLM has no argument 'hf_config' (found {}). examples/move_to_vllm.md lists"),
-        (dict(eos=2), "LLM has no argument 'eos' (found 2)"),
+        (dict(hf_config={}), "LLM takes 'hf_config' only as None (found {}). examples/move_to_vllm.md lists"),
+        (dict(eos=2), "LLM takes 'eos' only as -1 (found 2)"),
     ):
         expect(text, LLM, str(checkpoint()), **options)
 

@@ -8,7 +8,9 @@ import sys
 import pytest
 from nanovllm.utils.argparse_utils import FlexibleArgumentParser
 
+import nanovllm
 from nanovllm import LLM, AsyncEngineArgs, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+from nanovllm.compat.finder import Finder
 from nanovllm.compat.paths import PATHS
 from tests.checkpoints import SMALL
 from tests.errors import expect
@@ -98,6 +100,19 @@ def test_classes_that_other_modules_have_here():
     assert "PoolerConfig" not in vars(config) and config.__name__ == "nanovllm.config"
 
 
+def test_the_names_of_the_package():
+    """They are listed three times: for type checkers, for `import *`, and where they are found."""
+    assert sorted(nanovllm.__all__) == sorted(name for names in nanovllm._MODULES.values() for name in names)
+    assert {"__version__", *nanovllm.__all__} <= {*dir(nanovllm)}
+    for name in nanovllm.__all__:
+        assert getattr(nanovllm, name) is not None
+
+
+def test_reloading_the_package_installs_one_finder():
+    importlib.reload(nanovllm)
+    assert sys.meta_path.count(Finder) == 1
+
+
 def test_helpers(checkpoint):
     from nanovllm.distributed import cleanup_dist_env_and_memory
     from nanovllm.platforms import current_platform
@@ -107,8 +122,11 @@ def test_helpers(checkpoint):
     assert current_platform.is_cpu() != current_platform.is_cuda() == current_platform.is_cuda_alike()
     assert current_platform.device_type in ("cpu", "cuda") and not current_platform.is_rocm()
     assert len({random_uuid() for _ in range(10)}) == 10 and 0 < get_open_port() < 65536
-    assert get_tokenizer(str(checkpoint())).decode(get_tokenizer(str(checkpoint()))("two gulls").input_ids)
-    expect("no argument 'tokenizer_mode' (found 'mistral')", get_tokenizer, str(checkpoint()), tokenizer_mode="mistral")
+    folder, options = str(checkpoint()), dict(tokenizer_mode="auto", trust_remote_code=True, revision=None)
+    assert get_tokenizer(folder, **options).decode(get_tokenizer(folder)("two gulls").input_ids)
+    found = "get_tokenizer takes 'tokenizer_mode' only as 'auto' or 'hf' or 'slow' (found 'mistral')"
+    expect(found, get_tokenizer, folder, tokenizer_mode="mistral")
+    expect("get_tokenizer takes 'revision' only as None (found 'main')", get_tokenizer, folder, revision="main")
     cleanup_dist_env_and_memory()
 
 
@@ -181,7 +199,10 @@ def test_profile(checkpoint, tmp_path):
     expect("profiler must be one of torch", EngineArgs, model="m", profiler_config=where | {"profiler": "cuda"})
     expect("torch_profiler_dir must be a directory", EngineArgs, model="m", profiler_config={})
     expect(
-        "no argument 'max_iterations' (found 1)", EngineArgs, model="m", profiler_config=where | {"max_iterations": 1}
+        "takes 'max_iterations' only as 0 (found 1)",
+        EngineArgs,
+        model="m",
+        profiler_config=where | {"max_iterations": 1},
     )
     expect("profiler_config must be a dict, found 5", EngineArgs, model="m", profiler_config=5)
 
@@ -310,11 +331,11 @@ def test_state_of_an_async_engine(checkpoint, caplog):
         assert "0 sequences run, 0 wait" in caplog.text
         with pytest.raises(ValueError, match="mode must be one of abort, wait, keep"):
             await engine.pause_generation(mode="sleep")
-        with pytest.raises(ValueError, match=r"AsyncLLM.encode has no argument 'trace_headers'"):
+        with pytest.raises(ValueError, match=r"AsyncLLM.encode takes 'trace_headers' only as None"):
             await anext(engine.encode(PROMPTS[0], None, "x", trace_headers={"a": "b"}))
         with pytest.raises(ValueError, match="tokenization_kwargs must be a dict"):
             await anext(engine.encode(PROMPTS[0], None, "x", trace_headers=None, tokenization_kwargs=[1]))
-        with pytest.raises(ValueError, match=r"'data_parallel_rank' \(found 1\)"):
+        with pytest.raises(ValueError, match=r"'data_parallel_rank' only as None \(found 1\)"):
             await anext(engine.generate(PROMPTS[0], PARAMS, "x", data_parallel_rank=1))
         with pytest.raises(AttributeError, match="'AsyncLLM' object has no attribute 'sleep'"):
             engine.sleep  # noqa: B018
@@ -327,7 +348,7 @@ def test_state_of_an_async_engine(checkpoint, caplog):
     with pytest.raises(EngineDeadError):
         asyncio.run(engine.check_health())
     expect(
-        "no argument 'stat_loggers' (found [",
+        "takes 'stat_loggers' only as [] (found [",
         type(engine).from_engine_args,
         AsyncEngineArgs(model="m"),
         stat_loggers=[object],

@@ -94,11 +94,11 @@ def test_flags(capsys, tmp_path):
         assert main(["serve", *words]) == 2
         assert "no model" in capsys.readouterr().err, "all were taken, and then the model was looked for"
     for words, reason in (
-        (["--skip_tokenizer_init"], "nanovllm serve has no argument 'skip_tokenizer_init' (found True)"),
-        (["--no-enable-mm-embeds", "--mm-encoder-only"], "no argument 'mm_encoder_only' (found True)"),
+        (["--skip_tokenizer_init"], "nanovllm serve takes 'skip_tokenizer_init' only as False (found True)"),
+        (["--no-enable-mm-embeds", "--mm-encoder-only"], "takes 'mm_encoder_only' only as False (found True)"),
         (["--pipeline-parallel-size=2"], "(found 2); did you mean 'tensor_parallel_size'? examples/move_to_vllm.md"),
-        (["-dp", "2"], "no argument 'data_parallel_size' (found 2)"),
-        (["--middleware", "a.b", "c.d"], "no argument 'middleware' (found ['a.b', 'c.d'])"),
+        (["-dp", "2"], "takes 'data_parallel_size' only as 1 (found 2)"),
+        (["--middleware", "a.b", "c.d"], "takes 'middleware' only as [] (found ['a.b', 'c.d'])"),
         (["--chat-template-content-format", "xml"], "must be one of auto, string, openai"),
     ):
         assert main(["serve", missing, *words]) == 2

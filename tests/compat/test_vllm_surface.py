@@ -4,9 +4,10 @@ import argparse
 import json
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
-from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
+from nanovllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.names import known_names
 from nanovllm.compat.command_line import FlexibleArgumentParser
@@ -36,7 +37,7 @@ def test_assignment_is_checked():
     assert (params.max_tokens, params.stop, params.logit_bias) == (5, ["x"], {7: 1.0})
     expect("top_p must be a number between", setattr, params, "top_p", 2.0)
     expect("did you mean 'temperature'?", setattr, params, "temprature", 0.0)
-    expect("SamplingParams has no argument 'best_of' (found 2)", setattr, params, "best_of", 2)
+    expect("SamplingParams takes 'best_of' only as 1 (found 2)", setattr, params, "best_of", 2)
     params.best_of = 1
     assert params.top_p == 1.0 and not hasattr(params, "best_of")
     params.seed = -1
@@ -102,13 +103,18 @@ def test_neutral_values():
                 if name != "kv_offloading_size" or value is None:  # which is another name of cpu_cache_bytes
                     assert cls(**given, **{name: "anything" if value is ANY else value}) == cls(**given)
             if ANY not in values:
-                expect(f"no argument {name!r} (found 'surprise')", cls, **given, **{name: "surprise"})
+                taken = " or ".join(map(repr, values))
+                expect(f"takes {name!r} only as {taken} (found 'surprise')", cls, **given, **{name: "surprise"})
     for what, table in NEUTRAL.items():
         given = {name: next(iter(values), None) for name, values in table.items()}
         assert known_names(given, (), what) == known_names(dict.fromkeys(given), (), what) == {}
-    found = "LLM has no argument 'pipeline_parallel_size' (found 2); did you mean 'tensor_parallel_size'?"
+    found = "LLM takes 'pipeline_parallel_size' only as 1 (found 2); did you mean 'tensor_parallel_size'?"
     expect(found, EngineConfig, model="m", pipeline_parallel_size=2)
-    expect("'pipeline_parallel_size' (found True)", EngineConfig, model="m", pipeline_parallel_size=True)
+    expect("'pipeline_parallel_size' only as 1 (found True)", EngineConfig, model="m", pipeline_parallel_size=True)
+    expect("'trust_remote_code' only as False or True (found 1)", EngineConfig, model="m", trust_remote_code=1)
+    for options in ({"cpu_offload_gb": 0.0}, {"cpu_offload_gb": np.float32(0)}, {"watermark": 0}, {"nnodes": 1.0}):
+        assert EngineConfig(model="m", **options) == EngineConfig(model="m")
+    assert SamplingParams(length_penalty=1) == SamplingParams()
 
 
 # -- engine options ---------------------------------------------------------------------------------------------------
@@ -124,7 +130,7 @@ def test_sizes_and_defaults(checkpoint):
     expect("max_model_len must be a whole number, or one like '8k'", EngineConfig, model="m", max_model_len="8 kB")
     expect("load_format must be one of auto, safetensors", EngineConfig, model="m", load_format="pt")
     expect("hf_overrides must be a dict", EngineConfig, model="m", hf_overrides=print)
-    expect("no argument 'skip_tokenizer_init' (found True)", EngineConfig, skip_tokenizer_init=True)
+    expect("takes 'skip_tokenizer_init' only as False (found True)", EngineConfig, skip_tokenizer_init=True)
 
 
 def test_overrides_of_the_configuration(checkpoint, tmp_path):
@@ -179,12 +185,14 @@ def test_engine_args_from_the_command_line():
     assert EngineArgs.from_cli_args(offloading).cpu_cache_bytes == 1 << 29
     assert EngineConfig(**vars(offloading)).cpu_cache_bytes == 1 << 29
     refused = parser().parse_args(["--skip-tokenizer-init"])
-    expect("no argument 'skip_tokenizer_init' (found True)", EngineArgs.from_cli_args, refused)
+    expect("takes 'skip_tokenizer_init' only as False (found True)", EngineArgs.from_cli_args, refused)
     assert {f"--{name.replace('_', '-')}" for name in NEUTRAL["LLM"]} <= set(parser()._option_string_actions)
 
 
 def test_engine_as_in_vllms_example(checkpoint):
-    engine = LLMEngine.from_engine_args(EngineArgs(model=str(checkpoint("llama")), disable_log_stats=True))
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(model=str(checkpoint("llama")), disable_log_stats=True), usage_context=None, stat_loggers=None
+    )
     engine.add_request("a", "the quick", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
     engine.add_request("b", PROMPT, SamplingParams(n=2, max_tokens=5, ignore_eos=True), lora_request=None, priority=0)
     expect("lora_request must be a LoRARequest", engine.add_request, "c", PROMPT, SamplingParams(), lora_request="x")
@@ -198,7 +206,21 @@ def test_engine_as_in_vllms_example(checkpoint):
     assert seen[-1] == ["b"]
     for request_id in "de":
         engine.add_request(request_id, PROMPT, SamplingParams())
-    assert engine.abort_request(["d", "e", "unknown"]) is None and not engine.has_unfinished_requests()
+    for wrong in (5, 3.5, [["d"]], ["d", None]):
+        expect("request_ids must be a list of request ids, found", engine.abort_request, wrong)
+    assert engine.abort_request({"d": 1, "e": 2, "unknown": 3}.keys()) is None and not engine.has_unfinished_requests()
+    engine.add_request("f", PROMPT, SamplingParams())
+    assert engine.abort_request(["unknown", "f"]) is None and not engine.has_unfinished_requests()
+
+
+def test_an_engine_is_made_of_its_options():
+    for make in (LLMEngine, LLMEngine.from_engine_args, LLM.from_engine_args, AsyncLLM.from_engine_args):
+        for wrong in ("demo", {"model": "demo"}, None):
+            expect("an engine is made of its options, found", make, wrong)
+    expect("LLMEngine.from_engine_args has no argument 'x'", LLMEngine.from_engine_args, EngineArgs(), x=1)
+    found = "LLMEngine.from_engine_args takes 'stat_loggers' only as [] (found [1])"
+    expect(found, LLMEngine.from_engine_args, EngineArgs(), usage_context=None, stat_loggers=[1])
+    assert EngineArgs().model == AsyncEngineArgs().model == vars(parser().parse_args([]))["model"]
 
 
 def test_resetting_the_cache_changes_no_answer(checkpoint):
@@ -307,6 +329,6 @@ def test_a_class_of_ones_own():
     class Mine(SamplingParams):
         pass
 
-    expect("SamplingParams has no argument 'best_of' (found 2)", Mine, best_of=2)
+    expect("SamplingParams takes 'best_of' only as 1 (found 2)", Mine, best_of=2)
     expect("SamplingParams has no argument 'cls'", Mine, cls=1)
     expect("max_model_len must be a whole number, or one like", EngineConfig, model="m", max_model_len="9" * 400 + "k")

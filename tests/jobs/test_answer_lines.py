@@ -332,7 +332,7 @@ BAD_LINES = [
     (line(), "body has no prompt"),
     (line(prompt=FOX, tools=[{"type": "function"}]), "body has no argument 'tools' (found [{'type': 'function'}])."),
     (line(prompt=FOX, messages=USER), "body has no argument 'messages'"),
-    (line(prompt=FOX, stream=True), "body has no argument 'stream' (found True)."),
+    (line(prompt=FOX, stream=True), "body takes 'stream' only as False (found True)."),
     (line(prompt=FOX, model="gpt-4o"), "body.model is 'gpt-4o', and this is tiny"),
     (line(prompt=FOX, temperature=float("nan")), "temperature must be a number"),
     (line(prompt=FOX, n=2000), "number of samples (prompts times n) must be a whole number between 1 and 1024"),

@@ -195,6 +195,6 @@ def test_what_is_refused(llm):
     expect("beam_width must be a whole number between 1", BeamSearchParams, 0, 3)
     expect("max_tokens must be a whole number", BeamSearchParams, beam_width=2)
     expect("ignore_eos must be True or False", BeamSearchParams, 2, 3, ignore_eos=1)
-    expect("no argument 'structured_outputs'", BeamSearchParams, 2, 3, structured_outputs={"regex": "a"})
+    expect("takes 'structured_outputs' only as None", BeamSearchParams, 2, 3, structured_outputs={"regex": "a"})
     expect("did you mean 'beam_width'?", BeamSearchParams, beam_widths=2)
     assert BeamSearchParams(2, 3, include_stop_str_in_output=True) == params

@@ -420,7 +420,7 @@ def test_vllms_names():
     assert lora == LoRARequest(lora_name="a", lora_int_id=1, lora_path="p")
     assert lora == LoRARequest("a", 1, "p", load_inplace=True), "it says when to read, not which adapter"
     expect("load_inplace must be True or False", LoRARequest, "a", 1, "p", load_inplace=1)
-    expect("no argument 'is_3d_lora_weight' (found True)", LoRARequest, "a", 1, "p", is_3d_lora_weight=True)
+    expect("takes 'is_3d_lora_weight' only as False (found True)", LoRARequest, "a", 1, "p", is_3d_lora_weight=True)
 
 
 @pytest.fixture(scope="module", params=[["v_proj"], ["q_proj", "k_proj"], ["down_proj"]], ids=str)

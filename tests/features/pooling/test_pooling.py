@@ -188,7 +188,7 @@ def test_what_is_asked(checkpoint, llm):
     expect("there must be a prompt", llm.embed, [])
     expect("prompts[1]: a prompt must have 1 to 256 tokens (max_model_len), found 0", llm.embed, ["x", []])
     expect("a token id of the prompt must be", llm.embed, [[5, 320]])
-    expect("PoolingParams has no argument 'normalize' (found True)", PoolingParams, normalize=True)
+    expect("PoolingParams takes 'normalize' only as None (found True)", PoolingParams, normalize=True)
     expect("did you mean 'dimensions'", PoolingParams, dimension=3)
     for ask in (llm.encode, llm.embed, llm.classify, partial(llm.score, "x")):
         name = getattr(ask, "func", ask).__name__

@@ -169,7 +169,7 @@ def test_rejected_draft_tokens_cost_no_patience(checkpoint, eager_drafts, monkey
         ({"method": "self", "prompt_lookup_max": 2}, "prompt_lookup_max is for ngram"),
         ({"method": "self", "quantization": "int2"}, "one of int8, int4, found 'int2'"),
         ({"method": "ngram", "num_speculative_token": 2}, "did you mean 'num_speculative_tokens'"),
-        ({"model": "x", "draft_tensor_parallel_size": 2}, "no argument 'draft_tensor_parallel_size'"),
+        ({"model": "x", "draft_tensor_parallel_size": 2}, "takes 'draft_tensor_parallel_size' only as 1"),
         ("ngram", "must be a dict"),
     ],
 )

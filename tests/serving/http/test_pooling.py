@@ -67,7 +67,7 @@ def test_openais_client(client: OpenAI, server, vectors):
         ({"input": "x", "dimensions": 65}, "dimensions must be"),
         ({"input": "x", "model": "large"}, None),
         ({"input": ["x"] * 2049}, "the number of texts"),
-        ({"input": "x", "extra_body": {"normalize": True}}, "has no argument 'normalize'"),
+        ({"input": "x", "extra_body": {"normalize": True}}, "takes 'normalize' only as None"),
         ({"input": "x " * 600}, "truncate_prompt_tokens=-1 cuts it"),
     ):
         with pytest.raises(
