@@ -244,6 +244,9 @@ def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, prog
         solved = [r.task.name for r in results if r.passed or (not r.problem and r.task.name in before)]
         solved += [name for name in before if args.task and name != args.task]
         progress.note(chapter, solved=solved)
+        unsolved = [r.task.name for r in results if not r.passed]
+        if unsolved and not args.task and not args.json:
+            console.print(f"One alone: --task {unsolved[0]}. Quickly, without the model: --no-model.", style="dim")
     return 2 if num_not_examined else 0 if num_passed == len(files) else 1
 
 

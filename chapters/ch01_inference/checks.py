@@ -223,7 +223,7 @@ OWN = (
     "each head has its own dot products and its own softmax. The group size is num_heads // num_kv_heads, here 1: "
     "head h reads KV head h // group_size, not h // num_kv_heads"
 )
-SHARE = "head h reads KV head h // group_size, with group_size = num_heads // num_kv_heads: neighbours share"
+SHARE = "head h reads KV head h // group_size, with group_size = num_heads // num_kv_heads: neighbors share"
 LARGE = "exp() of a large score is infinite: use torch.softmax, or subtract the row's largest score first"
 ATTENDS: Table = {  # hint, n, m, num_heads, num_kv_heads
     "a prompt: no position sees later ones": [

@@ -366,7 +366,7 @@ def itself(function: Any, bench: Bench) -> None:
     stage.expect_step("A 7..8; preempted: B", hint)
 
 
-@read_again(DRY_SECTION)
+@read_again("What beginners get wrong")
 def admits_nobody(function: Any, bench: Bench) -> None:
     """a step that preempted admits nobody"""
     stage = filled(Stage(4), [1, 2, 3, 4], [1, 2, 3, 4])  # twins: same prompt, same tokens after it

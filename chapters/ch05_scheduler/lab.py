@@ -63,7 +63,7 @@ def tell_one_request(story):
     )
     story.show(_table)
     story.say(
-        "Computed chases len(tokens). When it gets there the step samples, and is one behind again. "
+        "Computed chases len(tokens). When it gets there, the step samples a token, and computed is one behind again. "
         "The last token is never computed: nobody asks what comes after it."
     )
     return

@@ -32,7 +32,7 @@ SCENES = [
     Scene(
         "A client leaves",
         "/s2xs3",
-        "The oldest request is given up in the middle of its answer. Its blocks go back to the queue at once.",
+        "The oldest request is given up in the middle of its answer. Its blocks are free at once.",
     ),
 ]
 new_world = Comparison

@@ -7,7 +7,7 @@ from nanovllm.core.sequence import SequenceStatus
 
 KINDS = {"P": "two", "d": "one", "-": "gone"}
 LEFT, CELL, HIGH = 18, 13, 12
-SEVEN = [(4, 3), (3, 5), (10, 2), (3, 2)]  # A to D: tokens of the prompt, and of the answer
+SEVEN = [(3, 4), (3, 6), (7, 2), (3, 2)]  # A to D: tokens of the prompt, and of the answer
 POOL, SEATS, BUDGET = 5, 3, 8
 
 
@@ -41,7 +41,7 @@ def batches() -> str:
 
 def seven_steps() -> str:
     """A row for each step: what the running sequences compute, who waits, and how many blocks are left."""
-    stage = Stage(POOL, max_num_seqs=SEATS, max_num_batched_tokens=BUDGET)
+    stage = Stage(POOL, max_num_seqs=SEATS, max_num_batched_tokens=BUDGET, enable_prefix_caching=False)
     for request in SEVEN:
         stage.add(*request)
     parts, said, row, seat = list[str](), list[str](), 27, 62

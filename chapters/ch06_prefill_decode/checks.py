@@ -89,6 +89,7 @@ ONE_TOKEN: Hints = {
     ("linear_flops", 2 * (5 * 880 + 1200)): "q_proj has num_attention_heads * head_dim = 12 outputs, o_proj 12 inputs",
     ("attention_flops", 0): "a token meets its own key, too",
     ("attention_flops", 120): "4 FLOPs: two for the score q·k, two for adding up the weighted v",
+    ("attention_flops", 200): "num_attention_heads * head_dim is 12 here: it need not be hidden_size, which is 10",
     ("attention_flops", 80): "each query head has scores of its own, even if several share a KV head",
     ("attention_flops", 48): "that is one layer",
     ("weight_bytes", 5_800): "each weight has itemsize bytes",

@@ -118,6 +118,7 @@ def _(world):
 @app.cell(expand_output=True)
 def tell_one_request(story, world):
     story.part("One request, step by step")
+    story.say("Let nothing else run now: programs that share the cores can make single steps many times longer.")
     _steps, _metrics = world.one_request()
     story.say("The prompt has 256 tokens, the output has six, and nobody else is in the engine:")
     _table = make_table("step", "tokens", "ms", "ms a token")

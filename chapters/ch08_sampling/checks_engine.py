@@ -26,7 +26,7 @@ TEXTS = [" a red boat", " a red boat in the fog", " a boat", " the lazy dog", " 
 
 
 def filtered(logits: Tensor, batch: SamplingBatch, *, with_top_p: bool) -> Tensor:
-    """Probabilities [R, vocab_size] after the engine's filters: zeros where they cut, not renormalised."""
+    """Probabilities [R, vocab_size] after the engine's filters: zeros where they cut, not renormalized."""
     scaled = logits / batch.temperature[:, None]
     top_k = torch.where(batch.top_k > 0, batch.top_k, logits.shape[1]).clamp(max=logits.shape[1])
     top_p = batch.top_p if with_top_p else torch.ones_like(batch.top_p)

@@ -15,7 +15,7 @@ def keep_top_p(probs: list[float], top_p: float) -> list[bool]:
     """Which tokens does top_p keep? (In place of the last part of the engine's logit_threshold.)
 
     probs: a number for each token of the vocabulary, not negative. probs[i] is token i's probability after the filters
-    before this one. Tokens that those filters cut have probability 0, and nothing has been renormalised, so the sum may
+    before this one. Tokens that those filters cut have probability 0, and nothing has been renormalized, so the sum may
     be anything above 0 and up to 1. The tokens are in the order of their ids, not of their probabilities.
 
     top_p: above 0, at most 1. It is a share of what is there, so the wanted mass is top_p * sum(probs).
@@ -64,7 +64,7 @@ def draw(probs: list[list[float]], seqs: list[Sequence]) -> list[int]:
     """Choose a token for each row. (In place of the engine's uniform_noise, and of the end of sample_randomly.)
 
     probs: R rows, each with a number for each token, not negative; row r belongs to seqs[r]. Filters have put zeros
-    into it, and nobody has renormalised it: a row's sum may be anything above 0 and up to 1.
+    into it, and nobody has renormalized it: a row's sum may be anything above 0 and up to 1.
 
     Return R token ids. For each row:
 
@@ -75,7 +75,7 @@ def draw(probs: list[list[float]], seqs: list[Sequence]) -> list[int]:
            seq.num_generated_tokens    the position in the output of the token that is chosen now
 
        The same three numbers must always give the same u, in this process and in any other. Where one of the three
-       differs, u must be unrelated, even for a neighbour such as (seed + 1, index, position - 1). Over many triples the
+       differs, u must be unrelated, even for a neighbor such as (seed + 1, index, position - 1). Over many triples the
        values of u must be spread evenly. A hash does this: for instance hashlib.blake2b of a text in which the three
        are told apart.
     2. Take the first token, in the order of the ids, whose cumulative probability (its own included) exceeds u times

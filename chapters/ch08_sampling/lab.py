@@ -357,7 +357,7 @@ def tell_masks(story, world):
     _bad_words = BadWords(world.tokenizer, [_word], _vocab_size)
     _requests: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
         "a choice of three cities": (_greedy, {"grammar": _grammar}),
-        "allowed_token_ids: their first": (replace(_greedy, allowed_token_ids=_firsts), {}),
+        "allowed_token_ids: the cities' first tokens": (replace(_greedy, allowed_token_ids=_firsts), {}),
         f"bad_words: {_word}": (replace(_greedy, bad_words=[_word]), {"bad_words": _bad_words}),
         f"logit_bias:{CITIES[0]} +5": (replace(_greedy, logit_bias={_firsts[0]: 5.0}), {}),
     }

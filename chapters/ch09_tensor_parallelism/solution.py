@@ -51,6 +51,6 @@ def _rows(layer: str, num_rows: int, config: ModelConfig, rank: int, size: int) 
     """The first row of a column-parallel layer that is this rank's, and the first row after its last."""
     if layer in ("k_proj", "v_proj"):
         num_heads = config.num_key_value_heads
-        first_head, num_ours = rank * num_heads // size, max(1, num_heads // size)  # neighbours share if there are few
+        first_head, num_ours = rank * num_heads // size, max(1, num_heads // size)  # neighbors share if there are few
         return first_head * config.head_dim, (first_head + num_ours) * config.head_dim
     return rank * num_rows // size, (rank + 1) * num_rows // size

@@ -406,7 +406,7 @@ def check_groups(function: QuantizedLinear, bench: Bench) -> None:
     compare_linear(function, *random_x(2, 128, 4, outlier=2000.0), weight, hint)
 
 
-def check_neighbours(function: QuantizedLinear, bench: Bench) -> None:
+def check_neighbors(function: QuantizedLinear, bench: Bench) -> None:
     """A row gets the same result alone and beside a row of large numbers"""
     weight, (x, rounded) = random_rows("Q8_0", 16, 64), random_x(3, 64, 5)
     for rows in (x, rounded):
@@ -414,7 +414,7 @@ def check_neighbours(function: QuantizedLinear, bench: Bench) -> None:
     hint = "each row has scales of its own, and a group of zeros stays zero"
     together = compare_linear(function, x, rounded, weight, hint)
     alone = function([list(x[0])], [known.row for known in weight], None)[0]
-    expect(show(alone), show(together[0]), "a row's result depends on its neighbours")
+    expect(show(alone), show(together[0]), "a row's result depends on its neighbors")
 
 
 def check_small(function: QuantizedLinear, bench: Bench) -> None:
@@ -542,7 +542,7 @@ LINEAR_CHECKS = (
     check_formats,
     check_bias,
     check_groups,
-    check_neighbours,
+    check_neighbors,
     check_small,
     check_linear_generates,
 )

@@ -49,7 +49,7 @@ def test_what_is_next(capsys):
 def test_a_terminal_tells_what_pictures_show(capsys):
     assert main(["read", "5", "--short"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("▌", "").split())
-    assert "In step 2, C gives way" in shown and "A 4..5, B 3..4; preempted: C; waiting: C D; free" in shown
+    assert "In step 3, C gives way" in shown and "A 4..5, B 4..5; preempted: C; waiting: C D; free" in shown
     for number in range(1, len(CHAPTERS) + 1):
         assert main(["read", str(number)]) == 0
         shown = capsys.readouterr().out
@@ -103,6 +103,7 @@ def test_exercise_of_a_student(tmp_path, monkeypatch, checkpoint, capsys):
     )
     assert "ZeroDivisionError: division by zero\n    exercise.py, line" in shown
     assert "Read again: Giving blocks back" in shown
+    assert "One alone: --task free. Quickly, without the model: --no-model." in shown
 
 
 @pytest.mark.nightly

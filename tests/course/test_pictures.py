@@ -90,6 +90,16 @@ def test_the_street_is_what_a_sampler_makes_of_it():
     assert walk == f"A walk of {picture.NOISE} ends at {house}."
 
 
+@pytest.mark.parametrize("limit", ["POOL", "SEATS", "BUDGET"])
+def test_seven_steps_meet_each_limit(limit, monkeypatch):
+    """Chapter 5 says that all three show: without any one of them, the steps would be different."""
+    picture = find_chapter(5).module("pictures")
+    drawn = picture.seven_steps()
+    monkeypatch.setattr(picture, limit, 99)
+    steps, without = (re.findall(r"step \d+: ([^;]*)", text) for text in (drawn, picture.seven_steps()))
+    assert len(steps) == 7 and steps != without
+
+
 def test_a_picture_that_has_changed_is_noticed():
     path = next(iter(FILES))
     drawn = FILES[path]()

@@ -33,6 +33,14 @@ def test_shape(chapter):
     assert "nanovllm/" in text and "arXiv" in text
 
 
+@for_each_chapter
+def test_american_spelling(chapter):
+    """In what students read."""
+    for name in ("README.md", "exercise.py", "checks.py", "solution.py", "quiz.toml", "story.json"):
+        found = re.search(r"\w*(neighbour|normalis|colour)\w*", (chapter.folder / name).read_text("utf-8"))
+        assert not found, f"{name}: {found[0]}"
+
+
 PAPER = re.compile(r"\[arXiv:([\d.]+)\]\(https://arxiv\.org/abs/([\d.]+)\)|\d{4}\.\d{5}(?!\d)")
 
 

@@ -111,7 +111,7 @@ def head_out_of_range(draw: Draw) -> Question:
     return Question(
         text(
             f"""
-        Grouped-query attention: neighbouring query heads share a KV head, and every KV head serves the same number of
+        Grouped-query attention: neighboring query heads share a KV head, and every KV head serves the same number of
         them. A colleague's function says which KV head a query head reads:
 
         {{code}}

@@ -78,7 +78,13 @@ WRONG = {
         Edit("whole_prompt_after_a_hit", FOUND, FOUND.replace(" - seq.num_computed_tokens", ""), "is computed already"),
         Edit("budget_for_prompts_only", FOUND, FOUND.replace("budget", LIMIT), "the decodes of A and B included"),
         Edit("ignores_max_num_seqs", " and len(scheduler.running) < scheduler.max_num_seqs", "", "two may run"),
-        Edit("admits_although_preempted", " and not preempted", "", "a step that preempted admits nobody"),
+        Edit(
+            "admits_although_preempted",
+            " and not preempted",
+            "",
+            "a step that preempted admits nobody",
+            "What beginners get wrong",
+        ),
         Edit("end_of_running", COMES_IN, "scheduler.running.append(seq)", "running is sorted by priority"),
         Edit("first_of_its_priority", COMES_IN, COMES_IN.replace("_right", "_left"), "oldest first"),
         Edit(

@@ -9,6 +9,7 @@ WRONG = {
     "step_cost": [
         Edit("one_flop_a_weight", "linear_flops=2 * ", "linear_flops=", "two FLOPs for each weight"),
         Edit("keys_of_this_chunk_only", POSITIONS, "range(chunk.end - chunk.start)", "that earlier steps computed"),
+        Edit("heads_fill_the_hidden_size", "pairs * q_size", "pairs * config.hidden_size", "need not be hidden_size"),
         Edit("weights_for_each_row", WEIGHTS, f"{WEIGHTS} * num_rows", "read once a step"),
         Edit("every_chunk_samples", SAMPLED, "len(chunks)", "the chunk does not sample"),
         Edit("kv_shared", "sum(chunk.end for", "max(chunk.end for", "each sequence has K and V of its own"),

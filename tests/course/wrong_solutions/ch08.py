@@ -11,11 +11,13 @@ keep_top_p
     mask_in_sorted_order: do the places in your mask belong to the ids?
         ~ least for p in probs] => least for p in sorted(probs, reverse=True)]
     arbitrary_among_equals: exactly as likely as the last one kept are kept, too
+        @ Three ways to cut
         - return [p >= least for p in probs]
         + kept = [p > least for p in probs]
         + kept[probs.index(least)] = True
         + return kept
     mass_of_the_whole_vocabulary: top_p is a share of what is there
+        @ Three ways to cut
         ~ top_p * sum(probs) => top_p
     scales_the_callers_row: probs must stay as it is
         + probs[:] = [p / sum(probs) for p in probs]
@@ -28,10 +30,11 @@ min_p_probs
     multiplies_by_temperature: the logits are divided by the temperature, then softmax
         ~ (x - largest) / temperature => (x - largest) * temperature
     larger_only: too few tokens are left: exactly min_p times
+        @ Three ways to cut
         - total = sum(kept)
         + kept = [weight if weight > min_p else 0.0 for weight in weights]
         + total = sum(kept) or 1.0
-    not_renormalised: scale what is left to 1
+    not_renormalized: scale what is left to 1
         ~ total = sum(kept) => total = sum(weights)
     filters_before_temperature: temperature comes first
         - kept = [weight if weight >= min_p else 0.0 for weight in weights]
@@ -61,6 +64,10 @@ draw
         + hash(key.decode()) % 2**53 / 2**53
     takes_the_sum_for_1: the sum may be below 1
         ~ u * cumulative[-1] => u
+    last_takes_what_is_left: walk to u times the row's sum
+        - token_ids.append(bisect_right(cumulative, u * cumulative[-1]))
+        + last = max(token_id for token_id, p in enumerate(row) if p)
+        + token_ids.append(min(bisect_right(cumulative, u), last))
     among_the_possible: the likeliest token comes too rarely
         ~ accumulate(row) => accumulate(p > 0 for p in row)
 allowed_tokens
