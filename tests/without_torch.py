@@ -1,7 +1,7 @@
 """What works where PyTorch is not installed, on every Python, with -OO as without: python tests/without_torch.py
 
-Needs xxhash and rich (and tomli before Python 3.11). pytest runs it on its own Python with -OO, torch made unimportable;
-tests/every_python.py runs it on all others of this machine.
+Needs xxhash and rich (and tomli before Python 3.11). pytest runs it with -OO on its own Python, where torch is made
+unimportable; tests/every_python.py runs it on all others of this machine.
 """
 
 import contextlib
