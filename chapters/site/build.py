@@ -27,7 +27,7 @@ from chapters.site.sources import ROOT, TEXTS, Sources, highlighted, relative
 from chapters.site.stories import story_of
 from chapters.site.tasks import asked, introduction_of, tasks_of
 from chapters.site.text import Place
-from chapters.words import ENGLISH, Words, addressed, languages, languages_of, words_of
+from chapters.words import Words, addressed, languages, languages_of, words_of
 from nanovllm.serving.http import html_pictures as pictures
 
 if TYPE_CHECKING:
@@ -171,7 +171,15 @@ def contents() -> str:
         + toctree((name for number, name in chapters.items() if number >= PART_TWO), "Part two")
         + toctree((name for name in others if not is_engine[name]), "And then")
         + toctree((name for name in others if is_engine[name]), "The engine")
+        + "".join(map(translations, languages()[1:]))
     )
+
+
+def translations(language: str) -> str:
+    """A language's chapters are a list of their own: the way to the next page stays in one language."""
+    chapters = [chapter for chapter in all_chapters() if language in languages_of(chapter)]
+    names = [addressed(f"{chapter.folder.name}/index.html", language)[:-5] for chapter in chapters]
+    return toctree(names, words_of(language).said["language"]) if names else ""
 
 
 def what_runs_here() -> str:
@@ -190,10 +198,7 @@ def chapter_text(text: str, chapter: Chapter, words: Words) -> str:
     """The text, with the way to the chapter's other pages below its title, and with its quiz."""
     title, _, text = text.partition("\n")
     pages = [page for page in TABS if page != "index"]
-    others = [language for language in languages_of(chapter) if language != words.language]
-    below = [addressed(page, words.language) for page in pages]
-    if words is ENGLISH:
-        below += [addressed(f"{page}.html", language)[:-5] for language in others for page in TABS]
+    below = [addressed(f"{page}.html", words.language)[:-5] for page in pages]
     commands = "```bash\npython -m chapters lab "
     links = links_to("quiz", "lab", "exercises", words=words).replace("</a><a", "</a>, <a")
     here = f"<p>{words('page.here', links=links)}</p>"

@@ -102,10 +102,20 @@ def draw_block(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def language_of(page: str) -> str:
+    """index.de -> de"""
+    language = page.rpartition("/")[2].partition(".")[2]
+    return language if language in languages() else "en"
+
+
 def add_parts(app: Sphinx, pagename: str, templatename: str, context: Context, doctree: nodes.document | None) -> None:
-    """The page's language, and the scripts of what it has."""
-    name, _, language = pagename.rpartition("/")[2].partition(".")
-    context["language"] = language if language in languages() else "en"
+    """The page's language, and the scripts of what it has; the way to the next page ends where its language does."""
+    context["language"] = language_of(pagename)
+    for way in ("prev", "next"):
+        other = context.get(way)
+        if other and language_of(other["link"].removesuffix(".html")) != context["language"]:
+            context[way] = None
+    name = pagename.rpartition("/")[2].partition(".")[0]
     if name in ("lab", "exercises"):
         for style in STYLES:
             app.add_css_file(style)

@@ -208,6 +208,20 @@ def test_what_runs_here_is_said_first(site):
         assert text.index(f'href="{lab}.html"') < text.index("<pre")
 
 
+@pytest.mark.parametrize(("first", "language"), [("index", ""), ("ch01_inference/index.de", ".de")])
+def test_the_way_to_the_next_page_stays_in_a_language(first, language, site):
+    """Through all pages of each of its chapters, in their order."""
+    page, names = site / f"{first}.html", []
+    while page.name:
+        names.append(page.relative_to(site).as_posix())
+        following = re.search('class="next-page" href="(.*?)"', page.read_text("utf-8"))
+        page = (page.parent / following[1]).resolve() if following else Path()
+    chapters = [chapter for chapter in CHAPTERS if (site / chapter.folder.name / f"index{language}.html").exists()]
+    wanted = [f"{chapter.folder.name}/{tab}{language}.html" for chapter in chapters for tab in build.TABS]
+    assert [name for name in names if name.startswith("ch")] == wanted
+    assert language or len(names) > len(wanted)
+
+
 @for_each_chapter
 def test_a_text_and_its_lab_lead_to_each_other(chapter, site):
     """Every scene is named in the text, most of what is quoted says from which part, and there is a way back."""
