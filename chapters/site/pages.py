@@ -1,6 +1,7 @@
 """The course's extension of Sphinx: what its pages have beside the text.
 
 text.py          tables of a lab, diagrams, pictures that move, questions before an answer (tokens of MyST-Parser)
+wrapping.py      what is kept whole where a line breaks
 sources.py       pages of the files that a text links to
 mathml           formulas as MathML, which browsers draw themselves: docutils has the converter
 course.js, course.css, and the scripts of labs, exercises and the model
@@ -26,6 +27,7 @@ from chapters.site import labs
 from chapters.site.model import section as model
 from chapters.site.sources import Sources
 from chapters.site.text import Place, extend
+from chapters.site.wrapping import wrapped
 from chapters.words import languages
 
 SCRIPTS, STYLES = (*labs.SCRIPTS, model.SCRIPT), (*labs.STYLES, model.STYLE)  # of labs and exercises
@@ -115,6 +117,8 @@ def add_parts(app: Sphinx, pagename: str, templatename: str, context: Context, d
         other = context.get(way)
         if other and language_of(other["link"].removesuffix(".html")) != context["language"]:
             context[way] = None
+    if doctree is not None:
+        context["body"] = wrapped(context["body"])
     name = pagename.rpartition("/")[2].partition(".")[0]
     if name in ("lab", "exercises"):
         for style in STYLES:

@@ -13,6 +13,8 @@ from chapters.words import ENGLISH, Captions, Words
 
 LONG = 20  # letters of a cell of text
 DRAWN = re.compile("\\S {2,}\\S|[\u2500-\u259f]")  # columns, or lines and bars
+BLOCKS = re.compile(r"(?:[ \d]{2}\d .{7} ){4,}[ \d]{2}\d .{1,7}")  # of a pool, in a row: draw.py
+FOUR_BLOCKS = 48  # letters
 
 
 def draw(sheet: Sheet, words: Words = ENGLISH) -> str:
@@ -58,8 +60,9 @@ def quoted(quote: str, told: list[Told], captions: Captions | None = None, words
     """A quote from a lab, drawn as the lab's own page draws it. Headings that were not quoted come from the lab."""
     drawn, says = "", [bare(what) for kind, what in told if kind == "say"]
     says += [bare(what["title"]) for kind, what in told if kind == "histogram"]
+    prints = {bare(line) for kind, what in told if kind == "print" for line in what.split("\n")}
     for block in re.split(r"\n\s*\n", quote.strip("\n")):
-        for kind, text in pieces(block, says):
+        for kind, text in pieces(block, says, prints):
             if (sheet := read(text) if kind == "table" else None) is not None:
                 sheet.columns = sheet.columns or columns_of(sheet, told)
                 drawn += draw(retold(sheet, captions), words)
@@ -77,14 +80,14 @@ def retold(sheet: Sheet, captions: Captions | None) -> Sheet:
     return Sheet([captions(name) for name in sheet.columns], rows, captions(sheet.title))
 
 
-def pieces(block: str, says: list[str]) -> list[tuple[str, str]]:
+def pieces(block: str, says: list[str], prints: set[str]) -> list[tuple[str, str]]:
     """Its tables, its paragraphs, and what else was printed, in their order."""
     if "├" in block:  # a tree
         return [("", block)]
     found: list[tuple[Kind, str]] = []
     for line in block.split("\n"):
         before, text = found[-1] if found else (("", 0), "")
-        kind = kind_of(line, says)
+        kind = kind_of(line, says, prints)
         is_table = kind[0] == before[0] == "table" and 0 in (kind[1], before[1], kind[1] - before[1])
         if is_table or (before[0] == "say" and bare(f"{text} {line}") in says[before[1]]) or (found and kind == before):
             found[-1] = (before if before[0] == "say" else max(kind, before)), f"{text}\n{line}"
@@ -93,13 +96,14 @@ def pieces(block: str, says: list[str]) -> list[tuple[str, str]]:
     return [(kind, text) for (kind, _), text in found]
 
 
-def kind_of(line: str, says: list[str]) -> Kind:
+def kind_of(line: str, says: list[str], prints: set[str]) -> Kind:
     """The line below a table's headings, or between its sections, belongs to rows of any number of cells."""
     if re.search("[┃│━─]", line):
         return "table", 0 if RULE.fullmatch(line) else len(re.findall("[┃│]", line))
     words = bare(line)
     is_long = len(re.findall(r"[^\W\d_]{2,}", words)) > 2  # "none." may be in any paragraph
-    return next((("say", at) for at, said in enumerate(says) if is_long and words in said), ("", 0))
+    is_said = is_long and words not in prints
+    return next((("say", at) for at, said in enumerate(says) if is_said and words in said), ("", 0))
 
 
 def columns_of(quote: Sheet, told: list[Told]) -> list[str]:
@@ -124,10 +128,14 @@ def paragraph(text: str) -> str:
 
 
 def printed(text: str) -> str:
-    """As the terminal had it, with the lines marked that were measured. Sentences may wrap on a phone; where the place
-    of a letter says something, all is drawn smaller."""
-    lines = (html.escape(line) for line in text.rstrip("\n").split("\n"))
-    marked = "\n".join(f'<span class="measured">{line}</span>' if MEASURED in line else line for line in lines)
+    """As the terminal had it, with the lines marked that were measured. Sentences may wrap on a phone, and blocks of a
+    pool after four; where the place of a letter says something, all is drawn smaller."""
+    drawn, columns = [], 0
+    for line in text.rstrip("\n").split("\n"):
+        parts = re.findall(f".{{1,{FOUR_BLOCKS}}}", line) if BLOCKS.fullmatch(line) else [line]
+        columns = max(columns, *map(len, parts))
+        shown = "".join(f'<span class="blocks">{part}</span>' for part in parts) if parts[1:] else html.escape(line)
+        drawn.append(f'<span class="measured">{shown}</span>' if MEASURED in line else shown)
+    marked = "\n".join(drawn)
     kind = "printed" if DRAWN.search(text) else "printed sentences"
-    columns = max(map(len, text.split("\n")))
     return f'<pre class="{kind}" style="--columns: {columns}" tabindex="0">{marked}</pre>\n'

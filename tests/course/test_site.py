@@ -270,6 +270,28 @@ def test_every_page(site, address, phone):
         assert phone.title() and (phone.locator("h1").count() == 1 or path == "search.html"), path
 
 
+def test_how_code_wraps(address, phone):
+    """Its first letter stands behind its indentation, and what goes on is farther to the right."""
+    phone.goto(f"{address}/ch03_kv_cache/index.html")
+    torn, wrapped = phone.evaluate(
+        """() => {
+            const lines = [...document.querySelectorAll("pre .line")].map((line) => {
+                const range = document.createRange();
+                range.selectNodeContents(line);
+                return [line, [...range.getClientRects()].filter(part => part.width > 1)];
+            }).filter(([, parts]) => parts.length);
+            const wholes = [...document.querySelectorAll(".whole")].filter(part => part.checkVisibility());
+            const goesOn = ([, parts]) => parts.at(-1).top > parts[0].bottom;
+            const isTorn = ([line, parts]) => line.querySelector(".in") && parts[1].top > parts[0].bottom;
+            const isBack = ([, parts]) => parts.at(-1).left <= parts[0].left;
+            const wrong = lines.filter((line) => isTorn(line) || goesOn(line) && isBack(line)).map(([line]) => line);
+            wrong.push(...wholes.filter(part => part.getClientRects().length > 1));
+            return [wrong.map(part => part.textContent), lines.filter(goesOn).length];
+        }"""
+    )
+    assert not torn and wrapped > 10
+
+
 def test_a_lab_is_no_wider_than_its_window(address, phone):
     """Nor on a desk; for a phone: test_every_page."""
     for chapter in CHAPTERS:

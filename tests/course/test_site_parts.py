@@ -19,7 +19,8 @@ from chapters.site.runtime import MissingRuntime
 from chapters.site.scenes import Scenes
 from chapters.site.sources import Sources
 from chapters.site.stories import story_of
-from chapters.site.tables import quoted
+from chapters.site.tables import printed, quoted
+from chapters.site.wrapping import wrapped
 from nanovllm.wings import MissingWing
 from tests.course.course_text import CHAPTERS, for_each_chapter
 from tests.course.lab_stories import OTHER_RUNS
@@ -121,6 +122,35 @@ def test_a_quote_is_drawn_as_the_lab_draws_it():
     assert f'<p class="measured">The first one took 5 ms. {MEASURED}</p>' in drawn and ">A  +0 x</pre>" in drawn
     assert read(" a ┃ b\n━━━╇━━━\n 1 │ 2\n") == Sheet(["a", "b"], [["1", "2"]])
     assert read("a\n├── b │ c\n") is read("one line") is read(" 1 │ 2\n 1 │ 2 │ 3\n") is None
+
+
+def test_what_was_printed_stays_so_though_a_paragraph_has_its_words():
+    told = [("print", "  Sequence(0, WAITING, blocks [])"), ("say", "Waiting now: Sequence(5, WAITING, blocks [])")]
+    assert quoted("  Sequence(0, WAITING, blocks [])\n", told).startswith("<pre")
+
+
+def test_blocks_of_a_pool_may_wrap_after_four():
+    """Where there are more in a row; what else was printed has its place."""
+    row = " ".join(f"{number:>3} {cell:^7}" for number, cell in enumerate(["A", "A", "B", "·", "cached", "·"]))
+    drawn = printed(f"waiting: B  20 tokens\n{row}\n")
+    parts = re.findall('<span class="blocks">(.*?)</span>', drawn)
+    assert "".join(parts) == row and [len(part.split()) for part in parts] == [8, 4]
+    assert "--columns: 48" in drawn and "blocks" not in printed(row[:47])
+
+
+def test_what_is_kept_whole_where_a_line_breaks():
+    """The text itself stays as it is: it is copied."""
+    code = '<pre><span></span><span class="k">def</span> f(a) <span class="o">-&gt;</span> A:\n    return a\n\n</pre>'
+    page = f"""<p style="--in: 4">a -> b, x - 1, well-known <code>run --draft-model M</code></p>
+<svg><text>--x</text></svg>{code}
+<td>&#x27; Paris&#x27; 7%</td><th>' the'</th><p>the models' weights (" a")</p><pre class="printed">    4</pre>"""
+    page = page.replace("->", "-&gt;")
+    body = wrapped(page)
+    assert re.sub("<.*?>", "", body) == re.sub("<.*?>", "", page)
+    whole = re.findall('<span class="whole">(.*?)</span>', body)
+    assert whole == ["-&gt;", "--draft-model", "-&gt;", "&#x27; Paris&#x27;", "' the'", '" a")']
+    assert re.findall(r'class="line"( style="--in: \d+")?>', body) == ["", ' style="--in: 4"', ""]
+    assert '<p style="--in: 4">' in body and "<svg><text>--x</text></svg>" in body
 
 
 def test_without_sphinx_the_command_says_what_to_install(monkeypatch, capsys, tmp_path):

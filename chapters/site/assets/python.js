@@ -97,11 +97,14 @@ async function newest(url, kept) {
   }
 }
 
+// For a message: without the folders and the hash.
+const shortened = ({ host, pathname }) => `${host}/…/${pathname.split("/").at(-1)}`;
+
 async function fetched(url, options) {
   const response = await fetch(url, options).catch((error) => {
-    throw new Error(filled(WORDS.not_loaded, { url, reason: error.message }));
+    throw new Error(filled(WORDS.not_loaded, { url: shortened(url), reason: error.message }));
   });
-  if (!response.ok) throw new Error(filled(WORDS.not_found, { url, reason: `${response.status} ${response.statusText}` }));
+  if (!response.ok) throw new Error(filled(WORDS.not_found, { url: shortened(url), reason: `${response.status} ${response.statusText}` }));
   return response;
 }
 
@@ -118,7 +121,7 @@ async function download(url, integrity, count) {
   const address = URL.createObjectURL(blob);
   // The browser compares the hash. Not on the first fetch, which would then show no progress.
   await fetch(address, { integrity }).catch(() => {
-    throw new Error(filled(WORDS.other_file, { url }));
+    throw new Error(filled(WORDS.other_file, { url: shortened(url) }));
   });
   URL.revokeObjectURL(address);
   return blob;
