@@ -8,7 +8,7 @@ that is what happens when an exception comes out of the middle of a step.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -241,7 +241,8 @@ class LLMEngine:
         Raises ValueError for ids that are not strings.
         """
         if not isinstance(request_ids, str):
-            ids = list_of(request_ids, str, "request ids", "request_ids")
+            several = list(request_ids) if isinstance(request_ids, Iterable) else request_ids
+            ids = list_of(several, str, "request ids", "request_ids")
             self.abort_requests([self.requests[request_id] for request_id in ids if request_id in self.requests])
             return None
         request = self.requests.get(request_ids)

@@ -92,14 +92,18 @@ def lark_of_schema(schema: Schema, form: str, is_closed: bool, guidance: Schema,
     form: "json", or "parameters" of a call in Qwen3-Coder's form. is_closed: objects have only the properties that
     their schemas name, unless these say otherwise. guidance: llguidance's options ("x-guidance").
     """
-    schema = changed(schema, lambda part: _in_todays_words(_without_unknown_format(part, oracle)))
+
+    def in_our_words(part: Schema) -> Schema:
+        return _in_todays_words(_without_unknown_format(part, oracle))
+
+    schema = changed(schema, in_our_words)
     by_the_letter = _within_reach(changed(schema, lambda part: _loosened(part, is_closed)))
     try:
         oracle.schema_matcher(json.dumps(by_the_letter | {"x-guidance": guidance}))
     except ValueError as error:  # it names an unsupported keyword
         hint = 'Put "x-guidance": {"coerce_one_of": true} at the top of the schema'
         raise ValueError(str(error).replace("Enable 'coerce_one_of' option", hint)) from None
-    return Rules(Values(schema, form, is_closed, oracle), guidance, oracle).lark()
+    return Rules(Values(schema, form, is_closed, oracle, in_our_words), guidance, oracle).lark()
 
 
 def _without_unknown_format(part: Schema, oracle: Oracle) -> Schema:
@@ -131,6 +135,7 @@ def _within_reach(schema: Schema) -> Schema:
         return max(found, MIN_INT64)
 
     def without_large_bounds(part: Schema) -> Schema:
+        part = _in_todays_words(part)
         large = large_bounds(part)
         return {name: value for name, value in part.items() if name not in large}
 

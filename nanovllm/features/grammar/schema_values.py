@@ -6,7 +6,7 @@ fit what each of them says of it, and llguidance puts together what they say of 
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
@@ -23,6 +23,7 @@ from nanovllm.features.grammar.parts import (
     Parts,
     Schema,
     alternatives,
+    changed,
     follow,
     items_of,
     list_in,
@@ -123,12 +124,17 @@ class Values:
     shapes: for each value, the shapes that it may have; none if no finite text fits it.
     """
 
-    def __init__(self, root: Schema, form: str, is_closed: bool, oracle: Oracle) -> None:
+    def __init__(
+        self, root: Schema, form: str, is_closed: bool, oracle: Oracle, in_our_words: Callable[[Schema], Schema]
+    ) -> None:
         """form, is_closed: as lark_of_schema() has them. Raises ValueError for a schema that nothing fits.
+
+        in_our_words: has changed each part of root, and changes those that only a $ref leads to.
 
         In Qwen3-Coder's form the whole are the "parameters" of a call, and each of these is a "text".
         """
-        self.root, self.is_closed, self.oracle = root, is_closed, oracle
+        self.root, self.is_closed, self.oracle, self._in_our_words = root, is_closed, oracle, in_our_words
+        self._targets: dict[str, Any] = {}  # what each $ref means
         self.shapes: list[list[Shape]] = []
         self._schemas: list[tuple[str, list[Any]]] = []  # of each value: its form, and all that it has to fit
         self._numbers: dict[tuple[str, tuple[int, ...]], Value] = {}  # by the form and these schemas' ids
@@ -163,7 +169,9 @@ class Values:
     def _target(self, name: Any) -> Any:
         if (found := follow(self.root, name)) is None:
             raise ValueError(f"$ref {shorten(name)} leads nowhere here: '#/...' and '#anchor' in the schema itself do")
-        return found
+        if name not in self._targets:
+            self._targets[name] = changed(found, self._in_our_words)
+        return self._targets[name]
 
     # -- as JSON ----------------------------------------------------------------------------------------------------
 
@@ -428,7 +436,9 @@ def _held_bound(name: str, bound: int | float, is_whole: bool) -> Schema:
     if is_whole:
         last = int(bound) + (inwards if is_exclusive else 0)
         if last * inwards > (MAX_INT64 if inwards == 1 else -MIN_INT64):
-            raise ValueError(f"{name} {bound} leaves no whole number of 64 bits, and no others can be written here")
+            raise ValueError(
+                f"{name} {bound} leaves no whole number that can be written here: from {MIN_INT64} to {MAX_INT64}"
+            )
         bound, is_exclusive = min(max(last, MIN_INT64), MAX_INT64), False
         if bound == MAX_INT64:
             return {inclusive: bound}  # no float, but llguidance stops there

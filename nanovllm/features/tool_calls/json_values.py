@@ -23,7 +23,7 @@ SAID = {"{": "{}", "[": "[]", "(": "[]"}  # Python's tuples are lists
 MAX_NESTING = 64
 QUOTES = "\"'"
 PIECE = re.compile(r"[^\"'\\]+")
-GOES_ON = tuple("([.+*:")
+GOES_ON = tuple("([.:+-*/%|&^@<>=!")
 WORD = re.compile(r"<?[^,:{}\[\]()\"'\n<]*")
 WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")

@@ -56,7 +56,8 @@ INSTEAD = {
     **dict.fromkeys(("/v1/batches", "/v1/files", "/v1/uploads"), "nanovllm run-batch answers a file of requests"),
     **dict.fromkeys(("/v1/vector_stores", "/v1/containers"), "send what the model has to read in messages"),
     **dict.fromkeys(
-        ("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"), "this server reads text and images, and writes text"
+        ("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"),
+        "this server writes text, and reads text and, if its model does, images",
     ),
     "/v1/moderations": "a classifier, served with --runner pooling, judges texts in /pooling",
     "/v1/fine_tuning": "adapters that were trained elsewhere are served by --lora-modules",

@@ -70,7 +70,7 @@ INSIDE: dict[str, Known] = {
     "tool_choice": by_type(
         {
             "function": fields("type", function=fields("name")),
-            "allowed_tools": fields("type", allowed_tools=fields("mode", "tools")),
+            "allowed_tools": fields("type", "mode", "tools", allowed_tools=fields("mode", "tools")),
         }
     ),
 }

@@ -37,7 +37,7 @@ class Tools:
         functions = dict(_function(tool, index) for index, tool in enumerate(given) if not is_other(tool))
         given = functions_of(given)
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            given, choice = allowed(given, choice.get("allowed_tools"))
+            given, choice = allowed(given, choice.get("allowed_tools", choice))
             functions = {tool["function"]["name"]: functions[tool["function"]["name"]] for tool in given}
         strict = frozenset(tool["function"]["name"] for tool in given if tool["function"].get("strict"))
         if isinstance(choice, dict):
@@ -124,8 +124,8 @@ def allowed(functions: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str
     """Those of the functions that may be called, and whether one has to be: the tool_choice that is left. The model is
     shown no others.
 
-    choice: the mode and the tools of one of type allowed_tools; a chat has a tool's name in its function, a response
-    beside its type. Raises ValueError.
+    choice: the mode and the tools of one of type allowed_tools; OpenAI's chat has a tool's name in its function, its
+    response beside its type. Raises ValueError.
     """
     given, mode = (choice.get("tools"), choice.get("mode", "auto")) if isinstance(choice, dict) else (None, None)
     if not isinstance(given, list) or len(given) > MAX_TOOLS or mode not in ("auto", "required"):
@@ -134,7 +134,7 @@ def allowed(functions: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str
     inner = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in given]
     names = [tool.get("name") if isinstance(tool, dict) else tool for tool in inner]
     known = [function["function"]["name"] for function in functions]
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name or tool for tool, name in zip(given, names, strict=True) if name not in known]:
         raise ValueError(f"tool_choice allows {shorten(unknown[0])}, and tools has {', '.join(known) or 'none'}")
     return [function for function in functions if function["function"]["name"] in names], mode
 

@@ -411,8 +411,11 @@ def test_bounds_that_would_be_rounded_are_a_little_tighter(compiler):
         for number in (*allowed, *refused):
             schema = {"type": kind} | bounds
             assert can_be(compiler, str(number), json=schema) is (number in allowed), (number, schema)
+    excluded = {"type": "integer", "minimum": 2**55, "exclusiveMinimum": True}  # where OpenAPI has its schemas
+    schema = {"$ref": "#/components/schemas/Id", "components": {"schemas": {"Id": excluded}}}
+    assert [can_be(compiler, str(number), json=schema) for number in (2**55, 2**55 + 8)] == [False, True]
     schema = {"type": "integer", "minimum": 10**19, "maximum": 10**19 + 5}
-    expect("leaves no whole number of 64 bits", compiler.compile, StructuredOutputsParams(json=schema))
+    expect("leaves no whole number that can be written here", compiler.compile, StructuredOutputsParams(json=schema))
 
 
 LOWEST = -(2**63)

@@ -91,6 +91,7 @@ BROKEN = [  # all of it is content
     ("pythonic", "[weather(city=cities[0])]"),
     ("pythonic", "[weather(days=-(2))]"),
     ("pythonic", "[weather(city=lambda: 5)]"),
+    ("pythonic", "[weather(days=x<3)]"),
     ("qwen3_coder", "<tool_call>weather</tool_call>"),
     ("qwen3_coder", "<function=weather>Oslo</function>"),
     ("json_list", '[{"name": "now", "argum'),
@@ -191,6 +192,8 @@ CUT = [  # the answer ends within the call: format, text, content, arguments
     ("pythonic", "[write(text='a', tags=[1, ", None, '{"text": "a", "tags": [1'),
     ("pythonic", "[write(text='a', size=len('abc'), path='b'), now()] So.", None, '{"text": "a"'),
     ("pythonic", "[write(tags=[1][0])]", None, '{"tags": [1]'),
+    ("pythonic", "[write(tags=[1] + [2])]", None, '{"tags": [1]'),
+    ("pythonic", "[write(size={'a': 1} | {'b': 2}, text='a')]", None, '{"size": {"a": 1}'),
     ("pythonic", "[write(text='a', path, size=1), now()] So.", None, '{"text": "a"'),
     ("mistral", '[TOOL_CALLS]write{"a', None, "{"),
 ]  # fmt: skip

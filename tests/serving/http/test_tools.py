@@ -115,12 +115,10 @@ def test_a_forced_call_without_a_name_is_no_content(server, stream):
 
 
 def test_allowed_tools(server):
-    """The model is shown no others; a mode without required lets it speak."""
-    for mode in ("auto", "required"):
-        allowed = {
-            "type": "allowed_tools",
-            "allowed_tools": {"mode": mode, "tools": [{"function": {"name": "weather"}}]},
-        }
+    """The model is shown no others; a mode without required lets it speak. Or as a response has it, with one level."""
+    nested = {"allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "weather"}}]}}
+    for own, mode in ((nested, "auto"), ({"mode": "required", "tools": [{"name": "weather"}]}, "required")):
+        allowed = {"type": "allowed_tools", **own}
         found = ask(server, False, tools=TOOLS, tool_choice=allowed, max_tokens=200, **ONE)
         alone = ask(server, False, tools=[WEATHER], tool_choice=mode, max_tokens=200, **ONE)
         for message, _, _ in (found, alone):
