@@ -246,7 +246,8 @@ def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, prog
         progress.note(chapter, solved=solved)
         unsolved = [r.task.name for r in results if not r.passed]
         if unsolved and not args.task and not args.json:
-            console.print(f"One alone: --task {unsolved[0]}. Quickly, without the model: --no-model.", style="dim")
+            quickly = "" if args.no_model else " Quickly, without the model: --no-model."
+            console.print(f"One alone: --task {unsolved[0]}.{quickly}", style="dim")
     return 2 if num_not_examined else 0 if num_passed == len(files) else 1
 
 

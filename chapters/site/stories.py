@@ -30,8 +30,6 @@ def note(chapter: Chapter, told: list[Told], words: Words) -> str:
     if any(MEASURED in str(what) for _, what in told):
         marked = f'<span class="measured">{words("lab.like_this")}</span>'
         said.append(words("lab.story_measured", marked=marked))
-    if recording.quotes_another_run(chapter.folder):
-        said.append(words("lab.story_other_run"))
     return f'<p class="note">{" ".join(said)}</p>'
 
 

@@ -134,7 +134,7 @@ def printed(text: str) -> str:
     for line in text.rstrip("\n").split("\n"):
         parts = re.findall(f".{{1,{FOUR_BLOCKS}}}", line) if BLOCKS.fullmatch(line) else [line]
         columns = max(columns, *map(len, parts))
-        shown = "".join(f'<span class="blocks">{part}</span>' for part in parts) if parts[1:] else html.escape(line)
+        shown = "".join(f'<span class="four">{part}</span>' for part in parts) if parts[1:] else html.escape(line)
         drawn.append(f'<span class="measured">{shown}</span>' if MEASURED in line else shown)
     marked = "\n".join(drawn)
     kind = "printed" if DRAWN.search(text) else "printed sentences"

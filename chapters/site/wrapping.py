@@ -10,7 +10,7 @@ import re
 PRE = r"<pre(?! class=.(?:printed|numbered))[^>]*>(?:<span></span>|<code>)*"
 CODE = re.compile(f"({PRE})(.*?)((?:</code>)?</pre>)", re.S)
 INDENTED = re.compile("((?:<[^>]*>)*)( +)(.*)", re.S)
-OTHER = r"<(script|style|svg|math)\b.*?</\1>|<[^>]*>"  # no text of the page
+OTHER = r"<(script|style|svg|math|title|textarea|option)\b.*?</\1>|<[^>]*>"  # no text of the page, or no place for tags
 OPTION = r"(?<![\w-])-(?:-?[a-z][\w-]*|&gt;)"
 TOKEN = r"(?<![^\s>(\[])(?:&#x27;|&quot;|[\"'“‘]) [^\s<]+"
 WHOLE = re.compile(f"{OTHER}|(?P<whole>{OPTION}|{TOKEN})", re.S)

@@ -73,8 +73,9 @@ def assert_quoted(quote: str, source: str) -> None:
     shown: list[str] = []
     for stretch in filter(None, stretches):
         if branch := BRANCH.match(stretch[0]):
-            around = next(line for line in reversed(shown) if line.strip() and indent_of(line) <= indent_of(stretch[0]))
-            assert indent_of(around) == indent_of(stretch[0]), f"this belongs to nothing: {branch[0].strip()}"
+            before = (indent_of(line) for line in reversed(shown) if line.strip())
+            around = next((indent for indent in before if indent <= indent_of(stretch[0])), None)
+            assert around == indent_of(stretch[0]), f"this belongs to nothing: {branch[0].strip()}"
         shown += stretch
     for stretch in filter(None, stretches):
         size = len(stretch)
