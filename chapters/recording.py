@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from chapters.sheet import MEASURED, Sheet, read
+from chapters.sheet import Sheet, read
 
 QUOTE = re.compile(r"^```text lab\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 Told = tuple[str, Any]  # part, say or print, and a text; table, histogram or levels, and its fields
@@ -55,13 +55,6 @@ def quotes(folder: Path) -> list[str]:
     """What the chapter's text quotes from its lab. Its measured figures are those that the text speaks of."""
     text = (folder / "README.md").read_text("utf-8")
     return [block.rstrip() for quote in QUOTE.findall(text) for block in re.split(r"\n\s*\n", quote)]
-
-
-def quotes_another_run(folder: Path) -> bool:
-    """Whether the measured figures of the chapter's text are not in its recording: they are of another machine."""
-    was_told = "\n".join(as_lines(Recording(folder).told))
-    lines = [line for quote in quotes(folder) for line in quote.split("\n") if "┃" not in line]
-    return any(MEASURED in line and bare(line) not in was_told for line in lines)
 
 
 def as_lines(told: list[Told]) -> list[str]:

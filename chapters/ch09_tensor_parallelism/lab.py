@@ -218,10 +218,11 @@ def tell_generation(COUNTRIES, SHARED, story, world):
     _num_reduces, _row_bytes = 2 * _config.num_hidden_layers + 1, _config.hidden_size * 4
     _prompts = [f"{SHARED} {country}? Answer:" for country in COUNTRIES]
     story.say(
-        f"{len(_prompts)} prompts that begin alike, answers of {NUM_TOKENS} tokens, in a pool of {_pool.num_blocks} "
-        f"blocks of {_pool.block_size}. All-reduces in a step: one after the embedding, two in each of "
-        f"{_config.num_hidden_layers} layers: {_num_reduces}. Each adds up {_row_bytes:,} bytes ({_config.hidden_size} "
-        "numbers) for every token of the step. The bytes in the third column are those that rank 0 counted:"
+        f"The {len(_prompts)} prompts begin alike and get answers of {NUM_TOKENS} tokens, in a pool of "
+        f"{_pool.num_blocks} blocks of {_pool.block_size}. All-reduces in a step: one after the embedding, two in "
+        f"each of {_config.num_hidden_layers} layers: {_num_reduces}. Each adds up {_row_bytes:,} bytes "
+        f"({_config.hidden_size} numbers) for every token of the step. The bytes in the third column are those that "
+        "rank 0 counted:"
     )
     _steps, _tokens = run(world.several, _prompts)
     _formula = f"{_num_reduces} x {_row_bytes:,} x tokens"

@@ -230,7 +230,7 @@ def tell_lies(NUM_RUNS, first, loaded, story, world):
 def tell_peers(PEERS, story):
     story.part("The same work on another engine")
     story.say(
-        "Engines, each in a process of its own, from the same checkpoint in bf16, on the same cores. All load, all do "
+        "Each engine has a process of its own, with the same checkpoint in bf16, on the same cores. All load, all do "
         "a small piece of work to warm up; then they take turns at three pieces. A piece: 6 requests, 16 to 48 random "
         "prompt tokens, 8 to 20 output tokens, EOS ignored, the same for all."
     )

@@ -13,9 +13,9 @@ def throughput() -> Moved:
     sheet = quoted_sheet(HERE, "batch", "TPOT, ms", "output tokens/s")
     batches = sheet.column("batch")
     points = [*zip(sheet.column("TPOT, ms"), sheet.column("output tokens/s"), strict=True)]
-    x, y = Axis("TPOT, ms", (0, 5, 10, 15, 20, 25), 0, 26), Axis("output tokens/s", (0, 250, 500, 750, 1000), 0, 1050)
+    x, y = Axis("TPOT, ms", (0, 10, 20, 30, 40, 50), 0, 54), Axis("output tokens/s", (0, 100, 200, 300), 0, 330)
     frames = []
-    for limit in range(10, 25):
+    for limit in range(15, 55, 5):
         chart = Chart(x, y)
         chart.curve([(limit, 0), (limit, y.high)], "four thin dashed")
         chart.curve(points)
@@ -30,7 +30,7 @@ def throughput() -> Moved:
             rate = f"{points[best][1]:,.0f} tokens/s"
             text = f"If a token may take {limit} ms, a batch of {batches[best]:g} is best: {rate}."
         frames.append(Frame(f"{limit} ms", chart.draw("Throughput against time per token, by batch", text), text))
-    return Moved("a token must not take longer than", frames, 5)
+    return Moved("a token must not take longer than", frames, 2)
 
 
 def knee() -> Moved:
@@ -40,7 +40,7 @@ def knee() -> Moved:
     loads, frames = sheet.column("load"), []
     measured = {name: sheet.column(name) for name in ("TTFT p50", "TTFT p99", "requests/s", "goodput")}
     for at, load in enumerate(loads):
-        y = Axis("TTFT, ms", (0, 100, 200, 300), 0, 390)
+        y = Axis("TTFT, ms", (0, 300, 600, 900), 0, 1150)
         chart = Chart(Axis("load, % of the capacity", (40, 80, 100, 160), 30, 166), y)
         chart.curve([(100, 0), (100, y.high)], "gone thin dashed")
         chart.curve([(load, 0), (load, measured["TTFT p99"][at])], "four thin dashed")
@@ -49,7 +49,7 @@ def knee() -> Moved:
             chart.curve(points, kind)
             chart.dots(points, kind)
             chart.dots([points[at]], "four ring", 7)
-            chart.key(*points[0], name, kind, by=(-4, -22))
+            chart.key(*points[-1], name, kind, "end", by=(-14, -10))
         usual, worst, served, good = (values[at] for values in measured.values())
         text = (
             f"TTFT is usually {usual:g} ms, and {worst:g} ms at p99. "

@@ -14,7 +14,7 @@ import torch
 from chapters import lab_notebook
 from chapters.__main__ import main
 from chapters.patching import replaced
-from chapters.recording import Recording, Told, as_lines, bare, quotes_another_run
+from chapters.recording import Recording, Told, as_lines, bare
 from chapters.sheet import MEASURED
 from chapters.story import WIDTH, Story
 from nanovllm.worker import model
@@ -96,10 +96,6 @@ def lab_of(chapter) -> Path:
     return chapter.folder / "lab.py"
 
 
-# Chapters whose texts speak of measurements of other machines than the one on which the lab was recorded. All others
-# quote their recordings, digit by digit.
-OTHER_RUNS = {1, 6, 7, 11, 12}
-
 # Labs whose unmeasured numbers are computed by PyTorch's operations: a processor with AVX2 and one with AVX-512 round
 # differently, which changes last digits. The quoted ones are those of the recorded story. (C kernels give the same bits
 # in float32 and int8 on both, chapter 10.)
@@ -128,10 +124,6 @@ def unmeasured(told: list[Told], by_rows: bool) -> set[str]:
     return {without_numbers(text) for text in texts if MEASURED not in text}
 
 
-def without_digits(words: str) -> str:
-    return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+", "#", words) if MEASURED in words else words
-
-
 def quoted_lines(chapter) -> list[str]:
     quoted = [block["text"] for block in blocks(chapter) if block["info"] == "text lab"]
     assert quoted, "no number without the lab's output"
@@ -139,13 +131,11 @@ def quoted_lines(chapter) -> list[str]:
 
 
 def assert_recorded(chapter) -> None:
-    """What the text quotes is what the site shows; if it quotes another run, the site says so."""
-    assert quotes_another_run(chapter.folder) == (chapter.number in OTHER_RUNS)
-    plain = without_digits if chapter.number in OTHER_RUNS else str
-    was_told = "\n".join(map(plain, as_lines(Recording(chapter.folder).told)))
+    """What the text quotes is what the site shows, digit by digit."""
+    was_told = "\n".join(as_lines(Recording(chapter.folder).told))
     for line in quoted_lines(chapter):
         pieces = line.split("┃")  # a heading may stand on several lines, and is recorded as one
-        assert all(plain(bare(piece)) in was_told for piece in pieces), f"the recorded story does not have: {line}"
+        assert all(bare(piece) in was_told for piece in pieces), f"the recorded story does not have: {line}"
 
 
 def assert_told(chapter, request, capsys, monkeypatch) -> None:

@@ -23,7 +23,6 @@ from chapters.site.tables import printed, quoted
 from chapters.site.wrapping import wrapped
 from nanovllm.wings import MissingWing
 from tests.course.course_text import CHAPTERS, for_each_chapter
-from tests.course.lab_stories import OTHER_RUNS
 from tests.site_browser import chromium
 
 GRADED = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.GRADED]
@@ -99,7 +98,6 @@ def test_stories(chapter):
     num_measured = sum(MEASURED in str(piece) for each in pieces for piece in each)
     assert text.body.count('class="measured"') - bool(num_measured) == num_measured, "the note marks one if any is"
     assert num_measured or chapter.number in (4, 5)
-    assert ("quotes another run" in text.body) == (chapter.number in OTHER_RUNS)
     assert text.body.count("<tr") == sum(len(what["rows"]) + 1 for kind, what in told if kind == "table")
 
 
@@ -133,16 +131,16 @@ def test_blocks_of_a_pool_may_wrap_after_four():
     """Where there are more in a row; what else was printed has its place."""
     row = " ".join(f"{number:>3} {cell:^7}" for number, cell in enumerate(["A", "A", "B", "·", "cached", "·"]))
     drawn = printed(f"waiting: B  20 tokens\n{row}\n")
-    parts = re.findall('<span class="blocks">(.*?)</span>', drawn)
+    parts = re.findall('<span class="four">(.*?)</span>', drawn)
     assert "".join(parts) == row and [len(part.split()) for part in parts] == [8, 4]
-    assert "--columns: 48" in drawn and "blocks" not in printed(row[:47])
+    assert "--columns: 48" in drawn and "four" not in printed(row[:47])
 
 
 def test_what_is_kept_whole_where_a_line_breaks():
     """The text itself stays as it is: it is copied."""
     code = '<pre><span></span><span class="k">def</span> f(a) <span class="o">-&gt;</span> A:\n    return a\n\n</pre>'
     page = f"""<p style="--in: 4">a -> b, x - 1, well-known <code>run --draft-model M</code></p>
-<svg><text>--x</text></svg>{code}
+<svg><text>--x</text></svg>{code}<textarea>def f(a) -&gt; A: --x</textarea>
 <td>&#x27; Paris&#x27; 7%</td><th>' the'</th><p>the models' weights (" a")</p><pre class="printed">    4</pre>"""
     page = page.replace("->", "-&gt;")
     body = wrapped(page)
@@ -151,6 +149,7 @@ def test_what_is_kept_whole_where_a_line_breaks():
     assert whole == ["-&gt;", "--draft-model", "-&gt;", "&#x27; Paris&#x27;", "' the'", '" a")']
     assert re.findall(r'class="line"( style="--in: \d+")?>', body) == ["", ' style="--in: 4"', ""]
     assert '<p style="--in: 4">' in body and "<svg><text>--x</text></svg>" in body
+    assert "<textarea>def f(a) -&gt; A: --x</textarea>" in body, "an editor shows tags as text"
 
 
 def test_without_sphinx_the_command_says_what_to_install(monkeypatch, capsys, tmp_path):
