@@ -67,10 +67,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the demo model)")
     parser.add_argument("--max-tokens", type=int, default=8)
     args = parser.parse_args(argv)
-    try:
-        params = SamplingParams(temperature=0, max_tokens=args.max_tokens)
-    except ValueError as error:
-        parser.error(str(error))
+    if args.max_tokens < 1:
+        parser.error(f"--max-tokens must be 1 or more, found {args.max_tokens}")
+    params = SamplingParams(temperature=0, max_tokens=args.max_tokens)
     model = model_or_demo(args.model)
     with tempfile.TemporaryDirectory() as folder:
         save_shuffled(model, Path(folder))

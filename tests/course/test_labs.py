@@ -432,7 +432,7 @@ def test_twenty_questions_want_at_least_a_token(capsys):
     for number in ("0", "-3"):
         with pytest.raises(SystemExit):
             questions.main(["/nonexistent/model", "--max-tokens", number])
-        assert f"max_tokens must be a whole number from 1, found {number}" in capsys.readouterr().err
+        assert f"--max-tokens must be 1 or more, found {number}" in capsys.readouterr().err
 
 
 def test_another_engine_that_ends_says_why():

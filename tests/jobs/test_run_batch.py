@@ -127,7 +127,7 @@ def test_foreign_output(open_output):
         (record + b"notes", "line 2 of .* was not written"),
         (record + b"\n", "line 2 of .* was not written"),
         (record.replace(b'_1"', b'_99"'), "holds answers to another input"),
-        (record.replace(b"b" * 16, b"c" * 16), "another model, or with other options .*--max-model-len or --lora"),
+        (record.replace(b"b" * 16, b"c" * 16), "another model, or with other options .*--served-model-name or --lora"),
         (record + record, "line 2 of .* answers line 1 once more"),
     ):
         with pytest.raises(ValueError, match=text):

@@ -8,7 +8,7 @@ WRONG = {
         Edit("no_scale", " * q.shape[2] ** -0.5", "", "is each dot product divided by sqrt(head_dim)"),
         Edit("mask_of_first_positions", "position[m - n :, None]", "position[:n, None]", "that of the last position"),
         Edit("no_mask", "scores.masked_fill(later, -torch.inf)", "scores", "must not see positions later than its own"),
-        Edit("groups_take_turns", "// group_size", "% k.shape[1]", "neighbours share"),
+        Edit("groups_take_turns", "// group_size", "% k.shape[1]", "neighbors share"),
         Edit("softmax_by_hand", ".softmax(-1)", ".exp()\nweights /= weights.sum(-1, keepdim=True)", "infinite"),
         Edit(
             "scales_in_place",

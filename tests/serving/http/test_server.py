@@ -260,7 +260,7 @@ def test_bad_chats(server, client):
             client.chat.completions.create(model="tiny", messages=messages)
     with pytest.raises(openai.BadRequestError, match="a request may not bring one"):
         client.chat.completions.create(model="tiny", messages=USER, extra_body={"chat_template": "{{ 7 * 7 }}"})
-    with pytest.raises(openai.BadRequestError, match=r"'documents' .found .{'title': 'A', 'text': 'B'}"):
+    with pytest.raises(openai.BadRequestError, match=r"'documents' only as .. .found .{'title': 'A', 'text': 'B'}"):
         documents = {"documents": [{"title": "A", "text": "B"}]}
         client.chat.completions.create(model="tiny", messages=USER, extra_body=documents)
     parts, calls = ([{"role": "user", name: [value] * 4096}] for name, value in (("content", "x"), ("tool_calls", {})))
