@@ -12,19 +12,20 @@ from typing import Any
 from nanovllm.checks.values import check_number
 
 ANY = object()  # stands for every value: such options say how fast, how loud or where, and never what
+ANYTHING = {"any": [ANY], "any list": [ANY, []]}  # the latter may have several values as a flag, too
 Table = dict[str, list[Any]]  # name -> the values that change nothing; None is always one of them
 
 # What they are given to -> "values: names; values: names; ...". Of vLLM 0.32, and `hf_config` and `eos` of nano-vllm.
 TEXTS = {
     "LLM": """
 any: swap_space max_parallel_loading_workers max_seq_len_to_capture distributed_executor_backend optimization_level
-    served_model_name max_logprobs ignore_patterns mm_processor_cache_gb kv_offloading_size max_cpu_loras
+    served_model_name max_logprobs mm_processor_cache_gb kv_offloading_size max_cpu_loras
     safetensors_load_strategy safetensors_prefetch_num_threads safetensors_prefetch_block_size pt_load_map_location
-    cudagraph_capture_sizes max_cudagraph_capture_size ir_op_priority kernel_config moe_backend linear_backend
+    max_cudagraph_capture_size ir_op_priority kernel_config moe_backend linear_backend
     sparse_indexer_topk_backend all2all_backend gdn_prefill_backend kda_prefill_backend kda_decode_backend
     mamba_backend mamba_ssu_algorithm mamba_config mamba_block_size mamba_cache_mode replayssm_buffer_len
-    performance_mode renderer_num_workers distributed_timeout_seconds cpu_distributed_timeout_seconds numa_bind_nodes
-    numa_bind_cpus dcp_comm_backend dcp_kv_cache_interleave_size cp_kv_cache_interleave_size data_parallel_backend
+    performance_mode renderer_num_workers distributed_timeout_seconds cpu_distributed_timeout_seconds
+    dcp_comm_backend dcp_kv_cache_interleave_size cp_kv_cache_interleave_size data_parallel_backend
     dbo_decode_token_threshold dbo_prefill_token_threshold ubatch_size dp_sync_interval expert_placement_strategy
     eplb_config fault_tolerance_config ec_manager_config kv_offloading_backend offload_backend offload_num_in_group
     offload_prefetch_step master_addr master_port mm_processor_cache_type mm_hasher_algorithm
@@ -33,6 +34,7 @@ any: swap_space max_parallel_loading_workers max_seq_len_to_capture distributed_
     mm_processor_device mm_ipc_gpu_memory_gb video_pruning_rate video_pruning_method custom_histogram_buckets
     jit_monitor_mode per_request_spec_decode_metrics show_hidden_metrics_for_version logging_config log_level
     log_config_file shutdown_timeout prefill_schedule_interval prefix_match_unit;
+any list: ignore_patterns cudagraph_capture_sizes numa_bind_nodes numa_bind_cpus;
 False, True: disable_log_stats use_tqdm_on_load disable_custom_all_reduce disable_cascade_attn
     disable_mm_preprocessor_cache trust_remote_code enable_chunked_prefill async_scheduling enable_expert_parallel
     aggregate_engine_logging enable_shm_tensor_arena allow_deprecated_quantization jit_monitor_verbose
@@ -177,7 +179,7 @@ def _table_of(text: str) -> Table:
     table: Table = {}
     for group in text.split(";"):
         values, _, names = group.strip().rpartition(": ")
-        neutral = [ANY] if values == "any" else literal_eval(f"[{values}]")
+        neutral = ANYTHING.get(values) or literal_eval(f"[{values}]")
         table |= dict.fromkeys(names.split(), neutral)
     return table
 

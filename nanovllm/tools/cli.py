@@ -39,16 +39,17 @@ An LLM inference engine for the shell, small enough to read in an afternoon.
   nanovllm bench                                  how fast is this machine?
   nanovllm serve                                  OpenAI's API over HTTP, and a page that shows the engine at work
 
-Every command except cache takes --model with a checkpoint directory, a GGUF file, a hub id such as Qwen/Qwen3-0.6B or
-the demo model's name, demo (serve and check-model take it as their first argument). Every command takes --help.
+chat, generate, run-batch, analyze and bench take --model with a checkpoint directory, a GGUF file, a hub id such as
+Qwen/Qwen3-0.6B or the demo model's name, demo; serve and check-model take it as their first argument. Every command
+takes --help.
 """
 RUN_BATCH = """\
 Input and output are in OpenAI's batch format. A line of the input is
   {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "max_tokens": 16}}
-or has the url /v1/completions and a "prompt" in its body. A line that cannot be run gets an error record. The same
-command continues a job that was stopped for any reason. Ctrl-C (or SIGTERM) finishes the requests that have started; a
-second one drops them.
+or has the url /v1/completions and a "prompt" in its body; with --runner pooling the urls are /v1/embeddings, /rerank,
+/score and /pooling. A line that cannot be run gets an error record. The same command continues a job that was stopped
+for any reason. Ctrl-C (or SIGTERM) finishes the requests that have started; a second one drops them.
 
 exit code: 0 all lines succeeded, 1 some are error records, 2 the job could not run, 128 + n stopped by signal n
 """
@@ -60,8 +61,9 @@ exit code: 0 the engine can use it, 1 it cannot: an error says why, 2 there is n
 """
 SERVE = "nanovllm serve"
 SERVE_HELP = """\
-OpenAI's API over HTTP: /v1/models, /v1/chat/completions and /v1/completions; /tokenize and /detokenize; /health, and
-/metrics for Prometheus and for vLLM's Grafana boards. The page at / is a chat, and shows the engine at work beside it.
+OpenAI's API over HTTP: /v1/models, /v1/chat/completions, /v1/completions and /v1/responses; with --runner pooling
+/v1/embeddings, /rerank, /score and /pooling instead of the last three; /tokenize and /detokenize; /health, and /metrics
+for Prometheus and for vLLM's Grafana boards. The page at / is a chat, and shows the engine at work beside it.
 vLLM's other flags are taken at the values that change nothing here, and refused at others (examples/move_to_vllm.md).
 
 exit code: 0 ended by SIGTERM or Ctrl-C, 1 the engine has died, 2 the server could not start
@@ -212,8 +214,8 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def _load_and_sample(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
-    """What was given on top of the checkpoint's defaults; greedy where it has none and for the demo model, for small
-    models ramble."""
+    """What was given on top of MAX_TOKENS and the checkpoint's other defaults; greedy where it has none and for the
+    demo model, for small models ramble."""
     given = {name: getattr(args, name) for name in SAMPLING_FLAGS if hasattr(args, name)}
     SamplingParams(**given)  # complains before the model is loaded
     llm = _load(args)
@@ -258,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("directory", help="the directory that --prefix-cache-dir named")
     smaller = cache.add_mutually_exclusive_group()
     smaller.add_argument(
-        "--prune", metavar="SIZE", help="remove the least recently used until this much is left, such as 2G"
+        "--prune", metavar="SIZE", help="remove the least recently used until at most this much is left: 2G is 2 GiB"
     )
     smaller.add_argument("--clear", action="store_true", help="remove everything")
     bench = commands.add_parser(
@@ -280,10 +282,13 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--model", help=MODEL_HELP)
     for command in (chat, generate):
         group = command.add_argument_group(
-            "sampling (default: what the checkpoint says, or greedy; the demo model: greedy)"
+            f"sampling (default: {MAX_TOKENS} tokens; the rest as the checkpoint says, or greedy; "
+            "the demo model: greedy)"
         )
-        chosen = (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS)
+        chosen = (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS and f.name != "max_tokens")
         add_flags(group, chosen, show_defaults=False)
+        about = f"most tokens to generate (default: {MAX_TOKENS})"
+        group.add_argument("--max-tokens", type=int, default=argparse.SUPPRESS, metavar="N", help=about)
     for command in (serve, chat, generate, batch, bench):
         add_grouped_flags(command, (f for f in fields(EngineConfig) if f.name != "model"), ENGINE_GROUPS)
     add_vllm_flags(serve, neutral_options(SERVE))

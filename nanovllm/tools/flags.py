@@ -81,14 +81,20 @@ def add_grouped_flags(
 
 
 def add_vllm_flags(parser: argparse.ArgumentParser, neutral: Mapping[str, list[Any]]) -> None:
-    """A flag for each option that has none yet (neutral: neutral_options()). The model may follow any of them."""
+    """A flag for each option that has none yet. neutral: neutral_options().
+
+    Only an option that may be a list takes several values: the model may follow any other.
+    """
     known = {text for action in parser._actions for text in action.option_strings}
     for name in (name for name in neutral if flag_of(name) not in known):
-        is_switch = any(isinstance(value, bool) for value in neutral[name])
-        kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if is_switch else {"action": _OneOrMore}
-        kind |= {} if is_switch else {"type": literal, "nargs": "+"}
-        names = [flag_of(name), *ALIASES.get(name, ())]
-        parser.add_argument(*names, **kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        if any(isinstance(value, bool) for value in neutral[name]):
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["type"] = literal
+        if any(isinstance(value, list) for value in neutral[name]):
+            options |= {"nargs": "+", "action": _OneOrMore}
+        parser.add_argument(flag_of(name), *ALIASES.get(name, ()), **options)
 
 
 class _OneOrMore(argparse.Action):

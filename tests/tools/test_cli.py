@@ -10,10 +10,13 @@ from typing import TextIO
 import pytest
 
 from nanovllm import SamplingParams
+from nanovllm.checks.names import neutral_options
 from nanovllm.config import EngineConfig
+from nanovllm.serving.http.options import ServeOptions
 from nanovllm.tools import cli
 from nanovllm.tools.bench import measure, run_bench
 from nanovllm.tools.chat import run_generate
+from nanovllm.tools.flags import flag_of
 from tests.processes import LIMIT_S
 
 
@@ -76,6 +79,35 @@ def test_a_server_has_one_model(capsys):
         with pytest.raises(SystemExit):
             cli._parser().parse_args(["serve", *arguments])
         assert "two models are named" in capsys.readouterr().err
+
+
+def test_the_model_may_follow_a_flag_of_vllms():
+    """Only a list takes several values: no flag swallows the model, in whose place the demo model would be served."""
+    parse = cli._parser().parse_args
+    for name, values in neutral_options(cli.SERVE).items():
+        if name in ServeOptions.__dataclass_fields__ or any(isinstance(value, bool | list) for value in values):
+            continue
+        args = parse(["serve", flag_of(name), "4", "m"])
+        assert args.model == "m" and getattr(args, name) == 4
+    assert parse(["serve", "m", "--cudagraph-capture-sizes", "1", "2"]).cudagraph_capture_sizes == [1, 2]
+    assert parse(["serve", "m", "--ignore-patterns", "a"]).ignore_patterns == "a"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("", "chat, generate, run-batch, analyze and bench take --model"),
+        ("chat", "sampling (default: 512 tokens;"),
+        ("chat", "--max-tokens N most tokens to generate (default: 512)"),
+        ("generate", "--max-tokens N most tokens to generate (default: 512)"),
+        ("serve", "/v1/models, /v1/chat/completions, /v1/completions and /v1/responses; with --runner pooling"),
+        ("run-batch", "with --runner pooling the urls are /v1/embeddings, /rerank, /score and /pooling."),
+    ],
+)
+def test_help(command, said, capsys):
+    with pytest.raises(SystemExit):
+        cli._parser().parse_args([*command.split(), "--help"])
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_answer_that_is_cut_short_says_so_to_the_shell(llm, monkeypatch, capsys):
