@@ -8,8 +8,8 @@ that must be one of three words; three samples of one prompt.
 
 What moves, in both directions: LLM, EngineArgs, LLMEngine, AsyncLLM, SamplingParams, StructuredOutputsParams,
 LoRARequest, generate() and chat(), prompts as text, token ids or dicts, flags (FlexibleArgumentParser), what comes
-back, embed() and score() of pooling models, and the module paths that scripts import these from. What does not: vLLM's
-multimodal input; our stream(), abort(), stats() and optimizations.
+back, embed() and score() of pooling models, and the module paths that scripts import these from. What does not:
+images as embeddings, videos and audio; our stream(), abort(), stats() and optimizations.
 examples/move_to_vllm.md lists the options, and what to write instead of those that are missing.
 """
 

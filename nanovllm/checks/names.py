@@ -53,7 +53,7 @@ def kinds_of(annotation: Any) -> tuple[Any, ...]:
 def known_names(given: Mapping[str, Any], known: Collection[str], what: str) -> dict[str, Any]:
     """The arguments that are given to `what`, without vLLM's at a value that changes nothing here.
 
-    Raises ValueError for any other that is not known, with the values that are taken and the nearest one that is known.
+    Raises ValueError for any other that is not known, with the values that are taken and a similar one that is known.
     """
     if not all(name in known for name in given):
         if HAS_COMPAT:  # it is loaded only for a script that needs it

@@ -27,7 +27,7 @@ Bounds = tuple[Any, ...]  # of a number: Integral or Real, then least and most, 
 def reject_unknown(
     given: Mapping[str, Any], known: Iterable[str], what: str, neutral: Mapping[str, list[Any]] = {}
 ) -> None:
-    """Raise a ValueError for the first argument that `what` does not take, naming the nearest one that it does.
+    """Raise a ValueError for the first argument that `what` does not take, naming a similar one that it does.
 
     neutral: arguments that it takes at some values only, and these values.
     """
