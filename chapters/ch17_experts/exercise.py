@@ -24,9 +24,9 @@ def assign_experts(scores: Tensor, num_chosen: int, normalize: bool, capacity: i
 
     Where one is, some rows have to yield and meet others instead. You decide who yields, and so fairly that no row can
     complain. A row complains about an expert that it does not meet if it would rather meet it (because it meets fewer
-    than num_chosen, or because one of those that it meets is less probable for it), and if the expert could take it:
-    it has room, or it has taken a row for which it is less probable. It does not matter in which order the rows of a
-    step come. (Where probabilities are equal, it may, and nobody complains.)
+    than num_chosen, or because one of those that it meets is less probable for it), and if the expert could take this
+    row: the expert has room, or it has taken another row whose probability for it is smaller. It does not matter in
+    which order the rows of a step come. (Where probabilities are equal, it may, and nobody complains.)
 
     Return two tensors [T, num_chosen]: the weights in float32, and the numbers of the experts as int64. A row's experts
     may come in any order, as long as its weights are in the same order. A place of a row that meets fewer experts has

@@ -5,6 +5,7 @@ app = marimo.App(width="medium", app_title="Lab 17: Which experts does a token m
 
 with app.setup(hide_code=True):
     import torch
+    from rich.text import Text
 
     from chapters.ch06_prefill_decode.lab_parts import read_rate
     from chapters.ch17_experts import large
@@ -89,7 +90,7 @@ def tell_visits(sparse, story):
     _table = make_table("kind", "begins", first=8)
     _table.columns[1].justify = "left"
     for _kind, _text in _texts.items():
-        _table.add_row(_kind, _text[:60])
+        _table.add_row(_kind, Text(_text[:60]))
     story.show(_table)
     story.say("What percentage of the choices of all tokens of a text fell on each expert?")
     _visits = {_kind: visits_of(sparse, [_text]) for _kind, _text in _texts.items()}

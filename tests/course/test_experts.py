@@ -6,10 +6,18 @@ import torch
 from chapters.ch17_experts import large
 from chapters.ch17_experts.chance import expected_met
 from chapters.ch17_experts.sparse import busiest_rank, shares_of
-from chapters.ch17_experts.tell import large_config
+from chapters.ch17_experts.tell import large_config, texts_of_all_kinds
+from chapters.course import find_chapter
+from chapters.recording import quoted_sheet
 from nanovllm.features.experts.rows import sort_by_expert
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
+
+
+def test_texts_are_quoted_as_the_model_reads_them():
+    """A bracket in a text is no markup."""
+    rows = quoted_sheet(find_chapter(17).folder, "kind", "begins").rows
+    assert rows == [[kind, text[:60].rstrip()] for kind, text in texts_of_all_kinds().items()]
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 8, 40])
