@@ -5,7 +5,7 @@ from chapters.ch14_many_users.fleet import BLOCK_SIZE
 
 LOAD = Load(167, 1500, 1000, 60, 128 * 1024)
 LIMITS = Limits(ttft_s=1.0, token_s=0.055)
-BOUGHT = (("small", 11), ("small", 12), ("small", 14), ("small", 18), ("large", 5), ("large", 6))
+BOUGHT = (("small", 11), ("small", 12), ("small", 13), ("small", 14), ("small", 18), ("large", 5), ("large", 6))
 OTHERS = {
     "as it was": LOAD,
     "a fifth more users": LOAD._replace(requests_per_s=200.0),

@@ -61,7 +61,7 @@ def check_shared(function: Abort, bench: Bench) -> None:
     stage.abort(stage.seqs["B"])
     expect(len(stage.manager.blocks), len(stage.manager.free_blocks), "both have left: free blocks")
     stage.add([*beginning, 70], 3)
-    stage.expect_step("C 8..9", "C begins as A and B did. Their blocks are free, but named by hashes: C finds two")
+    stage.expect_step("C 8..9", "C begins as A and B did. Their blocks are free, but still found by hash: C finds two")
     stage.run()
 
 

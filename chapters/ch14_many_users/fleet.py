@@ -1,4 +1,4 @@
-"""A fleet in virtual time: each replica is the engine's Scheduler and BlockManager, and a clock that is played.
+"""A fleet in virtual time: each replica is the engine's Scheduler and BlockManager, with a simulated clock.
 
 No model, no waiting: a step takes so many seconds, and so many more for each of its tokens (Cost). Everything else,
 from the queue to the prefix cache, is the engine's own. Standard library and nanovllm/core only.

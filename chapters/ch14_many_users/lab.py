@@ -129,7 +129,7 @@ def tell_engine(NUM_TOKENS, story):
     _cost, (_num_prompt, _num_output) = Cost(), NUM_TOKENS
     _can_do = capacity(alone(1.0, *NUM_TOKENS, 150, seed=9))
     story.say(
-        "From here on the scheduler and the block manager are the engine's, and time is played: a step takes "
+        "From here on the scheduler and the block manager are the engine's, and time is simulated: a step takes "
         f"{ms(_cost.step_s)} ms, and {_cost.token_s * 1e3:g} ms for each token that it computes. Prompts of about "
         f"{_num_prompt} tokens, answers of about {_num_output}, 16 seats. All at once, it answers {_can_do:.1f} "
         "requests a second. They arrive at random; times are in ms:"
@@ -318,8 +318,8 @@ def tell_capacity(story):
     story.show(_table)
     story.say(
         "Estimated: ρ, the share of the time in which a machine computes tokens; τ, ms of a step; N, requests inside. "
-        "Simulated: ms from one token to the next, the mean of all requests and what 99 of 100 keep; requests inside, "
-        "on average; ms to the first token, what 99 of 100 keep."
+        "Simulated: the time from one token to the next in ms, as the mean of all requests and as p99; requests "
+        "inside, on average; the p99 of the time to the first token, in ms."
     )
     _simulated = "an hour", "ρ", "τ", "token", "p99", "N", "inside", "TTFT p99"
     _table = make_table("machines", *_simulated, width=8, first=8)

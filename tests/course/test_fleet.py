@@ -5,7 +5,8 @@ from statistics import mean, median
 
 import pytest
 
-from chapters.ch14_many_users.capacity import what_is_wrong
+from chapters.ch14_many_users.capacity import Plan, what_is_wrong
+from chapters.ch14_many_users.capacity_lab import BOUGHT, LIMITS, LOAD, num_seats
 from chapters.ch14_many_users.checks_admit import TRACES
 from chapters.ch14_many_users.checks_provision import FEW, KNOWN
 from chapters.ch14_many_users.fleet import Cost, Fleet, Job, Replica
@@ -94,6 +95,12 @@ def test_a_queue_waits_as_long_as_the_formula_says(name):
 @pytest.mark.parametrize(("load", "limits", "plan"), KNOWN)
 def test_plans_that_others_are_measured_by_keep_the_limits(load, limits, plan):
     assert what_is_wrong(load, limits, plan) == ""
+
+
+def test_a_table_shows_that_the_cheapest_plan_needs_all_its_machines():
+    plans = [Plan(name, num_machines, num_seats(name)) for name, num_machines in BOUGHT]
+    cheapest = min((p for p in plans if not what_is_wrong(LOAD, LIMITS, p)), key=lambda plan: plan.per_hour)
+    assert cheapest._replace(num_machines=cheapest.num_machines - 1) in plans
 
 
 @pytest.mark.parametrize(
