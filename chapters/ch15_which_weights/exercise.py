@@ -47,7 +47,7 @@ def slot_for(slots: dict[int, int], lora_id: int, needed: set[int], num_slots: i
     slot leaves `slots`.
 
     Afterwards this adapter is the most recently used: the last one in `slots`. (A dict keeps the order in which keys
-    were put in; to put a key at the end, take it out first.) Return its slot. The engine reads the adapter's file into
+    were put in; to put a key at the end, take it out first.) Return its slot. The engine copies the adapter into
     the slot if the adapter was not in `slots` before.
     """
     raise NotImplementedError

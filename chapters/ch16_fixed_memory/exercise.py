@@ -82,7 +82,7 @@ def read_guesses(
     known: list[Any],
     guesses: list[Any],
 ) -> list[Any]:
-    """A layer with a state computes the rows of one step; the last ones are guesses. Return the output of each row.
+    """A layer with a state computes a step's rows, the last of which are guesses (draft tokens). Return their outputs.
 
         step      step(state, row) -> (the state that has taken in this row, too; the row's output). It is what the
                   layer does with a token. A row is the token's input. The given state stays as it is

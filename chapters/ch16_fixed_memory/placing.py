@@ -26,7 +26,7 @@ def at_the_end(num_tokens: int, num_matched: int, block_size: int) -> dict[int, 
 
 
 def as_vllm(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
-    """One state near the prompt's end: vLLM makes a block as large as a state, 384 tokens of Qwen3.5-0.8B on a CPU."""
+    """One state near the prompt's end: vLLM's blocks are as large as a state or larger, 384 tokens here, on a CPU."""
     return {(num_tokens - 1) // 384 * 384: True}
 
 
