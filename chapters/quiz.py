@@ -11,6 +11,8 @@ or a number that the engine gives:
     unit = "blocks"  # what may follow the number; left out where the number is an id, say
     wrong = { 8 = "the misunderstanding behind this number" }
     engine = '''Python that sets `answer`, run by a test'''
+
+Options may have an `engine`, too: its `answer` is the index of the right one.
 """
 
 import random

@@ -128,7 +128,8 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     """Cache the blocks that are full of computed tokens, so that they can be found.
 
     This takes the place of BlockManager.register_prefix. The scheduler calls it for each chunk, right after it has
-    raised seq.num_computed_tokens by the chunk's tokens. A decode also fills a block now and then.
+    raised seq.num_computed_tokens by the chunk's tokens. A decode also fills a block now and then. Yours is checked for
+    models without states: manager.snapshots is None.
 
     The blocks to register are those from index seq.num_registered_blocks on whose tokens are all among the first
     seq.num_computed_tokens. Earlier ones need nothing and are not hashed again; a partly filled one has no hash. Of a
@@ -162,7 +163,8 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
 def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
     """Take num_blocks blocks for a sequence, and evict what is cached in them. The caller knows that they exist.
 
-    This takes the place of BlockManager.take_fresh_blocks, which both allocate_with_prefix and append_slots call.
+    This takes the place of BlockManager.take_fresh_blocks, which both allocate_with_prefix and append_slots call. Yours
+    is checked for models without states: manager.snapshots is None.
 
     Each block comes from the head of the free queue, manager.free_blocks.popleft(), whether it is cached or not. Its
     ref_count becomes 1, and its id goes to the end of seq.block_table. Blocks that are already in the table stay there.

@@ -10,6 +10,12 @@ from chapters.words import ENGLISH, languages_of
 from tests.course.course_text import CHAPTERS, for_each_chapter
 
 
+def answer_of_the_engine(question):
+    namespace: dict = {}
+    exec(question["engine"], namespace)
+    return namespace["answer"]
+
+
 @for_each_chapter
 def test_quiz(chapter):
     questions = quiz.load(chapter)
@@ -18,9 +24,7 @@ def test_quiz(chapter):
     for question in questions:
         assert question["ask"] and question["why"]
         if "answer" in question:
-            namespace: dict = {}
-            exec(question["engine"], namespace)
-            assert namespace["answer"] == question["answer"], question["ask"]
+            assert answer_of_the_engine(question) == question["answer"], question["ask"]
             assert question["wrong"]
             assert all(isinstance(hint, str) for hint in question["wrong"].values()), "0.5 as a key needs quotes"
             assert quiz.known(question, str(question["answer"])) == str(question["answer"])
@@ -28,6 +32,8 @@ def test_quiz(chapter):
         else:
             right = [option for option in question["options"] if option.get("right")]
             assert len(right) == 1 and len(question["options"]) >= 3
+            if "engine" in question:
+                assert question["options"][answer_of_the_engine(question)] in right, question["ask"]
             assert all(option["why"] for option in question["options"] if option not in right)
 
 
