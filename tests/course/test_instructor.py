@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from chapters import quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, TITLES, find_chapter
 from tests.course.course_text import for_each_chapter, text_of
 
@@ -46,7 +47,7 @@ def test_the_tables_agree_with_the_text(chapter):
     assert numbers(row[3]) == needed(chapter), needs
     [times] = [row for row in table("chapter", "short path", "whole text", "lab alone") if row[0] == str(number)]
     hours = re.search(r"the exercises (an hour or two|two hours)", needs)[1]
-    assert times[3] == "10"
+    assert times[3] == "10" and times[5] == str(5 * round(2 * len(quiz.load(chapter)) / 5))
     assert times[6:] == [str(len(EXERCISES[number])), {"an hour or two": "1 to 2", "two hours": "2"}[hours]]
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import shlex
 from types import ModuleType
 
@@ -65,6 +66,14 @@ def test_each_step_has_wrong_solutions_and_a_place_in_the_text():
         assert f"\n## {heading(number)}\n" in README
         for source in (SOURCE, ENGINE.read_text("utf-8")):
             assert f"\n# -- {heading(number)} -" in source
+
+
+def test_the_hours_of_the_steps_add_up():
+    words = {"half an": 0.5, "an": 1, "two": 2, "three": 3, "eleven": 11, "thirteen": 13}
+    number = "|".join(words)
+    times = re.findall(rf"\b(?:({number}) to )?({number}) hours?\b(?= for all|\.)", README.lower())
+    (all_steps, *each) = [(words[least or most], words[most]) for least, most in times]
+    assert len(each) == len(STEPS) and all_steps == tuple(map(sum, zip(*each, strict=True)))
 
 
 def contracts(path) -> dict[str, tuple[str, str | None]]:

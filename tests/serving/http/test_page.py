@@ -1,16 +1,20 @@
 """The server's page in a real browser: the chat, and the engine beside it."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
+from nanovllm.serving.http import html_pictures
 from nanovllm.serving.http.options import ServeOptions
 from tests.checkpoints import make_checkpoint
 from tests.servers import PATIENCE_S, serving
 from tests.site_browser import assert_accessible
 
+PAGE = Path(html_pictures.__file__).parent / "page"
 ORDER = ("free", "cached or free", "held")
 ENGINE = dict(block_size=4, num_gpu_blocks_override=64, max_model_len=256)
 
@@ -93,6 +97,14 @@ def test_chat_edit_and_what_it_cost(server, open_page):
     assert tab.locator("#messages > li").count() == 2
     tab.click("text=New chat")
     assert tab.locator("#messages > li").count() == 0
+
+
+def test_a_blocks_label_is_in_the_legend():
+    styles, page = ((PAGE / name).read_text("utf-8") for name in ("pictures.css", "index.html"))
+    labels = re.findall(r'\.block\[data-event=(\w+)\]::after \{ content: "(\w+)"', styles)
+    assert len(labels) == 5
+    for event, label in labels:
+        assert re.search(rf'data-event="{event}"></i>[^<]*\b{label}\b', page), label
 
 
 def test_what_the_pool_shows_is_said(open_page):
