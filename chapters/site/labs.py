@@ -104,7 +104,7 @@ def exercises_section(chapter: Chapter, sources: Sources) -> str:
             {"title": title, "section": name, "place": f"index.html#{make_id(name)}"}
             for title, name in zip(task.titles, sections, strict=True)
         ]
-        text = OWN_MACHINE * (task.name in OF_THE_ENGINE) + texts.get(task.name, "")
+        text = texts.get(task.name, "") + OWN_MACHINE * (task.name in OF_THE_ENGINE)
         tasks += (
             f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}">'
             f'<details name="task"{" open" * (number == 1)}><summary><code>{escape(task.name)}</code> '

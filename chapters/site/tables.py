@@ -130,12 +130,14 @@ def paragraph(text: str) -> str:
 def printed(text: str) -> str:
     """As the terminal had it, with the lines marked that were measured. Sentences may wrap on a phone, and blocks of a
     pool after four; where the place of a letter says something, all is drawn smaller."""
-    drawn, columns = [], 0
-    for line in text.rstrip("\n").split("\n"):
+    drawn, narrow = [], 0
+    lines = text.rstrip("\n").split("\n")
+    for line in lines:
         parts = re.findall(f".{{1,{FOUR_BLOCKS}}}", line) if BLOCKS.fullmatch(line) else [line]
-        columns = max(columns, *map(len, parts))
+        narrow = max(narrow, *map(len, parts))
         shown = "".join(f'<span class="four">{part}</span>' for part in parts) if parts[1:] else html.escape(line)
         drawn.append(f'<span class="measured">{shown}</span>' if MEASURED in line else shown)
     marked = "\n".join(drawn)
     kind = "printed" if DRAWN.search(text) else "printed sentences"
-    return f'<pre class="{kind}" style="--columns: {columns}" tabindex="0">{marked}</pre>\n'
+    columns = max(map(len, lines))
+    return f'<pre class="{kind}" style="--columns: {columns}; --narrow: {narrow}" tabindex="0">{marked}</pre>\n'

@@ -133,7 +133,7 @@ def test_blocks_of_a_pool_may_wrap_after_four():
     drawn = printed(f"waiting: B  20 tokens\n{row}\n")
     parts = re.findall('<span class="four">(.*?)</span>', drawn)
     assert "".join(parts) == row and [len(part.split()) for part in parts] == [8, 4]
-    assert "--columns: 48" in drawn and "four" not in printed(row[:47])
+    assert "--narrow: 48" in drawn and "four" not in printed(row[:47])
 
 
 def test_what_is_kept_whole_where_a_line_breaks():
