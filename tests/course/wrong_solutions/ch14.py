@@ -12,7 +12,7 @@ abort
         ~ scheduler.seqs.pop(seq_id, None) => scheduler.seqs.pop(seq_id)
     stays_in_seqs: scheduler.seqs
         ~ scheduler.seqs.pop(seq_id, None) => scheduler.seqs.get(seq_id)
-    forgets_what_is_cached: but named
+    forgets_what_is_cached: but still found by hash
         + table = seq.block_table
         = scheduler.block_manager.free(seq)
         + for block_id in reversed(table):
