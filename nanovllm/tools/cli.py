@@ -12,7 +12,7 @@ from typing import Any
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.names import known_names, neutral_options
-from nanovllm.checks.values import check_number
+from nanovllm.checks.values import check_number, shorten
 from nanovllm.config import EngineConfig
 from nanovllm.files.demo_model import is_demo_model
 from nanovllm.serving.http.options import GROUPS, ServeOptions
@@ -93,6 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             _reject_empty(args)
             if "model" in args and args.model is None:
+                _reject_swallowed(args)
                 args.model = str(demo_model_path())  # not "demo": a folder of that name would win
             status = COMMANDS[args.command](args)
             sys.stdout.flush()
@@ -191,6 +192,14 @@ def _reject_empty(args: argparse.Namespace) -> None:
     for name, value in vars(args).items():
         if name not in may_be_empty and "" in (value if isinstance(value, list) else [value]):
             raise ValueError(f"{flag_of(name)} is empty; is a variable of the shell not set?")
+
+
+def _reject_swallowed(args: argparse.Namespace) -> None:
+    """No model is named: raise ValueError if a flag that takes several values may have taken it as its last one."""
+    for name, value in vars(args).items():
+        if args.command == "serve" and isinstance(value, list) and len(value) > 1:
+            found = f"{flag_of(name)} has {len(value)} values, and no model is named"
+            raise ValueError(f"{found}: write the model first, {shorten(value[-1])} if that is it, or else demo")
 
 
 class _OneModel(argparse.Action):

@@ -93,6 +93,13 @@ def test_the_model_may_follow_a_flag_of_vllms():
     assert parse(["serve", "m", "--ignore-patterns", "a"]).ignore_patterns == "a"
 
 
+@pytest.mark.parametrize("flag", ["--served-model-name", "--api-key", "--lora-modules", "--optimizations"])
+def test_a_list_that_may_have_taken_the_model(flag, capsys):
+    """The demo model would be served in its place."""
+    assert cli.main(["serve", flag, "a", "Qwen/X"]) == 2
+    assert f"{flag} has 2 values, and no model is named: write the model first, 'Qwen/X' if" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
