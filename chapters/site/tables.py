@@ -135,7 +135,9 @@ def printed(text: str) -> str:
     for line in lines:
         parts = re.findall(f".{{1,{FOUR_BLOCKS}}}", line) if BLOCKS.fullmatch(line) else [line]
         narrow = max(narrow, *map(len, parts))
-        shown = "".join(f'<span class="four">{part}</span>' for part in parts) if parts[1:] else html.escape(line)
+        shown = html.escape(line)
+        if parts[1:]:
+            shown = "".join(f'<span class="four">{html.escape(part)}</span>' for part in parts)
         drawn.append(f'<span class="measured">{shown}</span>' if MEASURED in line else shown)
     marked = "\n".join(drawn)
     kind = "printed" if DRAWN.search(text) else "printed sentences"

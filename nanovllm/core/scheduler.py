@@ -166,7 +166,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.only: frozenset[int] | None = None  # seq_ids of those that may be admitted; None: all (see isolate)
-        # Those that tiers have looked at in this step: nobody else is admitted in it. None: there are no tiers.
+        # Those of `waiting` that may be admitted in this step, where core/tiers says so; None: all.
         self.candidates: list[Sequence] | None = None
 
     # -- the queue ------------------------------------------------------------------------------------------------

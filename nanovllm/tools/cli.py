@@ -93,7 +93,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             _reject_empty(args)
             if "model" in args and args.model is None:
-                _reject_swallowed(args)
+                if args.command == "serve":
+                    _reject_swallowed(args)
                 args.model = str(demo_model_path())  # not "demo": a folder of that name would win
             status = COMMANDS[args.command](args)
             sys.stdout.flush()
@@ -195,9 +196,9 @@ def _reject_empty(args: argparse.Namespace) -> None:
 
 
 def _reject_swallowed(args: argparse.Namespace) -> None:
-    """No model is named: raise ValueError if a flag that takes several values may have taken it as its last one."""
+    """A server's model may follow its flags. Raise ValueError if a flag that takes several values may have taken it."""
     for name, value in vars(args).items():
-        if args.command == "serve" and isinstance(value, list) and len(value) > 1:
+        if isinstance(value, list) and len(value) > 1:
             found = f"{flag_of(name)} has {len(value)} values, and no model is named"
             raise ValueError(f"{found}: write the model first, {shorten(value[-1])} if that is it, or else demo")
 
