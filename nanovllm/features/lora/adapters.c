@@ -5,6 +5,7 @@
 #include "vectors.h"
 
 enum { TILE_ROWS = 4 }; /* as in adapter_rows.py */
+enum { PART = 256 };    /* numbers of a row of x that are converted at a time */
 
 typedef struct {
     int64_t slot, num_rows, rows[TILE_ROWS];

@@ -46,7 +46,6 @@ typedef struct {
     int64_t first_part, end_part, num_blocks, column;
 } slab;
 
-static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t blocks_of(const quantized_part *part) { return (part->n + BLOCK_ROWS - 1) / BLOCK_ROWS; }
 
 /* Part 0 of the slab's weight i. */

@@ -1,10 +1,10 @@
 /* Matrix products with weights that were reordered for them (chapter 10). A part of cpu/kernels.c.
  *
  * With about 32 rows, reading the weights from memory takes about as long as computing with them, so both are done at
- * once: while one block of weights is multiplied, the next one is prefetched. Every weight is read from memory once,
- * and from the cache for the other rows. A tile is ROWS rows times COLS columns; its sums stay in registers. Each of them
- * adds up its products along k one after another, so a row's result is the same to the last bit in every tile. The tiles of
- * a block are computed by linear_vectors.c, or by linear_amx.c.
+ * once: while one block of weights is multiplied, a later one is prefetched. Every weight is read from memory once, and
+ * from the cache for the other rows. A tile is ROWS rows times COLS columns; its sums are in registers. Each of them adds
+ * up its products along k one after another, so a row's result is the same to the last bit in every tile. The tiles are
+ * computed by linear_vectors.c, or by linear_amx.c.
  *
  * One step along k, for a block of COLS = 32 columns (outputs):
  *
@@ -21,39 +21,50 @@ enum { BESIDE = PAIR };
 #endif
 enum { COLS = 2 * LANES };
 
+#if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#define BY_AMX
+enum { MOST_BLOCKS = 1 };
+#else
+/* Where a unit is one number of 16 bits, x is converted before it is multiplied, once for up to MOST_BLOCKS blocks. */
+enum { CONVERTED = PAIR == 1 && sizeof(num) == 2, MOST_BLOCKS = CONVERTED ? 4 : 1 };
+#endif
+
 typedef struct {
-    num *out;              /* [rows][n], at the block's first column; or NULL: */
-    float *out_floats;     /* the same, not rounded to num */
-    const num *x;          /* [rows][k] */
-    const num *weight;     /* [k / BESIDE][COLS][BESIDE]: the block */
-    const num *bias;       /* [COLS] or NULL */
-    const char *ahead;     /* what this tile prefetches: a part of the next block, */
-    int64_t ahead_bytes;   /* so many bytes at each step along k */
-    int64_t n, k, columns; /* columns: of the block; all but a weight's last one have COLS */
+    const num *weight; /* [k / BESIDE][COLS][BESIDE] */
+    const num *bias;   /* [COLS] or NULL */
+    const char *ahead; /* what a tile prefetches meanwhile: its part of a later block */
+} column_block;
+
+/* A tile of each of num_blocks blocks, whose outputs lie side by side. */
+typedef struct {
+    num *out;          /* [rows][n], at the first block's first column; or NULL: */
+    float *out_floats; /* the same, not rounded to num */
+    const num *x;      /* [rows][k] */
+    column_block blocks[MOST_BLOCKS];
+    int64_t num_blocks;
+    int64_t ahead_bytes;   /* that it prefetches for each block at each step along k */
+    int64_t n, k, columns; /* columns: of the last block; all but a weight's last one have COLS */
 } tile_args;
 
-/* out_floats = y + bias. */
-static inline void put_floats(int64_t rows, float (*y)[COLS], const tile_args *a) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < a->columns; c++)
-            a->out_floats[r * a->n + c] = y[r][c] + (a->bias ? load(a->bias[c]) : 0);
-}
-
-/* out = y + bias. */
-static inline void put_tile(int64_t rows, float (*y)[COLS], const tile_args *a) {
+/* out = y + bias, of block b. */
+static inline void put_tile(int64_t rows, float (*y)[COLS], const tile_args *a, int b) {
+    const num *block_bias = a->blocks[b].bias;
+    const int64_t columns = b < a->num_blocks - 1 ? COLS : a->columns, at = b * COLS;
     if (a->out_floats) {
-        put_floats(rows, y, a);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < columns; c++)
+                a->out_floats[r * a->n + at + c] = y[r][c] + (block_bias ? load(block_bias[c]) : 0);
         return;
     }
     num bias[COLS] = {0}, whole[COLS];
-    if (a->bias)
-        memcpy(bias, a->bias, a->columns * sizeof(num));
+    if (block_bias)
+        memcpy(bias, block_bias, columns * sizeof(num));
     for (int64_t r = 0; r < rows; r++) {
-        num *out = a->columns == COLS ? a->out + r * a->n : whole;
+        num *out = columns == COLS ? a->out + r * a->n + at : whole;
         for (int c = 0; c < COLS; c += LANES)
             put_nums(out + c, vec_from(y[r] + c) + floats_at(bias + c));
         if (out == whole)
-            memcpy(a->out + r * a->n, whole, a->columns * sizeof(num));
+            memcpy(a->out + r * a->n + at, whole, columns * sizeof(num));
     }
 }
 
@@ -64,12 +75,13 @@ static inline void next_tile(tile_args *a, int64_t rows) {
         a->out_floats += rows * a->n;
     else
         a->out += rows * a->n;
-    a->ahead += a->ahead_bytes * ((a->k + BESIDE - 1) / BESIDE);
+    for (int b = 0; b < a->num_blocks; b++)
+        a->blocks[b].ahead += a->ahead_bytes * ((a->k + BESIDE - 1) / BESIDE);
 }
 
-/* Each of the two defines ROWS, the most that a tile has, K_STEP: weights are filled up to a multiple of it along k, and
- * SLAB_BYTES: so much of x stays in a core's cache. */
-#if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+/* Each of the two defines ROWS, the most that a tile has, K_STEP: weights are filled up to a multiple of it along k,
+ * SLAB_BYTES: so much of x stays in a core's cache, and blocks_at_once(): how many blocks are computed together. */
+#ifdef BY_AMX
 #include "linear_amx.c"
 #else
 #include "linear_vectors.c"
@@ -163,63 +175,79 @@ static inline const num *weight_of(const linear_args *l, int64_t w) { return l->
 /* What a tile prefetches at a step along k, so that all of them prefetch a block. */
 static inline int64_t ahead_of_tiles(int64_t num_tiles) { return COLS * BESIDE * sizeof(num) / num_tiles; }
 
-/* silu(gate) * up of a block of each, for so many rows at once that both stay in the cache. a: gate's block, and out's. */
-static void compute_gated(int64_t num_rows, tile_args a) {
-    enum { ROWS_AT_ONCE = 512 / ROWS * ROWS };
-    _Alignas(64) num y[2][ROWS_AT_ONCE][COLS];
-    const num *weights[] = {a.weight, a.weight + a.n * padded_rows(a.k)};
-    const char *ahead[] = {(const char *)weights[1], a.ahead};
+/* silu(gate) * up of some blocks of each, for so many rows at once that all stay in the cache. a: gate's blocks, and out's.
+ * at_once: blocks, gate's and up's, that are computed together. */
+static void compute_gated(int64_t num_rows, tile_args a, int64_t at_once) {
+    enum { ROWS_AT_ONCE = 512 / ROWS * ROWS, MOST_COLS = (MOST_BLOCKS > 1 ? MOST_BLOCKS : 2) * COLS };
+    _Alignas(64) num y[ROWS_AT_ONCE][MOST_COLS]; /* gate's columns, then up's */
+    const int64_t columns = a.num_blocks * COLS, to_up = a.n * padded_rows(a.k);
     for (int64_t left = num_rows; left > 0; left -= ROWS_AT_ONCE) {
-        const int64_t rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE, num_tiles = (rows + ROWS - 1) / ROWS;
-        for (int half = 0; half < 2; half++) {
-            const tile_args block = {
-                .out = y[half][0],
-                .x = a.x,
-                .weight = weights[half],
-                .bias = a.bias ? a.bias + half * a.n : NULL,
-                .ahead = ahead[half],
-                .ahead_bytes = ahead_of_tiles(num_tiles),
-                .n = COLS,
-                .k = a.k,
-                .columns = COLS,
-            };
-            compute_block(rows, block);
+        const int64_t rows = smaller(left, ROWS_AT_ONCE);
+        tile_args part = {
+            .x = a.x,
+            .ahead_bytes = ahead_of_tiles((rows + ROWS - 1) / ROWS),
+            .n = MOST_COLS,
+            .k = a.k,
+            .columns = COLS,
+        };
+        for (int i = 0; i < 2 * a.num_blocks; i++) {
+            const int is_up = i >= a.num_blocks;
+            const column_block gate = a.blocks[i % a.num_blocks];
+            column_block *block = &part.blocks[part.num_blocks++];
+            block->weight = gate.weight + is_up * to_up;
+            block->bias = gate.bias ? gate.bias + is_up * a.n : NULL;
+            if (at_once > 1)
+                block->ahead = gate.ahead + is_up * to_up * sizeof(num);
+            else
+                block->ahead = is_up ? gate.ahead : (const char *)(gate.weight + to_up);
+            if (part.num_blocks == at_once || i + 1 == 2 * a.num_blocks) {
+                part.out = y[0] + (i + 1 - part.num_blocks) * COLS;
+                compute_block(rows, part);
+                part.num_blocks = 0;
+            }
         }
         for (int64_t r = 0; r < rows; r++, a.out += a.n)
-            for (int c = 0; c < COLS; c += LANES)
-                silu_and_mul_lanes(a.out + c, y[0][r] + c, y[1][r] + c);
+            for (int c = 0; c < columns; c += LANES)
+                silu_and_mul_lanes(a.out + c, y[r] + c, y[r] + columns + c);
         a.x += rows * a.k;
     }
 }
 
-/* One block of columns of a weight for each item; weight after weight, slab after slab. */
+/* One block of columns of a weight for each item; weight after weight, slab after slab. Some are computed together. */
 static void linear_blocks(const void *args, int64_t first, int64_t end) {
     const linear_args l = *(const linear_args *)args;
-    const int64_t num_blocks = num_col_blocks(l.n), most_rows = slab_rows(&l);
+    const int64_t num_blocks = num_col_blocks(l.n), block_size = COLS * padded_rows(l.k), most_rows = slab_rows(&l);
     begin_tiles();
-    for (int64_t item = first; item < end; item++) {
+    for (int64_t item = first; item < end;) {
         const int64_t slab = item / (num_blocks * l.num_weights), w = item / num_blocks % l.num_weights;
-        const int64_t c = item % num_blocks * COLS;
+        const int64_t place = item % num_blocks, c = place * COLS;
         const int64_t first_row = w ? l.ends[w - 1] : slab * most_rows;
-        const int64_t left = (w + 1 < l.num_weights ? l.ends[w] : l.num_rows) - first_row;
-        const int64_t num_rows = left < most_rows ? left : most_rows;
+        const int64_t num_rows = smaller(most_rows, (w + 1 < l.num_weights ? l.ends[w] : l.num_rows) - first_row);
+        const int64_t at_once = blocks_at_once(num_rows, block_size * sizeof(num));
+        const int64_t items = l.gated && at_once > 1 ? at_once / 2 : at_once; /* a block of gate and one of up are one */
         tile_args a = {
             .x = l.x + first_row * l.k,
-            .weight = weight_of(&l, w) + c * padded_rows(l.k),
-            .bias = l.bias ? l.bias + c : NULL,
+            .num_blocks = smaller(items, smaller(end - item, num_blocks - place)),
             .ahead_bytes = ahead_of_tiles((num_rows + ROWS - 1) / ROWS),
             .n = l.n,
             .k = l.k,
-            .columns = l.n - c < COLS ? l.n - c : COLS,
         };
-        const int is_beside = c + COLS < l.n || w + 1 == l.num_weights;
-        a.ahead = (const char *)(is_beside ? a.weight + COLS * padded_rows(l.k) : weight_of(&l, w + 1));
+        item += a.num_blocks;
+        a.columns = smaller(COLS, l.n - c - (a.num_blocks - 1) * COLS);
+        const int is_beside = place + a.num_blocks < num_blocks || w + 1 == l.num_weights;
+        for (int b = 0; b < a.num_blocks; b++) {
+            column_block *block = &a.blocks[b];
+            block->weight = weight_of(&l, w) + (place + b) * block_size;
+            block->bias = l.bias ? l.bias + c + b * COLS : NULL;
+            block->ahead = (const char *)(is_beside ? block->weight + a.num_blocks * block_size
+                                                    : weight_of(&l, w + 1) + b * block_size);
+        }
         if (l.out_floats)
             a.out_floats = l.out_floats + first_row * l.n + c;
         else
             a.out = l.out + first_row * l.n + c;
         if (l.gated)
-            compute_gated(num_rows, a);
+            compute_gated(num_rows, a, at_once);
         else
             compute_block(num_rows, a);
     }

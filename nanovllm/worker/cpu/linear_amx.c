@@ -20,11 +20,13 @@ static __thread int configured; /* rows of the tile that this thread's registers
 static inline void begin_tiles(void) { configured = 0; } /* somebody else may have used them */
 static inline void end_tiles(void) { _tile_release(); }
 
+static inline int64_t blocks_at_once(int64_t num_rows, int64_t block_bytes) { return (void)num_rows, (void)block_bytes, 1; }
+
 /* The sums of a tile along k, from `from` to end - 1: y, or, after the first part, added to y. */
 static void sum_along_k(float (*y)[COLS], int64_t rows, const tile_args *args, int64_t from, int64_t end) {
     const int upper = rows < TILE_ROWS ? rows : TILE_ROWS, lower = rows - upper;
-    const num *w = args->weight + from * COLS, *out = args->out;
-    const char *ahead = args->ahead + from / BESIDE * args->ahead_bytes;
+    const num *w = args->blocks[0].weight + from * COLS, *out = args->out;
+    const char *ahead = args->blocks[0].ahead + from / BESIDE * args->ahead_bytes;
     num last[ROWS][K_STEP]; /* where k is no multiple of K_STEP: its end, filled up with zeros */
     if (configured != rows)
         configure_tiles(upper, lower);
@@ -57,11 +59,11 @@ static void sum_along_k(float (*y)[COLS], int64_t rows, const tile_args *args, i
 static void put_rows(int64_t rows, float (*y)[COLS], const tile_args *args) {
     vec bias[2] = {{0}};
     if (!args->out || args->columns < COLS) {
-        put_tile(rows, y, args);
+        put_tile(rows, y, args, 0);
         return;
     }
-    for (int half = 0; half < 2 && args->bias; half++)
-        bias[half] = floats_at(args->bias + half * LANES);
+    for (int half = 0; half < 2 && args->blocks[0].bias; half++)
+        bias[half] = floats_at(args->blocks[0].bias + half * LANES);
     for (int64_t r = 0; r < rows; r++) {
         const vec low = vec_from(y[r]) + bias[0], high = vec_from(y[r] + LANES) + bias[1];
         const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);

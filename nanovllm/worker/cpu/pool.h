@@ -14,6 +14,8 @@ void (*parallel_for)(work_function *work, const void *args, int64_t num_items, i
 
 enum { CHUNK_BYTES = 32 << 10 }; /* of weights, at least, that a thread claims at a time */
 
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* So many rows, at least, that a thread claims at a time. A decode of some rows stays in one thread. */
 static inline int64_t rows_a_chunk(int64_t row_size) { return 1 + (1 << 14) / row_size; }
 

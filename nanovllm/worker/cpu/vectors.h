@@ -21,8 +21,6 @@
 #include <immintrin.h>
 #endif
 
-enum { PART = 256 }; /* numbers of a row of x that a product converts at a time */
-
 /* -- num -------------------------------------------------------------------------------------------------------- */
 
 static inline float bf16_to_float(uint16_t x) { /* the upper half of a float32 */

@@ -306,7 +306,7 @@ def test_rotary_and_write(dtype, is_rotary):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("in_c", [False, True], ids=["oneDNN", "C"])
-@pytest.mark.parametrize("k", [64, 600])  # C converts 256 numbers of a row at a time
+@pytest.mark.parametrize("k", [64, 1300])  # C converts up to 1,024 numbers of a row at a time
 def test_reordered_weights(dtype, bias, in_c, k):
     torch.manual_seed(0)
     layer = Linear(k, 96, bias).to(dtype).requires_grad_(False)
@@ -320,7 +320,7 @@ def test_reordered_weights(dtype, bias, in_c, k):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize(("n", "k"), [(97, 64), (1, 40), (96, 600), (31, 7), (40, 8192), (70, 1000)])
+@pytest.mark.parametrize(("n", "k"), [(97, 64), (1, 40), (96, 600), (31, 7), (40, 8192), (70, 1000), (135, 1301)])
 def test_a_product_takes_weights_of_any_size_and_a_row_has_the_same_bits_beside_others(dtype, n, k):
     torch.manual_seed(0)
     ours = kernels(dtype)
