@@ -159,7 +159,9 @@ def transformers_defaults() -> Iterator[None]:
 
 def _load(directory: Path, config: ImageConfig, published: Any, dtype: torch.dtype, dummy: bool) -> Any:
     """The checkpoint's model in transformers' form, without its language model."""
-    model = build_tower(config).to(dtype)
+    model = build_tower(config)
+    for parameter in model.parameters():  # buffers keep float32, as in transformers: angles are computed from them
+        parameter.data = parameter.data.to(dtype)
     places = dict(model.named_parameters(prefix="model"))
     files = {} if dummy else check_tower(directory, places, published)
     unpacked = [name for name in places if not dummy and files[name].get_slice(name).get_dtype() == UNPACKED]

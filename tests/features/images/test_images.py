@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
@@ -118,6 +119,21 @@ def test_chunks_that_end_inside_an_image(kind, folder_of):
         expected = expected or found
         assert found == expected, f"chunks of {size}"
         assert llm.stats()["images"]["tower_runs"] == 2, "each image once, however many chunks it is in"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_tower_of_16_bits_keeps_in_32(kind, dtype, folder_of):
+    """Frequencies of rotary embedding, for example: each buffer has the dtype and the numbers of transformers'."""
+    folder = folder_of(kind)
+    llm = LLM(str(folder), **OPTIONS | {"dtype": dtype})
+    llm.generate(prompt_of(kind, A), SamplingParams(max_tokens=1), use_tqdm=False)
+    found = dict(llm.engine.model_runner.parts["tower"]._model.named_buffers())
+    theirs = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).model.named_buffers()
+    expected = {name: buffer for name, buffer in theirs if not name.startswith(("language_model.", "text_model."))}
+    assert found.keys() == expected.keys()
+    for name, buffer in expected.items():
+        assert found[name].dtype == buffer.dtype and torch.equal(found[name], buffer), name
 
 
 def test_the_prompt_of_transformers_processor(folder_of, llm_of):
