@@ -166,7 +166,7 @@ def image_rows(directory: Path, model: ModelConfig, tokenizer: Any, warnings: li
     from nanovllm.features.images.sources import Sources, pil
 
     assert model.images is not None
-    processor = ImageProcessor(directory, model.images, tokenizer, max_images=1, options={}, sources=Sources())
+    processor = ImageProcessor(directory, model.images, tokenizer, options={}, sources=Sources())
     image = processor.prepare(pil().new("RGB", (640, 480), (200, 30, 10)), {})
     return [("an image", f"640 x 480 pixels become {image.num_placeholders:,} placeholders")]
 

@@ -60,24 +60,16 @@ class Prepared(NamedTuple):
 class ImageProcessor:
     """Those of one checkpoint. Any thread may call it.
 
-    max_images: of one prompt. options: take the place of the checkpoint's, for all images; a request may name others.
+    options: take the place of the checkpoint's, for all images; a request may name others.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        config: ImageConfig,
-        tokenizer: Any,
-        *,
-        max_images: int,
-        options: dict[str, Any],
-        sources: Sources,
+        self, directory: Path, config: ImageConfig, tokenizer: Any, *, options: dict[str, Any], sources: Sources
     ) -> None:
         """Raises ValueError without Pillow, and for a checkpoint without a processor that works with these options."""
         pil()
         self.config = config
         self.tokenizer = tokenizer
-        self.max_images = max_images
         self.sources = sources
         self._is_idefics3 = config.architecture in IDEFICS3
         module, name = PROCESSORS.get(config.architecture, QWENS)
@@ -127,10 +119,6 @@ class ImageProcessor:
         be refused before they are processed.
         """
         several = sources if isinstance(sources, list | tuple) else [sources]
-        if len(several) > self.max_images:
-            raise ValueError(
-                f"a prompt may have {self.max_images} images, found {len(several)}; see limit_mm_per_prompt"
-            )
         found = token_ids.count(self.config.image_token_id)
         if found != len(several):
             token = self.tokenizer.convert_ids_to_tokens(self.config.image_token_id)

@@ -65,6 +65,8 @@ def split_prompt(
         raise ValueError(f"multi_modal_data must be {{'image': an image or a list of them}}, found {shorten(data)}")
     if data.get("image") is None:
         return text, None
+    if engine.model_config.images is not None:
+        _check_number(engine, data["image"])
     processor = processor_for(engine, is_trusted=not isinstance(data["image"], ClientImages))
     if isinstance(data["image"], PromptImages):
         return text, ExpandedImages(data["image"], processor.config.image_token_id)
@@ -109,6 +111,13 @@ def most_images(engine: "LLMEngine") -> int:
     return (engine.config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES)
 
 
+def _check_number(engine: "LLMEngine", images: Any) -> None:
+    """Raises ValueError for too many. Asked before the processor is: its tower's weights would be read."""
+    found = len(images) if isinstance(images, list | tuple) else 1
+    if found > (most := most_images(engine)):
+        raise ValueError(f"a prompt may have {most} images, found {found}; see limit_mm_per_prompt")
+
+
 def largest_image(engine: "LLMEngine") -> PromptImages | None:
     """The largest image of a model whose memory is measured before its KV pool has a size. None: it takes no images.
 
@@ -148,7 +157,6 @@ def make(engine: "LLMEngine") -> ImageProcessor:
             engine.directory,
             images,
             engine.tokenizer,
-            max_images=most_images(engine),
             options=config.mm_processor_kwargs or {},
             sources=Sources(folder=Path(folder) if folder else None, domains=config.allowed_media_domains),
         )

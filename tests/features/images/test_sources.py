@@ -544,6 +544,8 @@ def test_options_that_cannot_work(options, said, folder_of):
     with pytest.raises(ValueError, match=said):
         LLM(str(folder_of("qwen3_vl")), **given)
     blind = LLM(str(folder_of("qwen3_vl")), **given, limit_mm_per_prompt={"image": 0})
+    with pytest.raises(ValueError, match="may have 0 images, found 1; see limit_mm_per_prompt"):
+        blind.generate({"prompt": IMAGE, "multi_modal_data": {"image": RED}}, use_tqdm=False)
     assert not blind.engine.model_runner.parts
 
 
