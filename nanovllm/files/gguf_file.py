@@ -30,6 +30,7 @@ SIZES = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+POOLING_TYPES = {1: "MEAN", 2: "CLS", 3: "LAST", 4: "RANK"}  # of llama.cpp; 0 is what it takes where a file has none
 REQUIRED = [name for name in SIZES if name != "feed_forward_length"]  # a mixture of experts has no MLP of that size
 NOT_SUPPORTED = "attention.sliding_window expert_count attention.scale logit_scale embedding_scale residual_scale"
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -101,6 +102,7 @@ class GGUFFile:
         for name, value in (supported | not_supported).items():
             if (found := given.get(name)) and found != value:
                 raise ValueError(f"{self.path}: {kind}.{name} is {shorten(found)}, which is not supported")
+        pooling_type = given.get("pooling_type", 0)
         embeddings = self.tensors.get("model.embed_tokens.weight")
         config = {ours: given[theirs] for theirs, ours in SIZES.items() if theirs in given} | {
             "model_type": MODEL_TYPES[kind],
@@ -112,6 +114,7 @@ class GGUFFile:
             "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self.tensors,
             "rope_parameters": self._rope(given, kind),
             "is_causal": given.get("attention.causal"),
+            "gguf_pooling_type": POOLING_TYPES.get(pooling_type, pooling_type) or None,
         }
         if head_dim or isinstance(num_heads, int):
             config["head_dim"] = head_dim or given["embedding_length"] // max(num_heads, 1)

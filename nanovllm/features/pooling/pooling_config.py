@@ -97,9 +97,10 @@ def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, pa
     task = convert if is_converted else pooler.task or ("classify" if made_for == "classify" else "embed")
     if task == "classify":
         return _classifier(text, architecture, kind, pooler, engine_config, path)
-    pooling_type, normalizes = modules or ("LAST", True)
+    pooling_type, normalizes = modules or (config.get("gguf_pooling_type", "LAST"), True)
     if pooler.pooling_type is None and pooler.seq_pooling_type is None:
-        check_pooling_type(f"{path.parent}: the pooling of modules.json", pooling_type)
+        source = f"{path}: the pooling_type" if modules is None else f"{path.parent}: the pooling of modules.json"
+        check_pooling_type(source, pooling_type)
     allowed = typed(config, "matryoshka_dimensions", [], path)
     list_of(allowed, Integral, "numbers", f"{path}: matryoshka_dimensions")
     any_dimension = typed(config, "is_matryoshka", False, path)

@@ -16,6 +16,7 @@ from nanovllm.features.pooling.outputs import PoolingOutput
 from nanovllm.features.pooling.scoring import INSTRUCTION, QWEN3_RERANKER
 from tests.checkpoints import SMALL, edit, make_tokenizer, reference_model
 from tests.errors import expect
+from tests.gguf_files import write_gguf
 
 INSTRUCT = "Instruct: find the text that answers\nQuery: "
 TEXTS = [INSTRUCT + "two gulls", INSTRUCT + "the quick brown fox", INSTRUCT + "a red boat in the fog over the lazy dog"]
@@ -467,6 +468,21 @@ def test_checkpoints_that_pool_otherwise(copy_of, embedder, tmp_path):
     folder = copy_of("qwen3")
     edit(folder / "config.json", is_causal=False)
     expect("is_causal is false", make, folder)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, "'MEAN'"), (2, "'CLS'"), (4, "'RANK'"), (7, "7")])
+def test_gguf_files_that_pool_otherwise(checkpoint, tmp_path, number, kind):
+    """They generate as ever, and embed where the caller chooses the last token."""
+    path = write_gguf(checkpoint("qwen3"), tmp_path / "model.gguf", **{"qwen3.pooling_type": number})
+    expect(f"the pooling_type is {kind}, and only LAST", make, path)
+    assert make(path, pooler_config={"pooling_type": "LAST"}).embed("x", use_tqdm=False)
+    assert LLM(str(path), **SMALL).generate("x", SamplingParams(max_tokens=1), use_tqdm=False)
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_gguf_files_that_pool_the_last_token(checkpoint, tmp_path, number):
+    path = write_gguf(checkpoint("qwen3"), tmp_path / "model.gguf", **{"qwen3.pooling_type": number})
+    assert make(path).embed("x", use_tqdm=False)
 
 
 def test_options_that_do_not_fit(checkpoint, yes_no):
