@@ -2,7 +2,7 @@
 
 Last-token pooling: in a decoder only the last token has seen the whole text. So its hidden state stands for the text
 (Qwen3-Embedding, arXiv:2506.05176), or goes through a head with a number for each label (a sequence classifier, a
-reranker).
+reranker). A classifier's last token is the last one that is not padding, as in transformers.
 """
 
 import json
@@ -32,6 +32,7 @@ class PoolingConfig:
     allowed          the dimensions that may be asked for; (): any; None: none
     token_ids        the head is made of these rows of the language model's: yes minus no (two_way), or as they are
     is_reranker      an original Qwen3-Reranker, which expects its own template (scoring.py)
+    pad_token_id     tokens at the end of a text that a classifier does not look at; None: it looks at all
     joins_texts      the two texts of a pair are tokenized as one; otherwise each alone
     """
 
@@ -45,6 +46,14 @@ class PoolingConfig:
     two_way: bool = False
     is_reranker: bool = False
     joins_texts: bool = True
+    pad_token_id: int | None = None
+
+    def without_padding(self, token_ids: list[int]) -> list[int]:
+        """Up to the token that is pooled: the first one, if all are padding."""
+        end = len(token_ids)
+        while end > 1 and token_ids[end - 1] == self.pad_token_id:
+            end -= 1
+        return token_ids[:end]
 
     def make_head(self, hidden_size: int, vocab_size: int, bias: bool) -> Any:
         """A module in the place of Linear(hidden_size, vocab_size, bias)."""
@@ -176,6 +185,7 @@ def _classifier(
         two_way=method == TWO_WAY,
         is_reranker=is_reranker,
         joins_texts=not typed(config, "use_sep_token", method is None, path),
+        pad_token_id=None if names else text.pad_token_id,
     )
 
 

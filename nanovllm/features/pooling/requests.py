@@ -155,7 +155,7 @@ def make_request(
     adapter = None if lora_request is None else engine.known_adapters.check(lora_request)
     nothing = SamplingParams(**SAMPLES_NOTHING)  # type: ignore[arg-type]
     lora_id = None if adapter is None else adapter.lora_id
-    seq = Sequence(token_ids, nothing, cache_salt=salt, lora_id=lora_id)
+    seq = Sequence(pooling.without_padding(token_ids), nothing, cache_salt=salt, lora_id=lora_id)
     seq.priority, seq.is_pooling = priority, True
     if adapter is not None:
         seq.parts["adapter"] = adapter

@@ -330,6 +330,20 @@ def test_classifier(classifier, num_labels):
     assert pair.outputs.score == pytest.approx(reference_labels(model, tokens).sigmoid().item(), abs=1e-5)
 
 
+def test_classifying_what_ends_in_padding(classifier):
+    """transformers scores the last token that is not pad_token_id, the first one where all are."""
+    folder, model = classifier(3)
+    token_ids = make_tokenizer()(TEXTS[1]).input_ids
+    pad = token_ids[-1]
+    edit(folder / "config.json", pad_token_id=pad)
+    model.config.pad_token_id = pad
+    llm = LLM(str(folder), **SMALL)
+    for prompt in (token_ids, [*token_ids, pad, pad, pad], token_ids[:5], [pad], [pad] * 9):
+        [output] = llm.classify({"prompt_token_ids": prompt}, pooling_params=PoolingParams(use_activation=False))
+        assert output.prompt_token_ids == prompt
+        assert torch.allclose(torch.tensor(output.outputs.probs), reference_labels(model, prompt), atol=1e-4)
+
+
 def test_reranker(yes_no):
     """The probability of yes against no after Qwen3-Reranker's own template; documents share its beginning."""
     llm = make(yes_no, hf_overrides=RERANKER, max_model_len=512, num_gpu_blocks_override=600)
