@@ -219,7 +219,8 @@ class ModelRunner:
         name: one of wings.PARTS.
         """
         if name not in self.parts:
-            self.parts[name] = wings.load(wings.PARTS[name]).make_part(self)
+            part = wings.load(wings.PARTS[name]).make_part(self)
+            self.parts = self.parts | {name: part}  # not changed in place: a server's engine may be iterating over it
 
     @property
     def part_counts(self) -> dict[str, dict[str, int]]:
