@@ -87,7 +87,7 @@ class LLMEngine:
         self.tokenizer = load_tokenizer(tokenizer_place)
         wings.use_processors_template(self.tokenizer, tokenizer_place, model_config)
         model_config = wings.for_this_gpu(model_config, config, directory)
-        self.model_config = with_eos(model_config, self.tokenizer, directory)
+        self.model_config = with_eos(model_config, self.tokenizer, directory, config.hf_overrides)
         self.wings: dict[str, wings.Wing] = {}
         self.model_runner = wings.make_runner(config, self.model_config)
         prepared = wings.prepare(self)

@@ -98,7 +98,7 @@ def check_model(config: EngineConfig) -> Report:
         if tokenizer is not None and model is not None and model.images is not None:
             report.add("images", lambda: image_rows(directory, model, tokenizer, report.warnings))
         if tokenizer is not None and model is not None and model.pooling is None:
-            report.add("end tokens", lambda: end_token_rows(model, tokenizer, directory))
+            report.add("end tokens", lambda: end_token_rows(model, tokenizer, directory, config.hf_overrides))
         if tokenizer is not None and (model is None or model.pooling is None):
             sees_images = model is not None and model.images is not None
             report.add("chat template", lambda: template_rows(tokenizer, place, sees_images, report.warnings))
@@ -308,9 +308,9 @@ def bos_rule(tokenizer: Any) -> str:
     return f"{bos} {text!r} is {'added to a prompt' if is_added else 'not added to a prompt'}"
 
 
-def end_token_rows(model: ModelConfig, tokenizer: Any, directory: Path) -> Rows:
+def end_token_rows(model: ModelConfig, tokenizer: Any, directory: Path, overrides: dict[str, Any] | None) -> Rows:
     """Who names which. A warning where nobody does."""
-    found = described(with_eos(model, tokenizer, directory).end_tokens, tokenizer)
+    found = described(with_eos(model, tokenizer, directory, overrides).end_tokens, tokenizer)
     return [("end tokens", "\n".join(found) or "none")]
 
 

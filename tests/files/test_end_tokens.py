@@ -115,7 +115,8 @@ def test_whoever_names_it(folder, token, place):
 
 def test_overrides_say_what_ends_and_nothing_else_does(folder, token):
     in_the_tokenizer(folder, token)
-    assert len(answer(folder, hf_overrides={"eos_token_id": OTHER})[0]) == 8
+    for tokens in (OTHER, [], None):
+        assert len(answer(folder, hf_overrides={"eos_token_id": tokens})[0]) == 8
 
 
 def test_beams_end_there_too(folder, token):
