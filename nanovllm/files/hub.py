@@ -115,13 +115,18 @@ def _check_format(load_format: str, is_gguf: bool, model: str) -> None:
 
 def _gguf_file_in(directory: Path) -> Path | None:
     """The GGUF file of a directory that has no other weights. FileNotFoundError if it is not clear which."""
-    paths = sorted(directory.glob("*.gguf"))
+    paths = sorted(path for path in directory.glob("*.gguf") if not _is_tower(path.name))
     if not paths or any(directory.glob("*.safetensors")):
         return None
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
         raise FileNotFoundError(f"{directory} has {len(paths)} GGUF files ({names}); give the path of one")
     return paths[0]
+
+
+def _is_tower(name: str) -> bool:
+    """Of a model that sees images, llama.cpp keeps the tower in a file beside it: mmproj-model-Q8_0.gguf."""
+    return "mmproj" in name.rpartition("/")[2].lower()
 
 
 def _download_gguf_file(repository: str, quantization: str, revision: str | None) -> Path:
@@ -137,7 +142,7 @@ def _download_gguf_file(repository: str, quantization: str, revision: str | None
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
         if not names:
             raise
-    names = [name for name in names if name.endswith(".gguf")]
+    names = [name for name in names if name.endswith(".gguf") and not _is_tower(name)]
     ending = re.compile(rf"(.*[-./])?{re.escape(quantization)}\.gguf", re.IGNORECASE)
     found = [name for name in names if ending.fullmatch(name)]
     if len(found) != 1:

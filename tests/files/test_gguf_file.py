@@ -40,6 +40,8 @@ def test_generation_config_beside_the_file(checkpoint, tmp_path):
 def test_directory_with_one_file(checkpoint, tmp_path):
     path = write_gguf(checkpoint(), tmp_path / "model.gguf")
     assert resolve_checkpoint(str(tmp_path)) == resolve_checkpoint(str(path)) == path
+    (tmp_path / "mmproj-model.gguf").touch()  # a tower
+    assert resolve_checkpoint(str(tmp_path)) == path
     (tmp_path / "other.gguf").touch()
     expect("has 2 GGUF files (model.gguf, other.gguf)", resolve_checkpoint, str(tmp_path), error=FileNotFoundError)
     (tmp_path / "model.safetensors").touch()
@@ -47,6 +49,7 @@ def test_directory_with_one_file(checkpoint, tmp_path):
 
 
 HUB_FILES = ["README.md", "m-Q8_0.gguf", "m-q4_0.gguf", "a/m-Q4_K_M.gguf", "m.Q4_K_M.gguf", "m-F16-00001-of-00002.gguf"]
+HUB_FILES += ["mmproj-m-Q8_0.gguf", "m.mmproj-q4_0.gguf"]  # towers
 
 
 @pytest.fixture
