@@ -280,7 +280,11 @@ def _layer_kinds_of(text: Any, path: Path) -> dict[str, Any]:
         if window := getattr(text, "sliding_window", None):
             kind = text.model_type
             logger.warning(
-                "%s: sliding_window (%s) is not used: a %s sees all tokens in every layer", path, window, kind
+                "%s: sliding_window (%s) is not used: a %s sees all tokens in every layer, as in transformers' forward "
+                "pass. transformers' generate() drops older keys from its cache, so its longer answers may differ",
+                path,
+                window,
+                kind,
             )
         return {}
     from nanovllm.features.positions.layer_kinds import read_layer_kinds
