@@ -193,7 +193,7 @@ def _checked(f: Field, value: Any) -> Any:
     if name == "dtype":
         value = str(value).removeprefix("torch.")  # vLLM's scripts pass torch.bfloat16, too
     if name == "kv_cache_dtype" and str(value).startswith("fp8"):
-        raise ValueError(f"kv_cache_dtype={value!r} is not supported; 'int8' takes as little memory")
+        raise ValueError(f"kv_cache_dtype={value!r} is not supported; 'int8' takes as little memory, on a CPU")
     if name in CHOICES and value is not None:
         check_choice(name, value, CHOICES[name])
         return CHOICES[name][value]

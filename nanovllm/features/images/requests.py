@@ -6,6 +6,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from nanovllm.checks.values import shorten
 from nanovllm.features.images.options import MOST_IMAGES
 from nanovllm.features.images.processor import ImageProcessor, ImagePrompt
@@ -97,6 +99,8 @@ def prepare(engine: "LLMEngine") -> None:
     """See wings.BESIDE_AN_ENGINE."""
     if engine.model_config.images is None:
         raise ValueError(f"{engine.config.model} sees no images; leave out tower_quantization and mm_processor_kwargs")
+    if engine.config.tower_quantization is not None and torch.cuda.is_available():  # no weights have been read yet
+        raise ValueError("tower_quantization needs the C kernels of a CPU; leave it out here")
 
 
 def attach(engine: "LLMEngine", prepared: None) -> Wing:

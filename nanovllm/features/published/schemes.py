@@ -19,7 +19,9 @@ from nanovllm.files.model_fields import QUANTIZATION_FIELDS, QUANTIZATION_FILES
 
 logger = logging.getLogger("nanovllm")
 
-OTHERWISE = 'choose the same model in one of them, or an unquantized one, with quantization="int4" if memory is short'
+OTHERWISE = (
+    'choose the same model in one of them, or an unquantized one, with quantization="int4" on a CPU if memory is short'
+)
 ALL = 0  # of a block: all rows, or all inputs
 # Who writes QUANTIZATION_FILES, unless the fields say otherwise: AutoGPTQ, AutoAWQ, ModelOpt.
 SEPARATE_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}

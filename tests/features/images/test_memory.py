@@ -175,6 +175,22 @@ def test_the_tower_is_counted_before_the_pool_has_its_size(kind, folder_of):
         assert torch.cuda.max_memory_allocated() <= gpu.total_bytes // 2
 
 
+def test_a_tower_that_is_read_while_a_step_goes_over_the_parts(folder_of):
+    """A server opens images in threads of their own."""
+    llm = LLM(str(folder_of("smolvlm")), **OPTIONS)
+    parts = iter(llm.engine.model_runner.parts.values())
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": picture(9, 9)}}
+    llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert not list(parts) and llm.engine.model_runner.parts
+
+
+def test_a_tower_of_8_bits_is_refused_on_a_gpu_before_weights_are_read(folder_of, tmp_path):
+    folder = shutil.copytree(folder_of("smolvlm"), tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    with pretend_gpu(), pytest.raises(ValueError, match="tower_quantization needs the C kernels of a CPU"):
+        LLM(str(folder), **POOL, optimizations=(), tower_quantization="int8")
+
+
 def test_a_gpu_without_a_processor_of_images_answers_texts(folder_of, tmp_path, caplog):
     folder = shutil.copytree(folder_of("smolvlm"), tmp_path / "model")
     (folder / "preprocessor_config.json").unlink()
