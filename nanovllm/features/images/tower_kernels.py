@@ -22,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from nanovllm.worker.batch import Batch, round_up
 from nanovllm.worker.c_calls import FLOAT, INT, PTR, address, args_of
 from nanovllm.worker.cpu.c_kernels import BIDIRECTIONAL_ROWS, AttentionStep
+from nanovllm.worker.cpu.memory import REGION
 from nanovllm.worker.cpu.threads import pytorch_threads
 from nanovllm.worker.kernels import Kernels
 
@@ -62,6 +63,7 @@ def use_kernels(model: nn.Module, kernels: Kernels, quantization: str | None = N
         for name, part in list(module.named_children()):
             setattr(module, name, _replaced(f"{place}.{name}", part, kernels, library, quantization))
         module.tower_kernels = kernels  # attention() asks its module for them
+    REGION.close()
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
     model.config.vision_config._attn_implementation = NAME  # type: ignore[union-attr]

@@ -8,6 +8,7 @@ from torch import nn
 from nanovllm import LLM
 from nanovllm.features.images.tower_kernels import TowerLinear, use_kernels
 from nanovllm.features.quantization.formats import MergedWeight, QuantizedWeight, quantize_q8_0, quantized_linear
+from nanovllm.worker.cpu.memory import REGION
 from nanovllm.worker.cpu.threads import pytorch_threads
 from tests.features.images.test_images import GREEDY, OPTIONS, A, B, image_of, prompt_of
 from tests.features.images.test_tower_kernels import Layers, kernels_of, random
@@ -43,6 +44,7 @@ def test_vectors_of_an_image(kind, folder_of):
     plain.generate(prompt, GREEDY, use_tqdm=False)  # reads the tower
     whole, tower = (each.engine.model_runner.parts["tower"] for each in (plain, llm))
     assert tower.num_bytes < 0.6 * whole.num_bytes
+    assert not len(REGION.left), "memory that weights have left is kept"
     found = []
     for num_threads in (1, 2, 3):
         with pytorch_threads(num_threads):
