@@ -53,9 +53,15 @@ def num_blocks_for_pool(
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
     elif num_blocks < 1:
+        needed = f"one block of {block_size} tokens needs {block_bytes / 1e6:.1f} MB"
+        if pool_bytes < 0:  # on a GPU, weights and steps come out of the same share of its memory
+            raise ValueError(
+                f"gpu_memory_utilization={config.gpu_memory_utilization} is {-pool_bytes / 1e6:.1f} MB too little even "
+                f"without a KV pool, of which {needed}; raise it, or lower max_num_batched_tokens, max_num_seqs or "
+                "state_cache_bytes"
+            )
         raise ValueError(
-            f"the KV pool gets {pool_bytes / 1e6:.1f} MB and one block of {block_size} tokens needs "
-            f"{block_bytes / 1e6:.1f} MB; free some memory or raise kv_cache_memory_bytes"
+            f"the KV pool gets {pool_bytes / 1e6:.1f} MB and {needed}; free some memory or raise kv_cache_memory_bytes"
         )
     elif config.kv_cache_memory_bytes is None:
         # max_num_seqs sequences of max_model_len tokens use no more. Others would only keep cached prefixes longer.

@@ -28,6 +28,11 @@ def test_num_blocks(checkpoint, options, num_blocks):
     assert num_blocks_for_pool(EngineConfig(model="-", **options), *sizes) == num_blocks
 
 
+def test_memory_that_is_used_up_before_the_pool_gets_any(checkpoint):
+    sizes = ModelConfig.from_directory(checkpoint()), 16, 4, 40
+    expect("0.9 is 3.0 MB too little even without", num_blocks_for_pool, EngineConfig(model="-"), *sizes, -3_000_000)
+
+
 def test_layout(checkpoint):
     cache = KVCache(ModelConfig.from_directory(checkpoint()), 3, 16, torch.float32, torch.device("cpu"))
     assert cache.num_bytes == 3 * BLOCK_BYTES and not cache.data.any()
