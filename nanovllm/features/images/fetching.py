@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 from nanovllm.checks.values import shorten
 from nanovllm.features.images.sources import MAX_BYTES
 
-MAX_SECONDS = 10.0  # for all of it
+MAX_SECONDS = 10.0  # for all of it; how long a name may take to be found, the system limits, too
 READ_BYTES = 1 << 16
 SAFE = "%/:=&?~#+!$,;'@()*[]"  # what a URL's path and query may have as it is
 # All of IPv6 that anybody's hosts have is in here (iana.org/assignments/ipv6-address-space). The forms of an IPv4
@@ -37,12 +37,12 @@ def fetch(url: str, domains: tuple[str, ...]) -> bytes:
         raise ValueError(f"images are fetched from {', '.join(domains)}, not from {shorten(host)}")
     connection: http.client.HTTPConnection | None = None
     watchdog: Timer | None = None
+    ends = time.monotonic() + MAX_SECONDS
     try:
         port = parts.port or (443 if parts.scheme.lower() == "https" else 80)
-        connection = _connected(host, port, parts.scheme.lower() == "https")
-        watchdog = Timer(MAX_SECONDS, connection.sock.shutdown, [socket.SHUT_RDWR])  # however slowly it speaks
+        connection = _connected(host, port, parts.scheme.lower() == "https", ends)
+        watchdog = Timer(_seconds_left(ends), connection.sock.shutdown, [socket.SHUT_RDWR])  # however slowly it speaks
         watchdog.daemon = True
-        ends = time.monotonic() + MAX_SECONDS
         watchdog.start()
         path = quote(parts.path or "/", safe=SAFE) + (f"?{quote(parts.query, safe=SAFE)}" if parts.query else "")
         connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "nanovllm"})
@@ -54,8 +54,7 @@ def fetch(url: str, domains: tuple[str, ...]) -> bytes:
             body += part
             if len(body) > MAX_BYTES:
                 raise ValueError(f"the image has more than {MAX_BYTES:,} bytes")
-        if time.monotonic() >= ends:  # what was cut off looks like the end of an answer that does not tell its length
-            raise ValueError(f"it took more than {MAX_SECONDS:g} seconds")
+        _seconds_left(ends)  # what was cut off looks like the end of an answer that does not tell its length
         if response.length:
             raise ValueError(f"the answer ends {response.length:,} bytes early")
         return bytes(body)
@@ -68,16 +67,24 @@ def fetch(url: str, domains: tuple[str, ...]) -> bytes:
             connection.close()
 
 
-def _connected(host: str, port: int, is_tls: bool) -> http.client.HTTPConnection:
+def _seconds_left(ends: float) -> float:
+    """Raises ValueError if there are none. ends: by time.monotonic()."""
+    if (left := ends - time.monotonic()) <= 0:
+        raise ValueError(f"it took more than {MAX_SECONDS:g} seconds")
+    return left
+
+
+def _connected(host: str, port: int, is_tls: bool, ends: float) -> http.client.HTTPConnection:
     """A connection to an address that was looked at: a name that is asked for twice may give two addresses."""
     address = _public_address(host, port)
-    plain = socket.create_connection((address, port), timeout=MAX_SECONDS)
+    plain = socket.create_connection((address, port), timeout=_seconds_left(ends))
     if not is_tls:
-        connection = http.client.HTTPConnection(host, port, timeout=MAX_SECONDS)
+        connection = http.client.HTTPConnection(host, port)
         connection.sock = plain
         return connection
     context = ssl.create_default_context()
-    connection = http.client.HTTPSConnection(host, port, timeout=MAX_SECONDS, context=context)
+    connection = http.client.HTTPSConnection(host, port, context=context)
+    plain.settimeout(_seconds_left(ends))  # of a handshake as a whole
     connection.sock = context.wrap_socket(plain, server_hostname=host)
     return connection
 

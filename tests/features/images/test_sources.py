@@ -331,6 +331,14 @@ def test_a_host_that_drips(scheme, monkeypatch):
         assert time.monotonic() - started < 5
 
 
+def test_time_for_a_name_is_time_for_an_image(monkeypatch):
+    monkeypatch.setattr(fetching, "MAX_SECONDS", 0.01)
+    monkeypatch.setattr(fetching, "_public_address", lambda host, port: time.sleep(0.02) or "127.0.0.1")
+    monkeypatch.setattr(socket, "create_connection", lambda *args, **more: pytest.fail("a connection was made"))
+    with pytest.raises(ValueError, match=r"it took more than 0\.01 seconds"):
+        Sources(domains=("localhost",)).open("http://localhost/red.png")
+
+
 # -- from the front door ----------------------------------------------------------------------------------------------
 
 WITHOUT_PILLOW = """
