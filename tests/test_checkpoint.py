@@ -114,6 +114,7 @@ def test_a_tokenizer_that_a_package_reads(broken, monkeypatch, content, text):
             "num_attention_heads must",
         ),
         (dict(is_causal=False), "its tokens see later ones (is_causal is false)"),
+        (dict(per_layer_config={"0": {"intermediate_size": 32}}), "per_layer_config gives some layers other sizes"),
         (dict(transformers_weights="other.safetensors"), "transformers_weights names 'other.safetensors'"),
     ],
 )

@@ -5,6 +5,7 @@ feature, which is imported where a checkpoint has it.
 """
 
 import logging
+import os
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def read_model_fields(
 ) -> dict[str, Any]:
     """See ModelConfig.from_directory."""
     folder = directory.parent if directory.is_file() else directory  # a GGUF file's is beside it, if it has one
-    place = folder if generation_config in ("auto", "vllm") else Path(generation_config)
+    place = folder if generation_config in ("auto", "vllm") else Path(os.path.expanduser(generation_config))
     generation_path = place / "generation_config.json"
     if place is not folder and not generation_path.is_file():
         raise FileNotFoundError(f"generation_config={generation_config!r}: there is no {generation_path}")
@@ -153,6 +154,8 @@ def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[st
 
 def _reject_what_changes_all(whole: Any, text: Any, path: Path) -> None:
     """Raise ValueError for fields that transformers heeds, whatever the model, and this engine does not."""
+    if any(getattr(config, "is_heterogeneous", False) for config in (whole, text)):
+        raise ValueError(f"{path}: per_layer_config gives some layers other sizes or kinds, which is not supported")
     if any(getattr(config, "is_causal", None) is False for config in (whole, text)):
         raise ValueError(f"{path}: its tokens see later ones (is_causal is false), so no KV cache can hold them")
     if named := getattr(whole, "transformers_weights", None):
@@ -247,7 +250,9 @@ def _rope_of(text: Any, family: str, path: Path) -> dict[str, Any]:
 
 def _pooling_of(text: Any, architecture: str, made_for: str, engine_config: Any, path: Path) -> Any:
     is_asked_for = engine_config is not None and (
-        engine_config.runner == "pooling" or engine_config.convert in ("embed", "classify")
+        engine_config.runner == "pooling"
+        or engine_config.convert in ("embed", "classify")
+        or engine_config.pooler_config is not None
     )
     is_sentence_transformer = path.name == "config.json" and path.with_name("modules.json").is_file()
     if made_for not in POOLS and not is_asked_for and not is_sentence_transformer:

@@ -107,6 +107,13 @@ PLACES = [
 ]
 
 
+def test_a_folder_in_ones_home(folder, token, monkeypatch):
+    in_another_generation_config(folder, token)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("USERPROFILE", str(folder))
+    assert len(answer(folder, generation_config="~/other", allowed_local_media_path="~/other")[0]) == 3
+
+
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 def test_whoever_names_it(folder, token, place):
     tokens, reason = answer(folder, **place(folder, token))

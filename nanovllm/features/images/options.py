@@ -1,5 +1,6 @@
 """Options of an LLM that say which images it takes. No torch."""
 
+import os
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ def checked_option(name: str, value: Any) -> Any:
     if name == "allowed_media_domains":
         return tuple(domain.lower() for domain in list_of(value, str, "hosts", name))
     if name == "allowed_local_media_path":
-        if not Path(str(value)).is_dir():
-            raise FileNotFoundError(f"{name}: there is no folder {shorten(str(value))}")
-        return str(value)
+        folder = os.path.expanduser(str(value))
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(f"{name}: there is no folder {shorten(folder)}")
+        return folder
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a dict, found {shorten(value)}")
     if name == "limit_mm_per_prompt":

@@ -96,6 +96,8 @@ def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, pa
     if runner == "generate" and kind != "generate":
         found = f"its architecture, {architecture}, has no output head"
         raise ValueError(f"{path}: {found}, so it cannot generate; runner='pooling' gives embeddings or scores of it")
+    if runner == "generate" and engine_config is not None and engine_config.pooler_config is not None:
+        raise ValueError("pooler_config is of embeddings and scores, and this LLM generates; add runner='pooling'")
     if runner == "generate":
         return None
     if engine_config.speculative_config is not None:

@@ -460,6 +460,7 @@ def test_a_generating_llm_says_why(checkpoint):
     for name, arguments in (("embed", "x"), ("classify", "x"), ("encode", "x"), ("score", "xy")):
         expect("needs an LLM that was built with runner='pooling'", getattr(llm, name), *arguments)
     assert llm.generate("two", SamplingParams(max_tokens=1))[0].outputs[0].token_ids
+    expect("pooler_config is of embeddings", LLM, str(checkpoint("qwen3")), pooler_config={"use_activation": False})
 
 
 @pytest.mark.parametrize("name", ["BertModel", "XLMRobertaForSequenceClassification", "ModernBertModel", "GteNewModel"])
