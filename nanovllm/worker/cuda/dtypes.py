@@ -24,8 +24,8 @@ ROWS = 4096  # of a matrix that are looked at together
 def with_dtype(model_config: ModelConfig, config: EngineConfig, directory: Path) -> ModelConfig:
     """The configuration with a dtype that this GPU has. Raises ValueError if the caller asks for another.
 
-    A checkpoint in bfloat16 is computed in float16, or, if it has weights that float16 does not hold, in float32. (No
-    architecture that is read here is known for hidden states beyond float16; a row of NaN says that they may be.)
+    A checkpoint in bfloat16 is computed in float16, or, if it has weights that float16 does not hold, in float32.
+    Hidden states may be beyond float16, too, which no file says: a request then ends with an error about NaN.
     """
     capability, name = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
     asked = model_config.dtype if config.dtype == "auto" else config.dtype
