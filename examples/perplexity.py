@@ -99,10 +99,11 @@ def main() -> None:
 
 
 def windows_of(token_ids: list[int], num_tokens: int, size: int) -> torch.Tensor:
-    """[number of windows, size]."""
+    """[number of windows, size]: whole windows only, of num_tokens tokens at most."""
     if len(token_ids) < size:
         raise SystemExit(f"the text has {len(token_ids)} tokens; a window needs {size} (--window)")
-    return torch.tensor(token_ids[: num_tokens // size * size]).split(size)
+    num_windows = min(num_tokens, len(token_ids)) // size
+    return torch.tensor(token_ids[: num_windows * size]).view(num_windows, size)
 
 
 @torch.inference_mode()

@@ -690,6 +690,14 @@ def test_perplexity(run, checkpoint):
     assert rounded == [pytest.approx(as_they_are, rel=0.05), pytest.approx(as_they_are, rel=0.5)]
 
 
+def test_perplexity_of_a_text_that_ends_within_a_window(run, tmp_path, checkpoint):
+    """The part of a window that is left over counts nowhere: neither in the sum nor in the number of tokens."""
+    (tmp_path / "text").write_text("What is a token? " * 6, "utf-8")  # a token a letter: 102
+    options = (str(checkpoint()), "--quantization", "none", "--text", str(tmp_path / "text"), "--window", "64")
+    a_window, a_window_and_more = (run("perplexity.py", *options, "--tokens", num) for num in ("64", "128"))
+    assert a_window == a_window_and_more and "63 tokens of " in a_window
+
+
 @pytest.mark.nightly
 def test_perplexity_of_keys_with_biases(run, checkpoint):
     """A bias that all keys have in common changes little, and rounding beside it much."""
