@@ -159,7 +159,8 @@ def measure_hessians(directory: Path, text: str, num_tokens: int) -> dict[str, T
     token_ids = llm.get_tokenizer()(text)["input_ids"][-num_tokens:]
     for window in track(torch.tensor(token_ids).split(WINDOW), "reading", transient=True):
         llm.generate(window.tolist(), SamplingParams(max_tokens=1), use_tqdm=False)
-    return {name: hessians[linear] for linear, names in names_of for name in names if hessians[linear].dim() == 2}
+    read = {linear: hessian.cpu() for linear, hessian in hessians.items()}  # the rounding is done there, on any machine
+    return {name: read[linear] for linear, names in names_of for name in names if linear in read}
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from rich.progress import track
 from safetensors.torch import load_file, save_file
 
 from nanovllm import LLM
+from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker.batch import Batch
 
@@ -66,11 +67,12 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         model = model_or_demo(args.model)
         if args.shuffle:
-            model = str(shuffled(Path(model), Path(folder, "shuffled")))
+            model = str(shuffled(directory_of(model, "--shuffle"), Path(folder, "shuffled")))
         rows = table("", "weights", "perplexity", "more than the first", "MB", "of the first's")
         first: tuple[float, float] | None = None
         models = {
-            size: model if size == 0 else str(biased(Path(model), Path(folder), size)) for size in args.key_biases
+            size: model if size == 0 else str(biased(directory_of(model, "--key-biases"), Path(folder), size))
+            for size in args.key_biases
         }
         for size, quantization, kv_cache_dtype in product(models, args.quantization, args.kv_cache_dtype):
             options = dict(dtype=args.dtype, kv_cache_dtype=kv_cache_dtype, max_model_len=args.window, max_num_seqs=1)
@@ -112,14 +114,14 @@ def perplexity(llm: LLM, windows: torch.Tensor) -> float:
     runner = llm.engine.model_runner
     total = 0.0
     for tokens in track(windows, f"{llm.engine.config.round_to or runner.dtype}", console=console, transient=True):
-        logits = runner.model.logits(runner.forward(batch_of(tokens, runner.block_size)))
+        logits = runner.model.logits(runner.forward(batch_of(tokens, runner.block_size).to(runner.device)))
         logprobs = logits.float().log_softmax(-1)
-        total -= logprobs.gather(1, tokens[1:, None]).double().sum().item()
+        total -= logprobs.gather(1, tokens[1:, None].to(logits.device)).double().sum().item()
     return math.exp(total / (len(windows) * (len(windows[0]) - 1)))
 
 
 def batch_of(tokens: torch.Tensor, block_size: int) -> Batch:
-    """One sequence in the pool's first blocks."""
+    """One sequence in the pool's first blocks, in the CPU's memory."""
     size = len(tokens)
     positions = torch.arange(size)
     return Batch(
@@ -133,6 +135,14 @@ def batch_of(tokens: torch.Tensor, block_size: int) -> Batch:
         max_query_len=size,
         max_key_len=size,
     )
+
+
+def directory_of(model: str, option: str) -> Path:
+    """Where the model's config.json and model.safetensors are. Ends the script if it has no such files."""
+    directory = resolve_checkpoint(model)
+    if not (directory / "model.safetensors").is_file():
+        sys.exit(f"{option}: {model} has no model.safetensors; GGUF files and shards cannot be changed here")
+    return directory
 
 
 def shuffled(directory: Path, folder: Path) -> Path:

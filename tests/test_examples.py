@@ -12,15 +12,18 @@ import random
 import re
 import runpy
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from nanovllm import LLM
 from tests.checkpoints import make_checkpoint
+from tests.pretend_gpu import pretend_gpu
 
 ROOT = Path(__file__).parent.parent
 PACKED = "compressed-tensors"
@@ -696,6 +699,30 @@ def test_perplexity_of_a_text_that_ends_within_a_window(run, tmp_path, checkpoin
     options = (str(checkpoint()), "--quantization", "none", "--text", str(tmp_path / "text"), "--window", "64")
     a_window, a_window_and_more = (run("perplexity.py", *options, "--tokens", num) for num in ("64", "128"))
     assert a_window == a_window_and_more and "63 tokens of " in a_window
+
+
+def test_perplexity_and_few_bits_on_a_gpu(run, tmp_path, checkpoint):
+    """What is printed and what is written are a CPU's."""
+    (tmp_path / "text").write_text("What is a token? " * 8, "utf-8")
+    options = ("--tokens", "128", "--text", str(tmp_path / "text"))
+    measured = ("--window", "64", "--dtype", "float32", "--quantization", "none")
+    found = []
+    for name, machine in (("cpu", nullcontext()), ("gpu", pretend_gpu())):
+        packed = tmp_path / name
+        with machine:
+            run("make_compressed.py", str(checkpoint()), str(packed), *options)
+            shown = run("perplexity.py", str(checkpoint()), *options, *measured)
+        found.append((shown, load_file(packed / "model.safetensors")))
+    (on_cpu, weights), (on_gpu, others) = found
+    assert on_gpu == on_cpu and weights.keys() == others.keys()
+    assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("option", [["--shuffle"], ["--key-biases", "1"]])
+def test_perplexity_of_shards_that_are_to_be_changed(status_of, tmp_path, option):
+    model = make_checkpoint(tmp_path, "llama", shards=True)
+    status, _ = status_of("perplexity.py", str(model), *option, "--tokens", "128", "--window", "64")
+    assert status == f"{option[0]}: {model} has no model.safetensors; GGUF files and shards cannot be changed here"
 
 
 @pytest.mark.nightly
