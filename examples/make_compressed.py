@@ -29,6 +29,7 @@ from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker.layers import Linear
 
+LANGUAGE_MODEL = re.compile(r"^model\.(language_model|text_model)\.")  # in checkpoints that see images
 PROJECTION = re.compile(r"model\.layers\.\d+\..*_proj\.weight")
 LOW, HIGH = -8, 7
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it: GPTQ's "percdamp"
@@ -60,22 +61,27 @@ def write_compressed(directory: Path, folder: Path, group_size: int, hessians: d
     """hessians: of the weights that gptq() rounds, by name. The others go to the nearest codes."""
     tensors: dict[str, Tensor] = {}
     ignored = ["lm_head"]
+    num_packed = num_kept = 0
     for name, tensor in track(list(tensors_of(directory)), "rounding", transient=True):
-        if not PROJECTION.fullmatch(name):
-            tensors[name] = tensor
-            continue
         module = name.removesuffix(".weight")
-        if tensor.shape[1] % group_size:
-            ignored.append(module)
+        in_text_model = LANGUAGE_MODEL.sub("model.", name)  # as the engine calls it
+        is_projection = PROJECTION.fullmatch(in_text_model) is not None
+        if not is_projection or tensor.shape[1] % group_size:
+            num_kept += is_projection
             tensors[name] = tensor
+            if tensor.dim() == 2 and module != "lm_head":  # a linear layer, or a table that nobody would round
+                ignored.append(module)
             continue
-        weight, hessian = tensor.float(), hessians.get(name)
+        num_packed += 1
+        weight, hessian = tensor.float(), hessians.get(in_text_model)
         codes, scales = nearest(weight, group_size) if hessian is None else gptq(weight, hessian, group_size)
         tensors[f"{module}.weight_packed"] = pack(codes)
         tensors[f"{module}.weight_scale"] = scales
         tensors[f"{module}.weight_shape"] = torch.tensor(tensor.shape)
-    if len(ignored) > 1:
-        print(f"{len(ignored) - 1} projections stay as they are: {group_size} does not divide their inputs")
+    if num_kept:
+        print(f"{num_kept} projections stay as they are: {group_size} does not divide their inputs")
+    if num_packed == 0:
+        raise SystemExit(f"nothing is written: {directory} has no projection that can be rounded")
     folder.mkdir(parents=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for path in directory.iterdir():

@@ -4,13 +4,14 @@ compressed-tensors (what llm-compressor writes with) and bitsandbytes are of the
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
@@ -20,6 +21,7 @@ from nanovllm.worker.loader import load_model
 from tests.checkpoints import make_checkpoint
 from tests.features.published.test_published import Reference, check_answers, engine
 from tests.files.test_gguf_weights import restored
+from tests.image_checkpoints import make_image_checkpoint
 from tests.published_files import FORMATS, publish
 
 CPU = torch.device("cpu")
@@ -150,6 +152,33 @@ def test_our_own(checkpoint, tmp_path, monkeypatch, capsys, rounding):
     save_file(weights, unpacked / "model.safetensors", metadata={"format": "pt"})
     assert_same_weights(published, weights, tolerance=1e-2)
     check_answers(engine(published), Reference(unpacked), tolerance=0.2, margin=0.8)
+
+
+def test_our_own_of_a_model_that_sees_images(tmp_path, monkeypatch):
+    """Its language model's tensors have names of their own. The tower stays, and is said to."""
+    source = make_image_checkpoint(tmp_path / "source", "smolvlm")
+    projections = [name for name in load_file(source / "model.safetensors") if re.search(r"text_model.*_proj\.", name)]
+    written = {}
+    for rounding in ("nearest", "gptq"):
+        folder = tmp_path / rounding
+        monkeypatch.setattr("sys.argv", ["", str(source), str(folder), "--rounding", rounding, "--tokens", "700"])
+        make_compressed.main()
+        written[rounding] = load_file(folder / "model.safetensors")
+    packed = [name.replace(".weight", ".weight_packed") for name in projections]
+    assert len(packed) == 14 and {*packed} == {name for name in written["gptq"] if name.endswith("_packed")}
+    assert not any(torch.equal(written["nearest"][name], written["gptq"][name]) for name in packed)
+    ignored = json.loads((folder / "config.json").read_text("utf-8"))["quantization_config"]["ignore"]
+    assert "model.vision_model.encoder.layers.0.self_attn.q_proj" in ignored
+    assert len(engine(folder).generate([[5, 6, 7]], use_tqdm=False)[0].outputs[0].token_ids) > 0
+
+
+def test_nothing_to_round(checkpoint, tmp_path, monkeypatch):
+    """A copy that says 4 bits would have all numbers as they were."""
+    arguments = ["", str(checkpoint()), str(tmp_path / "published"), "--rounding", "nearest", "--group-size", "1000"]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit, match="has no projection that can be rounded"):
+        make_compressed.main()
+    assert not (tmp_path / "published").exists()
 
 
 def test_gptq_loses_less_than_the_nearest_code():
