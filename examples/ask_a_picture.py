@@ -19,6 +19,7 @@ import torch
 from measuring import arguments, existing_file
 from PIL import Image, ImageDraw
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.smolvlm import SmolVLMConfig, SmolVLMForConditionalGeneration
@@ -115,7 +116,8 @@ def main() -> None:
             [output] = llm.chat(question, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
             first_ms = f"{(output.metrics.ttft_s or 0) * 1e3:,.0f} ms"
             num_tokens = str(len(output.prompt_token_ids))
-            table.add_row(text, num_tokens, str(output.num_cached_tokens), first_ms, output.outputs[0].text.strip())
+            answer = escape(output.outputs[0].text.strip())
+            table.add_row(text, num_tokens, str(output.num_cached_tokens), first_ms, answer)
         console.print(table)
         console.print(f"The tower has run {llm.stats()['images']['tower_runs']} time.")
 

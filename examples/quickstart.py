@@ -12,6 +12,7 @@ import time
 
 from measuring import arguments
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
@@ -63,7 +64,7 @@ def main() -> None:
     started = time.perf_counter()
     model = model_or_demo(args.model)
     llm = LLM(model)
-    console.print(f"Loaded {model} in {time.perf_counter() - started:.1f} s.\n")
+    console.print(f"Loaded {escape(str(model))} in {time.perf_counter() - started:.1f} s.\n")
 
     cold, cold_s, cold_computed = ask(llm, FIRST_QUESTIONS)
     show(console, "First batch: the engine has never seen the visitor guide (cold)", FIRST_QUESTIONS, cold)
@@ -115,7 +116,7 @@ def show(console: Console, title: str, questions: list[str], outputs: list[Reque
     for question, output in zip(questions, outputs, strict=True):
         metrics = output.metrics
         color = "green" if output.num_cached_tokens else "yellow"
-        said = f"{question}\n[cyan]{output.outputs[0].text.strip()}[/]"
+        said = f"{escape(question)}\n[cyan]{escape(output.outputs[0].text.strip())}[/]"
         figures = (
             f"{len(output.prompt_token_ids):,}",
             f"[{color}]{output.num_cached_tokens:,}[/]",

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from measuring import arguments, positive
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
@@ -144,15 +145,17 @@ def answer(chat: LLM, question: str, passages: list[Passage]) -> str:
 
 
 def show(console: Console, question: str, found: list[tuple[float, Passage]], text: str) -> None:
-    table = Table(title=question, title_justify="left", title_style="bold", expand=True)
+    table = Table(title=escape(question), title_justify="left", title_style="bold", expand=True)
     table.add_column("score", justify="right")
     table.add_column("chapter")
     table.add_column("passage", ratio=1)
     for score, passage in found:
-        table.add_row(f"{score:.2f}", passage.chapter, f"[bold]{passage.title}[/] {passage.text[:160]}...")
+        table.add_row(
+            f"{score:.2f}", passage.chapter, f"[bold]{escape(passage.title)}[/] {escape(passage.text[:160])}..."
+        )
     console.print()
     console.print(table)
-    console.print(Panel(text, title="the model's answer", title_align="left", style="cyan"))
+    console.print(Panel(escape(text), title="the model's answer", title_align="left", style="cyan"))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 from measuring import arguments, progress
 from quickstart import GUIDE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from nanovllm import LLM, SamplingParams
@@ -58,7 +59,8 @@ def extract(llm: LLM, console: Console) -> None:
     table = Table("answer in plain words", "as JSON, free", "as JSON, with its schema", show_lines=True)
     for answer, loose, tight in zip(answers, llm.chat(chats, free), llm.chat(chats, fitting), strict=True):
         data = json.loads(tight.outputs[0].text)  # never fails: see max_tokens
-        table.add_row(answer, loose.outputs[0].text, json.dumps(data, ensure_ascii=False))
+        texts = answer, loose.outputs[0].text, json.dumps(data, ensure_ascii=False)
+        table.add_row(*map(escape, texts))
     console.print(table)
     console.print("The right column is data: each value fits its schema. Whether it is true is up to the model.")
 

@@ -11,6 +11,7 @@ import logging
 
 from measuring import arguments, positive
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from nanovllm import LLM, RequestOutput, SamplingParams
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 def shown(output: RequestOutput) -> str:
-    return repr(f"{output.prompt}{output.outputs[0].text}")
+    return escape(repr(f"{output.prompt}{output.outputs[0].text}"))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from measuring import arguments, console
+from rich.markup import escape
 from rich.tree import Tree
 
 import nanovllm
@@ -84,7 +85,7 @@ def main() -> None:
     llm.generate(["The capital of Spain is"], params, use_tqdm=False)
     walk, text = follow(llm, "The capital of Italy is", params)
     console().print(draw(walk))
-    console().print(f"\nThe answer is {text!r}. On its way it passed {len(walk.files)} files:")
+    console().print(f"\nThe answer is {escape(repr(text))}. On its way it passed {len(walk.files)} files:")
     console().print("  ".join(walk.files))
 
 

@@ -329,6 +329,18 @@ def test_quickstart_on_a_narrow_terminal(width):
     assert [figure in shown for figure in ("618", "592", "100 ms")] == [True] * 3
 
 
+def test_an_answer_is_no_markup():
+    """A model may write what rich takes for a tag: one that opens, or one that closes what nobody has opened."""
+    text = "[/INST] a[0] = b[i]"
+    metrics, answer = SimpleNamespace(ttft_s=0.1, tpot_s=0.01), SimpleNamespace(text=text)
+    output = SimpleNamespace(prompt_token_ids=[1], num_cached_tokens=0, metrics=metrics, outputs=[answer])
+    quickstart, retrieval = (importlib.import_module(name) for name in ("quickstart", "retrieval"))
+    console = Console(width=120, file=io.StringIO())
+    quickstart.show(console, "Cold", [text], [output])
+    retrieval.show(console, text, [(0.5, retrieval.Passage("ch04", text, text))], text)
+    assert console.file.getvalue().count(text) == 6
+
+
 def computed_of(out: str) -> list[int]:
     """Of how many prompt tokens the panel says that they were computed: cold, warm."""
     numbers = re.findall(r"([\d,]+) were computed", " ".join(out.split("│")).replace("\n", ""))
