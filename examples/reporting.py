@@ -52,7 +52,9 @@ def run_part(part: Part, command: list[str], limit_s: float) -> dict[str, Any]:
                 state = "done" if status == 0 else f"failed (exit status {status})"
             except subprocess.TimeoutExpired:
                 state = f"cut: stopped after {limit_s:.0f} s"
-                end_all(process)
+            finally:
+                if process.poll() is None:  # late, or Ctrl-C, which a session of its own does not get
+                    end_all(process)
         lines = [line for line in out.read_text("utf-8", "replace").splitlines() if line.startswith(RESULT)]
         stderr = err.read_text("utf-8", "replace").splitlines()[-100:]
     found = []

@@ -127,6 +127,25 @@ def test_a_part_that_fails_or_never_ends_stops_no_other(script, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text("utf-8")) == report
 
 
+def test_a_part_ends_with_its_report(script, monkeypatch):
+    """Ctrl-C does not reach the part by itself."""
+    reporting = script("reporting")
+    started, wait = list[subprocess.Popen](), subprocess.Popen.wait
+
+    def interrupted(process: subprocess.Popen, *args: float) -> int:
+        if process in started:
+            return wait(process, *args)
+        started.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    part = reporting.Part(test_a_part_ends_with_its_report, "Sleeps", "", 60)
+    with pytest.raises(KeyboardInterrupt):
+        reporting.run_part(part, [sys.executable, "-c", "import time; time.sleep(60)"], 60)
+    [process] = started
+    assert process.returncode is not None
+
+
 def test_a_backend_that_fails_says_where_and_the_next_is_measured(script, tmp_path, monkeypatch, capsys):
     report = script("gpu_report")
     monkeypatch.setattr(report, "installed_backends", lambda: ["Triton", "PyTorch"])
