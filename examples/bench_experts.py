@@ -20,7 +20,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from measuring import arguments, console, greedy, random_checkpoint, seconds, table
+from measuring import arguments, console, greedy, random_checkpoint, seconds, table, vocab_size_of
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -53,9 +53,9 @@ def theirs(folder: Path) -> Iterator[tuple[str, Generate]]:
             yield f"transformers {name}", lambda prompts: model.generate(torch.tensor(prompts), **options)
 
 
-def tokens_per_s(run: Generate, batch_size: int) -> float:
+def tokens_per_s(run: Generate, batch_size: int, vocab_size: int) -> float:
     rng = random.Random(0)
-    prompts = [[rng.randrange(49152) for _ in range(NUM_PROMPT)] for _ in range(batch_size)]
+    prompts = [[rng.randrange(vocab_size) for _ in range(NUM_PROMPT)] for _ in range(batch_size)]
     run([prompt[:4] for prompt in prompts])  # what the first call prepares
     return batch_size * NUM_OUTPUT / min(seconds(run, prompts) for _ in range(NUM_RUNS))
 
@@ -76,11 +76,12 @@ def main() -> None:
             )
             with console().status("making a random checkpoint"):
                 random_checkpoint(folder, config)
+        vocab_size = vocab_size_of(str(folder))
         engines = [ours(folder, None), *[ours(folder, "int8")] * args.int8, theirs(folder)]
         for engine in engines:
             for label, run in engine:
                 with console().status(label):
-                    found[label] = [tokens_per_s(run, size) for size in sizes]
+                    found[label] = [tokens_per_s(run, size, vocab_size) for size in sizes]
     best = [max(row[i] for label, row in found.items() if "transformers" in label) for i in range(len(sizes))]
     rows = table("output tokens per second, prompts included", "", *(f"{size} at a time" for size in sizes))
     for label, row in found.items():

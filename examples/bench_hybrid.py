@@ -26,10 +26,12 @@ from measuring import (
     positive,
     program,
     progress,
+    prompt_ids,
     random_checkpoint,
     seconds,
     table,
     timed,
+    vocab_size_of,
 )
 
 from nanovllm import LLM
@@ -146,13 +148,16 @@ def show_snapshots(model: str, args: argparse.Namespace) -> None:
 
 def show_engines(model: str, args: argparse.Namespace) -> None:
     """As bench_peers.py measures them, each in a process of its own."""
+    vocab_size = vocab_size_of(model)
     columns = ("TTFT", "from the cache", "one stream", "start", "peak memory")
     rows = table(f"2. A prompt of {args.prompt:,} tokens, and one stream", "engine", *columns)
     for label in args.only:
         name, dtype = ENGINES[label]
         options = dict(requests=0, prompt=args.prompt, stream=32, sampling=False, repeats=args.repeats, dtype=dtype)
         with console().status(f"{label} ..."):
-            found = run_worker(name, model, argparse.Namespace(**options, vllm_python=args.vllm_python))
+            found = run_worker(
+                name, model, argparse.Namespace(**options, vllm_python=args.vllm_python, vocab_size=vocab_size)
+            )
         if isinstance(found, str):
             console().print(f"{label}: {found}")
             continue
@@ -172,12 +177,12 @@ def show_length(model: str, args: argparse.Namespace) -> None:
     llm = LLM(
         model, max_model_len=max(*args.lengths, NUM_PROMPT) + 100, max_num_batched_tokens=1024, optimizations=unrecorded
     )
-    rng = random.Random(0)
+    rng, token_ids = random.Random(0), prompt_ids(llm.engine.model_config.vocab_size)
 
     def generate(prompt: list[int], num_output: int) -> float:
         return seconds(llm.generate, [prompt], greedy(num_output), use_tqdm=False)
 
-    generate(random_ids(rng, NUM_PROMPT), 2)  # warm up
+    generate(random_ids(rng, NUM_PROMPT, token_ids), 2)  # warm up
     in_kernels = time_kernels(llm)
 
     def step_ms(prompt: list[int], num: int) -> tuple[float, dict[str, float]]:
@@ -187,7 +192,7 @@ def show_length(model: str, args: argparse.Namespace) -> None:
         total = generate(prompt, num)
         return total / num * 1e3, {name: value / num * 1e3 for name, value in in_kernels.items()}
 
-    prefill_s, part = generate(random_ids(rng, NUM_PROMPT), 1), in_kernels["delta_net"]
+    prefill_s, part = generate(random_ids(rng, NUM_PROMPT, token_ids), 1), in_kernels["delta_net"]
     console().print(
         f"[bold]3. Length.[/] Of a prefill of {NUM_PROMPT} tokens ({prefill_s:.2f} s) convolution, recurrence and "
         f"gated norm take {part:.2f} s, {part / prefill_s:.1%}."
@@ -195,7 +200,7 @@ def show_length(model: str, args: argparse.Namespace) -> None:
     columns = ("step", "of it attention", "of it recurrence", "the rest")
     rows = table("A step of one stream after so many tokens, median of 5 runs of 16 steps", "tokens before", *columns)
     for length in args.lengths:
-        prompt = random_ids(rng, length)
+        prompt = random_ids(rng, length, token_ids)
         found = sorted((step_ms(prompt, 16) for _ in range(5)), key=lambda pair: pair[0])
         total, kernels = found[len(found) // 2]
         attention, recurrence = kernels["paged_attention"], kernels["delta_net"]

@@ -40,9 +40,11 @@ from measuring import (
     not_negative,
     positive,
     program,
+    prompt_ids,
     result,
     seconds,
     vllm_env,
+    vocab_size_of,
     write_beside,
 )
 from measuring import markdown as table
@@ -81,7 +83,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
     },
     "greedy, 5 logprobs": {"temperature": 0.0, "logprobs": 5},
 }  # fmt: skip
-VOCABULARY = range(100, 40_000)
 Work = list[tuple[list[int], int]]  # (prompt token ids, number of output tokens)
 
 
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--stream", type=positive, default=128, help="tokens")
     parser.add_argument("--sampling", action="store_true", help="output tokens/s with sampling, too, and nothing else")
     parser.add_argument("--output", type=file_to_write, help="write the Markdown table here")
+    parser.add_argument("--vocab-size", type=positive, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=list(ENGINES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -112,6 +114,7 @@ def main() -> None:
     from nanovllm.tools.demo_model import model_or_demo
 
     model = model_or_demo(args.model)
+    args.vocab_size = vocab_size_of(model)
     results: dict[str, dict[str, Any] | str] = {}
     for name in args.only:
         with console().status(f"{name} ..."):
@@ -150,8 +153,8 @@ def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, Any
 
 def run_engine(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:
     command = [args.vllm_python if name.startswith("vLLM") else sys.executable, __file__, model, "--worker", name]
-    for option in ("dtype", "repeats", "requests", "prompt", "stream"):
-        command += [f"--{option}", str(getattr(args, option))]
+    for option in ("dtype", "repeats", "requests", "prompt", "stream", "vocab_size"):
+        command += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
     if args.sampling:
         command.append("--sampling")
     try:
@@ -222,11 +225,11 @@ def work_alone(name: str, args: argparse.Namespace) -> dict[str, float | None]:
 
 
 def measure(engine: Engine, args: argparse.Namespace) -> dict[str, float | None]:
-    """Medians of (a), (b) and (c). args: repeats, requests, prompt and stream, as on the command line."""
-    rng = random.Random(0)
+    """Medians of (a), (b) and (c). args: repeats, requests, prompt and stream, as on the command line; vocab_size."""
+    rng, token_ids = random.Random(0), prompt_ids(args.vocab_size)
 
     def prompt(length: int) -> list[int]:
-        return rng.choices(VOCABULARY, k=length)
+        return rng.choices(token_ids, k=length)
 
     def timed(work: Work) -> float:
         return seconds(engine, work)
@@ -246,12 +249,12 @@ def measure(engine: Engine, args: argparse.Namespace) -> dict[str, float | None]
 
 
 def measure_sampling(engine: Engine, args: argparse.Namespace) -> dict[str, float | None]:
-    rng = random.Random(0)
+    rng, token_ids = random.Random(0), prompt_ids(args.vocab_size)
     found: dict[str, list[float]] = {key: [] for key in SAMPLING}
     for repeat in range(1 + args.repeats):  # the first warms up
         lengths = [(rng.randint(32, 256), rng.randint(32, 128)) for _ in range(args.requests)]
         for key, sampling in SAMPLING.items():
-            batch = [(rng.choices(VOCABULARY, k=length), num) for length, num in lengths]
+            batch = [(rng.choices(token_ids, k=length), num) for length, num in lengths]
             elapsed = seconds(engine, batch, **sampling)
             if repeat > 0:
                 found[key].append(sum(num for _, num in batch) / elapsed)

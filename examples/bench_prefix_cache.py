@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from measuring import arguments, console, greedy, positive, progress, seconds, table
+from measuring import arguments, console, greedy, positive, progress, prompt_ids, seconds, table
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
@@ -48,12 +48,14 @@ def main() -> None:
 # -- 1. six workloads --------------------------------------------------------------------------------------------------
 
 
-def workloads(num: int) -> list[tuple[str, str, str, Callable[[random.Random], Prompts]]]:
+def workloads(num: int, vocab_size: int = 40_000) -> list[tuple[str, str, str, Callable[[random.Random], Prompts]]]:
     """(name, hit rate and TTFT reduction that the document reports, prompts). Lengths above 512 are a quarter
     of the document's, so that a laptop needs only a minute; ids are random, because to the cache a text is only ids."""
 
+    token_ids = prompt_ids(vocab_size, first=1000)
+
     def ids(rng: random.Random, n: int) -> list[int]:
-        return [rng.randrange(1000, 40000) for _ in range(n)]
+        return [rng.choice(token_ids) for _ in range(n)]
 
     def chatbot(rng: random.Random) -> Prompts:
         system = ids(rng, 512)
@@ -106,7 +108,9 @@ def measure_workloads(cached: LLM, uncached: LLM, num: int) -> float:
     params = greedy(4)
     for llm in (cached, uncached):
         llm.generate([[5] * 300], params, use_tqdm=False)  # warm up
-    for name, hit_reported, ttft_reported, make in progress(workloads(num), "workloads"):
+    for name, hit_reported, ttft_reported, make in progress(
+        workloads(num, cached.engine.model_config.vocab_size), "workloads"
+    ):
         cached.reset_prefix_cache()
         before = cached.engine.block_manager.stats.snapshot()
         ttft: dict[bool, list[float]] = {True: [], False: []}
@@ -230,8 +234,9 @@ def resident_bytes() -> int:
 
 def measure_shared_prefix(llm: LLM) -> None:
     rng = random.Random(1)
-    prefix = [rng.randrange(1000, 40000) for _ in range(1024)]
-    prompts = [prefix + [rng.randrange(1000, 40000) for _ in range(16)] for _ in range(64)]
+    token_ids = prompt_ids(llm.engine.model_config.vocab_size, first=1000)
+    prefix = [rng.choice(token_ids) for _ in range(1024)]
+    prompts = [prefix + [rng.choice(token_ids) for _ in range(16)] for _ in range(64)]
     llm.reset_prefix_cache()
     before = llm.stats()["num_prefill_tokens"]
     elapsed = seconds(llm.generate, prompts, greedy(8), use_tqdm=False)

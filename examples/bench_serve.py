@@ -23,7 +23,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from measuring import above_zero, arguments, markdown, positive, program, vllm_env
+from measuring import above_zero, arguments, markdown, positive, program, prompt_ids, vllm_env, vocab_size_of
 from rich.console import Console
 
 from nanovllm.serving.http.load_generator import Timing, run_load, running_server, stream
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="measure what an open page costs instead")
     args = parser.parse_args()
     model = model_or_demo(args.model)
+    args.vocab_size = vocab_size_of(model)
     console = Console(stderr=True)
     with ExitStack() as stack:
         options = ("--dtype", args.dtype, "--max-model-len", str(MAX_MODEL_LEN), "--served-model-name", NAME)
@@ -79,7 +80,7 @@ def load(url: str, args: argparse.Namespace, rate: float, seed: int, salt: str =
     bodies = [
         {
             "model": NAME,
-            "prompt": rng.choices(range(100, 40_000), k=rng.randint(32, 256)),
+            "prompt": rng.choices(prompt_ids(args.vocab_size), k=rng.randint(32, 256)),
             "max_tokens": rng.randint(32, 128),
             **(QWENS_OWN if args.sampling else {"temperature": 0}),
             "ignore_eos": True,

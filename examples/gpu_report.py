@@ -278,7 +278,8 @@ def requests(run: Run) -> Iterator[Row]:
     """As bench_peers.py measures engines; then one prompt twice, which says what was found in the cache."""
 
     def rows_of(backend: str) -> Iterator[Row]:
-        llm, sizes = run.engine(backend), argparse.Namespace(**run.sizes.peers)
+        llm = run.engine(backend)
+        sizes = argparse.Namespace(**run.sizes.peers, vocab_size=llm.engine.model_config.vocab_size)
         found = bench_peers.measure(bench_peers.VllmEngine(llm, SamplingParams), sizes)
         row: Row = {heading: found[key] for key, (heading, _, _) in bench_peers.MEASURES.items() if key in found}
         [prompt] = random_prompts(1, sizes.prompt)
@@ -361,8 +362,11 @@ def measure_on_cpu(folder: str, sizes: Sizes) -> Row:
     start_s = time.perf_counter() - started
     answers = llm.generate(random_prompts(3, sizes.cpu["prompt"] // 2), greedy(32, logprobs=5), use_tqdm=False)
     engine = bench_peers.VllmEngine(llm, SamplingParams)
-    load = bench_peers.measure(engine, argparse.Namespace(**sizes.cpu, repeats=1))
-    alone = bench_peers.measure(engine, argparse.Namespace(**sizes.cpu | {"requests": 0}, repeats=3))
+    vocab_size = llm.engine.model_config.vocab_size
+    load = bench_peers.measure(engine, argparse.Namespace(**sizes.cpu, repeats=1, vocab_size=vocab_size))
+    alone = bench_peers.measure(
+        engine, argparse.Namespace(**sizes.cpu | {"requests": 0}, repeats=3, vocab_size=vocab_size)
+    )
     return {
         "mixed load, output tokens/s": load["throughput"],
         "one stream, tokens/s": alone["stream"],

@@ -265,7 +265,20 @@ def vllm_env(kv_cache_gb: int = 4) -> dict[str, str]:
     }
 
 
-# -- checkpoints -------------------------------------------------------------------------------------------------------
+# -- checkpoints and prompts -------------------------------------------------------------------------------------------
+
+
+def vocab_size_of(model: str) -> int:
+    from nanovllm.checkpoint import ModelConfig
+    from nanovllm.files.hub import resolve_checkpoint
+
+    return ModelConfig.from_directory(resolve_checkpoint(model, load_format="dummy")).vocab_size
+
+
+def prompt_ids(vocab_size: int, first: int = 100) -> range:
+    """The token ids that random prompts are made of: from the first up to 40,000, as far as the vocabulary goes."""
+    end = min(vocab_size, 40_000)
+    return range(min(first, end // 2), end)
 
 
 def random_checkpoint(folder: Path, config: Any) -> Path:

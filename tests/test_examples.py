@@ -455,9 +455,8 @@ def table_of(status_of):
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """wide(variant) -> a tiny checkpoint with as many words as the benchmarks' random prompts use."""
-    sizes = dict(vocab_size=49152, max_position_embeddings=2048)
-    return lambda variant: str(make_checkpoint(tmp_path_factory.mktemp(variant), variant, **sizes))
+    """wide(variant) -> a tiny checkpoint with room for the benchmarks' prompts. It has few words."""
+    return lambda variant: str(make_checkpoint(tmp_path_factory.mktemp(variant), variant, max_position_embeddings=2048))
 
 
 @pytest.mark.nightly
@@ -622,7 +621,8 @@ def test_trace_request(run, checkpoint):
 
 
 def test_bench_prefix_cache(run, tmp_path):
-    model = make_checkpoint(tmp_path, "llama", vocab_size=40_000, max_position_embeddings=2048)
+    """Of a model with few words."""
+    model = make_checkpoint(tmp_path, "llama", max_position_embeddings=2048)
     out = run("bench_prefix_cache.py", str(model), "--requests", "2", "--blocks", "50000")
     for name in ("chatbot", "multi-turn", "retrieval", "completion", "summaries", "random"):
         assert name in out
@@ -655,11 +655,16 @@ def test_structured_output(run, short_demo_in_float32):
     assert all(name in out for name in ('{"cafe":', '{"steps":', '{"ship":', "The right column is data"))
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3-moe"])
-def test_profile_step(run, checkpoint, variant):
-    out = run("profile_step.py", str(checkpoint(variant)), "--batch", "2", "--context", "16", "--prompt", "32")
+def test_profile_step(run, checkpoint):
+    out = run("profile_step.py", str(checkpoint()), "--batch", "2", "--context", "16", "--prompt", "32")
     parts = re.findall(r"│ (scheduling|linear layers|attention|sampling|detokenizing, outputs) +│ +[\d.]+", out)
     assert len(parts) == 10, out  # of a prefill and of a decode
+
+
+@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3.5"])
+def test_profile_step_has_no_floors_of_other_models(status_of, checkpoint, variant):
+    status, _ = status_of("profile_step.py", str(checkpoint(variant)), "--context", "16", "--prompt", "32")
+    assert status.startswith("on a CPU this measures dense models: ")
 
 
 @pytest.mark.compiler

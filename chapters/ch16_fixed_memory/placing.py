@@ -55,8 +55,8 @@ POLICIES: dict[str, Policy] = {
 # -- workloads --------------------------------------------------------------------------------------------------------
 
 
-def random_ids(rng: random.Random, n: int) -> list[int]:
-    return [rng.randrange(1000, 40_000) for _ in range(n)]
+def random_ids(rng: random.Random, n: int, token_ids: range = range(1000, 40_000)) -> list[int]:
+    return [rng.choice(token_ids) for _ in range(n)]
 
 
 def hard_workloads() -> dict[str, Requests]:
