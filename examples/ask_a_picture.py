@@ -13,11 +13,10 @@ import shutil
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from measuring import arguments, existing_file
-from PIL import Image, ImageDraw
+from measuring import arguments, existing_file, needs
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -27,6 +26,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.tools.demo_model import demo_model_path, model_or_demo
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 QUESTIONS = ("What is in this picture?", "What colour is the boat?", "How many gulls are there?", "Is it day or night?")
 GRID = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
@@ -40,8 +42,11 @@ VISION = dict(image_size=256, patch_size=16, hidden_size=192, intermediate_size=
 PROCESSOR = dict(size={"longest_edge": 512}, max_image_size={"longest_edge": 256}, do_image_splitting=True)
 
 
-def draw() -> Image.Image:
+def draw() -> "Image.Image":
     """A red boat on the sea, a sun, two gulls."""
+    with needs('-e ".[images]"'):
+        from PIL import Image, ImageDraw
+
     image = Image.new("RGB", (640, 420), "#bfe3f7")
     pen = ImageDraw.Draw(image)
     pen.rectangle((0, 280, 640, 420), fill="#2b6f9e")
@@ -55,8 +60,11 @@ def draw() -> Image.Image:
     return image
 
 
-def opened(text: str) -> Image.Image:
+def opened(text: str) -> "Image.Image":
     """The type of an argument that is a picture's file."""
+    with needs('-e ".[images]"'):
+        from PIL import Image
+
     path = existing_file(text)
     try:
         picture = Image.open(path)

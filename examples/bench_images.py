@@ -18,11 +18,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from measuring import ChildFailed, arguments, console, in_child, positive, program, result, table, vllm_env
-from PIL import Image
+from measuring import ChildFailed, arguments, console, in_child, needs, positive, program, result, table, vllm_env
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 TEXT_135M: dict[str, Any] = dict(
     model_type="llama", hidden_size=576, intermediate_size=1536, num_hidden_layers=30, head_dim=64
@@ -110,7 +112,10 @@ def make_checkpoint(folder: Path, shape: str) -> Path:
     return folder
 
 
-def picture(seed: int, size: tuple[int, int]) -> Image.Image:
+def picture(seed: int, size: tuple[int, int]) -> "Image.Image":
+    with needs('-e ".[images]"'):
+        from PIL import Image
+
     generator = torch.Generator().manual_seed(seed)
     tiny = torch.randint(0, 256, (24, 32, 3), generator=generator, dtype=torch.uint8)
     return Image.fromarray(tiny.numpy()).resize(size, Image.Resampling.BICUBIC)
@@ -187,7 +192,7 @@ def measure_ours(folder: Path, shape: str, size: tuple[int, int], repeats: int, 
     llm = LLM(str(folder), load_format="dummy", max_model_len=4096, max_num_seqs=2, **options)
     processor = llm.engine.image_processor
 
-    def ask(image: Image.Image, question: str) -> tuple[float, list[int]]:
+    def ask(image: "Image.Image", question: str) -> tuple[float, list[int]]:
         """(seconds until the first token, the image processor's included; the prompt)"""
         started = time.perf_counter()
         prompt = {"prompt": f"{image_token}{question}", "multi_modal_data": {"image": image}}
@@ -238,7 +243,7 @@ def vllm_seconds(folder: str, shape: str, size: tuple[int, int], repeats: int) -
     options: dict[str, Any] = dict(load_format="dummy", dtype="bfloat16", gpu_memory_utilization=0.5)
     llm: Any = LLM(folder, max_model_len=4096, max_num_seqs=2, limit_mm_per_prompt={"image": 1}, **options)
 
-    def ask(image: Image.Image, question: str) -> float:
+    def ask(image: "Image.Image", question: str) -> float:
         started = time.perf_counter()
         prompt = {"prompt": f"{SHAPES[shape][3]}{question}", "multi_modal_data": {"image": image}}
         llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), use_tqdm=False)

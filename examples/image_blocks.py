@@ -10,16 +10,18 @@ them; its answers mean nothing. Then the same picture comes again, and one that 
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from measuring import arguments, console
-from PIL import Image, ImageDraw
+from measuring import arguments, console, needs
 from rich.table import Table
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.utils.logging import disable_progress_bar
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.core.block_hash import extra_keys
@@ -64,8 +66,11 @@ def make_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def draw() -> Image.Image:
+def draw() -> "Image.Image":
     """A row of coloured squares."""
+    with needs('-e ".[images]"'):
+        from PIL import Image, ImageDraw
+
     image = Image.new("RGB", (PATCHES * PATCH, PATCH), "white")
     pen = ImageDraw.Draw(image)
     for i in range(PATCHES):
@@ -107,7 +112,7 @@ def main() -> None:
         llm = LLM(str(checkpoint), block_size=BLOCK_SIZE, max_model_len=256, num_gpu_blocks_override=32)
         picture = draw()
 
-        def ask(image: Image.Image) -> RequestOutput:
+        def ask(image: "Image.Image") -> RequestOutput:
             part = {"type": "image_pil", "image_pil": image}
             question = {"role": "user", "content": [{"type": "text", "text": "What's in this image?"}, part]}
             return llm.chat([question], SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)[0]

@@ -15,7 +15,7 @@ examples/move_to_vllm.md lists the options, and what to write instead of those t
 
 import time
 
-from measuring import arguments
+from measuring import arguments, needs
 
 parser = arguments(__doc__)
 parser.add_argument("--engine", choices=["nanovllm", "vllm"], default="nanovllm")
@@ -27,8 +27,9 @@ QUESTIONS = ["When was the lighthouse built?", "Who was its keeper?", "What colo
 def main() -> None:
     args = parser.parse_args()
     if args.engine == "vllm":
-        from vllm import LLM, SamplingParams
-        from vllm.sampling_params import StructuredOutputsParams
+        with needs("vllm"):
+            from vllm import LLM, SamplingParams
+            from vllm.sampling_params import StructuredOutputsParams
     else:
         from nanovllm import LLM, SamplingParams
         from nanovllm.sampling_params import StructuredOutputsParams
