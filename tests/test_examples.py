@@ -100,7 +100,7 @@ def run(demo_checkpoint, status_of):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help(status_of, name, monkeypatch):
     """It needs no package of an extra. And from here on, a terminal of any encoding will do."""
-    for package in ("ray", "openai", "gguf", "playwright"):
+    for package in ("ray", "openai", "gguf", "playwright", "PIL", "vllm"):
         monkeypatch.setitem(sys.modules, package, None)
     status, out = status_of(name, "--help")
     first = (ROOT / "examples" / name).read_text("utf-8").splitlines()[0].removeprefix('"""')
@@ -170,7 +170,7 @@ def test_a_file_that_is_no_text(status_of, tmp_path, checkpoint, name, options):
     (tmp_path / "text").write_bytes(b"\xff\xfe")
     options = [str(checkpoint()) if option == "MODEL" else option for option in options]
     status, _ = status_of(name, *options, "--text", str(tmp_path / "text"))
-    assert status.startswith(f"{name}: {tmp_path / 'text'} is no text in UTF-8: ")
+    assert status.startswith(f"{name}: {tmp_path / 'text'} is not UTF-8 text: ")
 
 
 @pytest.mark.parametrize("name", [name for name in LOADING if not name.startswith("ray_")])
@@ -192,6 +192,8 @@ def test_no_such_model(status_of, name, tmp_path):
         ("ray_data_batch.py", ["-i", "README.md", "-o", "out"], "ray", '-e ".[ray]"'),
         ("agents.py", ["MODEL", "--only", "openai"], "openai", '-e ".[clients,structured]"'),
         ("make_gguf.py", ["MODEL", "model.gguf"], "gguf", "gguf"),
+        ("image_blocks.py", [], "PIL", '-e ".[images]"'),
+        ("move_to_vllm.py", ["--engine", "vllm"], "vllm", "vllm"),
     ],
 )
 def test_a_package_is_missing(status_of, talkative, name, options, package, to_install, monkeypatch):
@@ -539,8 +541,10 @@ def test_bench_start(table_of, checkpoint):
 
 
 @pytest.mark.nightly
-def test_bench_serve(table_of, short_demo_in_float32):
+def test_bench_serve(table_of, status_of, short_demo_in_float32):
     sizes = ("--num-requests", "3", "--rounds", "1", "--loads", "0.5", "--dtype", "float32")
+    status, out = status_of("bench_serve.py", str(short_demo_in_float32), *sizes, "--page")
+    assert status == 0 and re.match(r"4 pairs of 3 requests at once: with a page they take \d\.\d+ times", out)
     for more in ((), ("--sampling",)):
         [_, server, *figures] = table_of("bench_serve.py", str(short_demo_in_float32), *sizes, *more)["0.5"]
         assert server == "nanovllm" and all(float(figure.replace(",", "")) > 0 for figure in figures[:3])
@@ -661,6 +665,14 @@ def test_profile_step(run, checkpoint):
     assert len(parts) == 10, out  # of a prefill and of a decode
 
 
+@pytest.mark.nightly
+def test_structured_output_has_a_cost(run, checkpoint):
+    pytest.importorskip("llguidance")
+    assert re.search(
+        r"a step of 32 sequences: [\d.]+ ms, with masks", run("structured_output.py", str(checkpoint()), "--cost")
+    )
+
+
 @pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3.5"])
 def test_profile_step_has_no_floors_of_other_models(status_of, checkpoint, variant):
     status, _ = status_of("profile_step.py", str(checkpoint(variant)), "--context", "16", "--prompt", "32")
@@ -733,6 +745,15 @@ def test_perplexity_and_few_bits_on_a_gpu(run, tmp_path, checkpoint):
     (on_cpu, weights), (on_gpu, others) = found
     assert on_gpu == on_cpu and weights.keys() == others.keys()
     assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
+
+
+@pytest.mark.nightly
+def test_perplexity_of_shuffled_channels(run, checkpoint):
+    """The model computes the same function."""
+    options = "--tokens 128 --window 64 --dtype float32 --quantization none nearest".split()
+    outs = [run("perplexity.py", str(checkpoint()), *options, *more) for more in ((), ("--shuffle",))]
+    plain, shuffled = (re.findall(r"│ as they are +│ +([\d.,]+)", out) for out in outs)
+    assert len(plain) == 1 and shuffled == plain and outs[0] != outs[1]
 
 
 @pytest.mark.parametrize("option", [["--shuffle"], ["--key-biases", "1"]])
