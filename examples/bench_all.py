@@ -3,8 +3,8 @@
     python examples/bench_all.py [--only NAME ...] [--vllm-python PATH] [--page FILE]
     python examples/bench_all.py --machine     what this machine is, and how fast it multiplies and reads
 
-The page says what is run: below a command stands what it has printed, between two comments. The commands run one after
-another, and what each prints takes the place of what stood there. --only takes words of the commands. Whatever ends
+The page says what to run: below each command, between two comments, is what it printed. The commands run one after
+another, and the output of each replaces what was there. --only takes words of the commands. Whatever ends
 this script, the page has what was found until then. Without vLLM and llama.cpp (bench_peers.py says how to get them)
 their rows say so. Nothing else should run meanwhile.
 """

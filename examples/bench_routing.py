@@ -11,7 +11,7 @@ of all engines together hold a quarter of the workload's different blocks, excep
 1. routers: in turn; least busy, by tokens still to be computed; consistent hashing of the first 768 tokens; and the
    router that follows KV events. Every router gets the same requests at the same times.
 2. delay: the router that follows KV events, when they reach it late, or never.
-3. changes: an engine joins, leaves or dies in the middle. An engine that leaves ends the requests that it has. The
+3. changes: an engine joins, leaves or dies in the middle. An engine that leaves finishes its requests. The
    clients of one that dies get an error, and ask again.
 
 It takes two minutes. A second run with the same options prints the same tables.
@@ -310,7 +310,7 @@ class Fleet:
         return max(self.listed, key=lambda name: len(self.engines[name].jobs))
 
     def leave(self, now: float) -> None:
-        """The engine with most requests gets no more of them, and ends those that it has."""
+        """The engine with most requests gets no more of them, and finishes those that it has."""
         self.forget(self.busiest())
 
     def die(self, now: float) -> None:

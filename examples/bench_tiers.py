@@ -7,6 +7,7 @@
 workloads, by the engine's own scheduler without a model; 3. speed: output tokens/s where nothing repeats, with and
 without a directory, quiet and beside a busy process; 4. harm: processes killed while they write, files damaged at
 random; 5. size: how long a large directory takes to open, and what its index takes in memory.
+Part 5 writes --gigabytes to a temporary folder, 10 unless you say otherwise.
 """
 
 import argparse

@@ -116,7 +116,7 @@ def nearest(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 def gptq(weight: Tensor, hessian: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """The same, chosen by what comes out. hessian: [k, k], products of the inputs, summed over the tokens of a text."""
     weight, k = weight.clone(), weight.shape[1]
-    # Row i of this factor says how inputs behind i make up for an error at i, once those before it are settled.
+    # Row i of this factor says how later inputs make up for an error at i, once those before it are settled.
     damped = hessian.double() + DAMPING * hessian.diagonal().mean() * torch.eye(k)
     inverse = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
     codes, errors, scales = torch.empty_like(weight), torch.empty(len(weight), group_size), list[Tensor]()
@@ -127,7 +127,7 @@ def gptq(weight: Tensor, hessian: Tensor, group_size: int) -> tuple[Tensor, Tens
             codes[:, i] = codes_of(weight[:, i], scale)
             errors[:, i - start] = error = (weight[:, i] - codes[:, i] * scale.float()) / inverse[i, i]
             weight[:, i + 1 : end] -= torch.outer(error, inverse[i, i + 1 : end])
-        weight[:, end:] -= errors @ inverse[start:end, end:]  # all that the group owes to those behind it, at once
+        weight[:, end:] -= errors @ inverse[start:end, end:]  # all that the group owes to later ones, at once
         scales.append(scale)
     return codes, torch.stack(scales, dim=1)
 

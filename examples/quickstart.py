@@ -86,7 +86,7 @@ def main() -> None:
             f"The mean time to the first token went from [bold]{cold_ttft_s * 1e3:,.0f} ms[/] to "
             f"[bold]{warm_ttft_s * 1e3:,.0f} ms[/]: {cold_ttft_s / warm_ttft_s:.1f} times faster; the whole batch took "
             f"{cold_s:.1f} s cold and {warm_s:.1f} s warm. The answers would be the same without the cache. Only the "
-            f"waiting is gone. (Is an answer wrong? The model is, then: the demo model is a very small one.)",
+            f"waiting is gone. (If an answer is wrong, that is the model: the demo model is very small.)",
             title="What happened",
         )
     )

@@ -100,7 +100,7 @@ def ways(load: Callable[..., LLM], progress: Console) -> Iterator[Way]:
         llm = load(max_model_len=length, max_num_batched_tokens=CHUNK, **pool)
         [chunked] = ask(llm, [question])
         yield f"steps of {CHUNK} tokens", f"the prompt in {-(-len(question) // CHUNK)} chunks", [digest(chunked)]
-        # Requests without a salt come first. The one behind gives way when both have grown.
+        # Requests without a salt come first. The later one is preempted when both have grown.
         given: list[Any] = [
             others[0][:64],
             {"prompt_token_ids": question, "cache_salt": "none of these blocks is known"},
