@@ -141,6 +141,8 @@ def served(model: str, form: str) -> Iterator[str]:
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()
         while not server.started:
+            if not thread.is_alive():
+                raise SystemExit("the server has not started")
             time.sleep(0.01)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         server.end()

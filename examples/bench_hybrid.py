@@ -163,7 +163,9 @@ def show_engines(model: str, args: argparse.Namespace) -> None:
             continue
         cached = "-" if found["ttft_cached"] is None else f"{found['ttft_cached']:.2f} s"
         row = f"{found['ttft_cold']:.2f} s", cached, f"{found['stream']:.1f} tokens/s"
-        rows.add_row(label, *row, f"{found['start']:.0f} s", f"{found['memory']:,.0f} MB")
+        rows.add_row(
+            label, *row, f"{found['start']:.0f} s", "-" if found["memory"] is None else f"{found['memory']:,.0f} MB"
+        )
     if not rows.rows:
         sys.exit("no engine could be measured")
     console().print(rows, "")
@@ -220,6 +222,8 @@ def show_length(model: str, args: argparse.Namespace) -> None:
 def time_kernels(llm: LLM) -> dict[str, float]:
     """Seconds in these C functions from now on: attention's, and the wing's own."""
     kernels, spent = llm.engine.model_runner.kernels, dict[str, float]()
+    if kernels.library is None:
+        sys.exit("part 3 times C functions, and there is no C compiler here")
     delta_net: Any = kernels_for(kernels).delta_net  # a partial(function, kernels, library)
     for name, library in (("paged_attention", kernels.library), ("delta_net", delta_net.args[1])):
         setattr(library, name, timed(spent, name, getattr(library, name)))

@@ -18,16 +18,21 @@ import random
 import socket
 import statistics
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from measuring import above_zero, arguments, markdown, positive, program, prompt_ids, vllm_env, vocab_size_of
 from rich.console import Console
 
 from nanovllm.serving.http.load_generator import Timing, run_load, running_server, stream
 from nanovllm.tools.demo_model import model_or_demo
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
+from chapters.ch14_many_users.fleet import percentile
 
 NAME = "served"
 QWENS_OWN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
@@ -116,12 +121,7 @@ def figures_of(rounds: list[list[Timing]]) -> tuple[float, ...]:
     ttfts = [t.ttft_s for t in everyone if t.ttft_s is not None]
     tpots = [t.tpot_s * 1e3 for t in everyone if t.tpot_s is not None]
     rate = sum(t.num_output_tokens for t in everyone) / seconds
-    return rate, quantile(ttfts, 0.5), quantile(ttfts, 0.99), quantile(tpots, 0.5), quantile(tpots, 0.99)
-
-
-def quantile(values: list[float], share: float) -> float:
-    """The smallest value that this share of all values does not exceed."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+    return rate, percentile(ttfts, 50), percentile(ttfts, 99), percentile(tpots, 50), percentile(tpots, 99)
 
 
 def what_a_page_costs(url: str, args: argparse.Namespace, console: Console) -> str:
@@ -149,7 +149,8 @@ async def _timed(url: str, args: argparse.Namespace, seed: int, is_open: bool) -
     seconds = time.perf_counter() - started
     if page is not None:
         page.cancel()
-        await asyncio.gather(page, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await page  # which raises what has ended it before
     return seconds
 
 

@@ -94,14 +94,14 @@ def file_to_write(text: str) -> Path:
 def text_of(file: Path | None) -> str:
     """What is in it, or (None) Python's language reference, which every Python has.
 
-    Ends the script if the file is no text in UTF-8.
+    Ends the script if the file is not UTF-8 text.
     """
     if file is None:
         return "\n\n".join(topics[name] for name in sorted(topics))
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError as error:
-        sys.exit(f"{Path(sys.argv[0]).name}: {file} is no text in UTF-8: {error}")
+        sys.exit(f"{Path(sys.argv[0]).name}: {file} is not UTF-8 text: {error}")
 
 
 def program(text: str) -> str:
@@ -258,7 +258,7 @@ def vllm_env(kv_cache_gb: int = 4) -> dict[str, str]:
     """What makes vLLM for CPUs use all the cores that this process may use, and nothing but local files."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return {
-        "VLLM_CPU_OMP_THREADS_BIND": f"{min(cores)}-{max(cores)}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gb),
         "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
