@@ -201,6 +201,8 @@ INTERRUPTIONS = {
     "a signal's handler": lambda: signal.raise_signal(signal.SIGALRM),
     "Ctrl-C": lambda: signal.raise_signal(signal.SIGINT),
 }
+# By day a handler that raises is one of the three at which one thread is interrupted; alone it is an exception.
+HOW = ["an exception", by_night("a signal's handler"), "Ctrl-C"]
 
 
 @pytest.fixture
@@ -223,7 +225,7 @@ def assert_usable(llm, call, expected):
     assert len(llm.engine.block_manager.free_blocks) == NUM_BLOCKS, "a block was lost"
 
 
-@pytest.mark.parametrize("how", INTERRUPTIONS)
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("event", ["line", by_night("opcode")])
 def test_a_call_that_is_interrupted_anywhere(llm, alarm, event, name, how):
@@ -236,7 +238,7 @@ def test_a_call_that_is_interrupted_anywhere(llm, alarm, event, name, how):
         assert_usable(llm, call, expected)
 
 
-@pytest.mark.parametrize("how", INTERRUPTIONS)
+@pytest.mark.parametrize("how", HOW)
 def test_leaving_a_stream_is_interrupted(llm, alarm, how):
     """Its request ends all the same, with the next step at the latest."""
     expected, instants = leave_a_stream(llm), WHOLE_CALLS["call"]
