@@ -42,10 +42,15 @@ def load_tokenizer(directory: Path) -> Any:
         raise
 
 
-def with_eos(config: "ModelConfig", tokenizer: Any, path: Path, overrides: dict[str, Any] | None) -> "ModelConfig":
-    """The model's configuration, with the tokenizer's end token beside those of its files; a log line names all."""
+def with_eos(
+    config: "ModelConfig", tokenizer: Any, path: Path, overrides: dict[str, Any] | None = None
+) -> "ModelConfig":
+    """The model's configuration, with the tokenizer's end token beside those of its files; a log line names all.
+
+    overrides: the caller's hf_overrides. If they name end tokens, or none, the tokenizer's does not count.
+    """
     found = config.end_tokens
-    if "eos_token_id" not in (overrides or {}):  # these say what ends, and nothing else does
+    if "eos_token_id" not in (overrides or {}):
         found = with_tokenizer(found, tokenizer.eos_token_id, "the tokenizer", config.vocab_size, path)
     if found:
         logger.info("End tokens: %s", ", ".join(described(found, tokenizer)))
