@@ -103,6 +103,8 @@ class GGUFFile:
             if (found := given.get(name)) and found != value:
                 raise ValueError(f"{self.path}: {kind}.{name} is {shorten(found)}, which is not supported")
         pooling_type = given.get("pooling_type", 0)
+        if not isinstance(pooling_type, int):
+            raise ValueError(f"{self.path}: {kind}.pooling_type is {shorten(pooling_type)}, which is not a number")
         embeddings = self.tensors.get("model.embed_tokens.weight")
         config = {ours: given[theirs] for theirs, ours in SIZES.items() if theirs in given} | {
             "model_type": MODEL_TYPES[kind],

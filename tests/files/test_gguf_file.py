@@ -132,6 +132,7 @@ def vector(name: str):
         ({"llama.attention.head_count": [4, 4]}, "Validation error for field 'num_attention_heads'"),
         ({"llama.embedding_length": None}, "lacks llama.embedding_length"),
         ({"llama.expert_count": 8}, "llama.expert_count is 8, which is not supported"),
+        ({"llama.pooling_type": [1]}, "llama.pooling_type is [1], which is not a number"),
         ({"llama.attention.sliding_window": 4096}, "llama.attention.sliding_window is 4096"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8"),
         ({"llama.attention.causal": False}, "its tokens see later ones (is_causal is false)"),
