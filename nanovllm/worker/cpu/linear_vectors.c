@@ -95,7 +95,6 @@ static inline __attribute__((always_inline)) void multiply_part(const int rows, 
 static inline __attribute__((always_inline)) void compute_rows(const int rows, const tile_args *args) {
     const int wide = blocks_in_registers(rows);
     const int64_t part = CONVERTED ? CONVERTED_AT_ONCE / rows / LANES * LANES : args->k;
-    const int64_t x_stride = CONVERTED ? part + LANES : args->k; /* rows in different sets of a cache */
     const int64_t num_blocks = MOST_BLOCKS == 1 ? 1 : args->num_blocks;
     float y[MOST_BLOCKS][ROWS][COLS];
     for (int64_t b = 0; b < num_blocks && CONVERTED; b++)
@@ -103,10 +102,10 @@ static inline __attribute__((always_inline)) void compute_rows(const int rows, c
     for (int64_t first = 0; first < args->k; first += part) {
         const int64_t end = smaller(args->k, first + part);
         const num *x = args->x + first;
-        unit converted[CONVERTED ? CONVERTED_AT_ONCE + ROWS * LANES : 1];
+        unit converted[CONVERTED ? CONVERTED_AT_ONCE : 1];
         for (int r = 0; r < rows && CONVERTED; r++) {
             const num *from = x + r * args->k;
-            unit *to = converted + r * x_stride;
+            unit *to = converted + r * part;
             int64_t i = 0;
             for (; i + LANES <= end - first; i += LANES)
                 put_unit_vec(to + i, units_at(from + i));
@@ -115,11 +114,11 @@ static inline __attribute__((always_inline)) void compute_rows(const int rows, c
         }
         int64_t b = 0;
         for (; b + wide <= num_blocks; b += wide)
-            multiply_part(rows, wide, y, args, b, first, end, x, converted, x_stride);
+            multiply_part(rows, wide, y, args, b, first, end, x, converted, part);
         for (; b + 2 <= num_blocks && wide > 2; b += 2)
-            multiply_part(rows, MOST_BLOCKS > 2 ? 2 : 1, y, args, b, first, end, x, converted, x_stride);
+            multiply_part(rows, MOST_BLOCKS > 2 ? 2 : 1, y, args, b, first, end, x, converted, part);
         for (; b < num_blocks && wide > 1; b++)
-            multiply_part(rows, 1, y, args, b, first, end, x, converted, x_stride);
+            multiply_part(rows, 1, y, args, b, first, end, x, converted, part);
     }
     for (int64_t b = 0; b < num_blocks; b++)
         put_tile(rows, y[b], args, b);
