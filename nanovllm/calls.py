@@ -129,13 +129,13 @@ class Calls:
         self.enqueued = {name: request for name, request in self.enqueued.items() if name not in ended}
 
     def _step(self, request_ids: set[str]) -> set[str]:
-        """Make a step unless all of these requests have ended. Returns the ids of those that have not."""
-        engine = self.engine
-        if request_ids.isdisjoint(engine.requests):
-            engine.recover()  # if the step that ended them has failed, they come back here
-        elif not engine.step():
-            return request_ids  # none has ended in this step, and looking for those that others have ended takes time
-        return request_ids & engine.requests.keys()
+        """Make a step unless all of these requests have ended. Returns those ids that still have to be waited for."""
+        if request_ids.isdisjoint(self.engine.requests):
+            self.engine.recover()  # if the step that ended them has failed, they come back here
+            return request_ids & self.engine.requests.keys()
+        ended = {output.request_id for output in self.engine.step() if output.finished}
+        request_ids -= ended  # those that others' steps have ended go with the last: looking for them takes time
+        return request_ids
 
     def _step_of_stream(self, request: Request, num_tokens: int) -> RequestOutput | None:
         """Make a step unless the request has ended, or has more tokens than these. None if it has no more yet."""

@@ -51,6 +51,7 @@ class Detokenizer:
             self._source = WindowedText(self.tokenizer, self.params, self._before)
         self.token_ids: list[int] = []
         self._searched = 0  # no stop string ends before this character
+        self._shown = 0  # no stop string that may still come begins before this character
         self.text = ""
         self.append(token_ids)
 
@@ -72,11 +73,11 @@ class Detokenizer:
         if self.params.include_stop_str_in_output:
             return self.text
         longest = max(map(len, self._stop), default=1)
-        for length in range(min(longest - 1, len(self.text)), 0, -1):
-            tail = self.text[-length:]
-            if any(stop.startswith(tail) for stop in self._stop):
-                return self.text[:-length]
-        return self.text
+        self._shown = max(self._shown, len(self.text) - longest + 1)
+        # It only grows: what has gone on otherwise than a stop string will not become one.
+        while self._shown < len(self.text) and not any(s.startswith(self.text[self._shown :]) for s in self._stop):
+            self._shown += 1
+        return self.text[: self._shown]
 
     def _find_stop(self) -> str | None:
         """The stop string that ends first in the text that has not been searched. Cuts the text there."""

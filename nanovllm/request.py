@@ -26,7 +26,8 @@ logger = logging.getLogger("nanovllm")
 
 @dataclass
 class Sample:
-    """One of the n continuations of a prompt. logprobs: one dict per token, if the request asked for them.
+    """One of the n continuations of a prompt. logprobs: one dict per token, if the request asked for them; their sum
+    grows with them.
 
     The detokenizer gets each token as soon as it is accepted if there are stop strings to look for (from the scheduler,
     as seq.stop_checker); after each step if the text is read while it grows (add_tokens); otherwise all at the end.
@@ -35,6 +36,7 @@ class Sample:
     seq: Sequence
     detokenizer: Detokenizer
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
 
     @property
     def finished(self) -> bool:
@@ -69,20 +71,14 @@ class Sample:
     def output(self, with_logprobs: bool) -> CompletionOutput:
         """Everything that the sample has so far."""
         seq = self.seq
-        token_ids = seq.generated_token_ids
-        logprobs = None
-        cumulative_logprob = None
-        if with_logprobs:
-            logprobs = list(self.logprobs)
-            cumulative_logprob = sum(entries[t].logprob for t, entries in zip(token_ids, logprobs, strict=True))
         return CompletionOutput(
             index=seq.sample_index,
             text=self.text,
-            token_ids=token_ids,
+            token_ids=seq.generated_token_ids,
             finish_reason=seq.finish_reason,
             stop_reason=seq.stop_reason,
-            cumulative_logprob=cumulative_logprob,
-            logprobs=logprobs,
+            cumulative_logprob=self.cumulative_logprob if with_logprobs else None,
+            logprobs=list(self.logprobs) if with_logprobs else None,
         )
 
 
@@ -151,6 +147,7 @@ class Request:
         for token_logprobs in logprobs[: len(new_token_ids)]:  # rows after a rejected draft token are dropped
             if token_logprobs is not None:
                 self._set_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), token_logprobs)
+                sample.cumulative_logprob += token_logprobs.logprob
         if sample.error:
             logger.warning("request %s ends with an error: %s", self.request_id, sample.error.splitlines()[0])
         if seq.sample_index == 0 and new_token_ids:
@@ -187,6 +184,9 @@ class Request:
             if seq.num_generated_tokens == 0:
                 self.metrics.first_token_time = None
         del sample.logprobs[seq.num_generated_tokens :]
+        sample.cumulative_logprob = 0.0
+        for token_id, entries in zip(seq.generated_token_ids, sample.logprobs, strict=False):  # none if not asked for
+            sample.cumulative_logprob += entries[token_id].logprob
         if self.output_filter is not None:
             self.output_filter.roll_back(seq.sample_index, seq.num_generated_tokens)
         sample.detokenizer.restart(seq.generated_token_ids)
@@ -200,7 +200,7 @@ class Request:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=list(self.prompt_token_ids),
+            prompt_token_ids=self.prompt_token_ids,
             outputs=[sample.output(with_logprobs=self.params.logprobs is not None) for sample in self.samples],
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens or 0,

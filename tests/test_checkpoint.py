@@ -9,7 +9,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files import tokenizer as tokenizer_file
 from nanovllm.files.tokenizer import load_tokenizer
-from tests.checkpoints import CORPUS, LLAMA3_ROPE, YARN_ROPE, edit, make_tokenizer
+from tests.checkpoints import CORPUS, LLAMA3_ROPE, NULL, YARN_ROPE, edit, make_tokenizer
 from tests.errors import expect
 
 
@@ -114,6 +114,11 @@ def test_a_tokenizer_that_a_package_reads(broken, monkeypatch, content, text):
             "num_attention_heads must",
         ),
         (dict(is_causal=False), "its tokens see later ones (is_causal is false)"),
+        (dict(is_causal=NULL), "its tokens see later ones (is_causal is false)"),
+        (
+            dict(model_type="qwen3", architectures=None, rope_parameters={"full_attention": {}}),
+            "differs from layer to layer",
+        ),
         (dict(per_layer_config={"0": {"intermediate_size": 32}}), "per_layer_config gives some layers other sizes"),
         (dict(transformers_weights="other.safetensors"), "transformers_weights names 'other.safetensors'"),
     ],
@@ -148,9 +153,9 @@ def test_generation_config(broken, caplog):
     assert not caplog.text
     overridden = ModelConfig.from_directory(broken, {"top_k": 9, "max_new_tokens": 5})  # fields of config.json
     assert overridden.generation == {"max_tokens": 7, "top_k": 5, "temperature": 0.0}
-    edit(broken / "generation_config.json", num_beams=1, suppress_tokens=[5], no_repeat_ngram_size=3)
+    edit(broken / "generation_config.json", num_beams=1, suppress_tokens=[5], bad_words_ids=[], typical_p=0.9)
     ModelConfig.from_directory(broken)
-    assert "generate() does: no_repeat_ngram_size, suppress_tokens\n" in caplog.text
+    assert "generate() does: typical_p, suppress_tokens\n" in caplog.text
 
 
 def test_an_adapter_beside_the_checkpoint_is_told(broken, caplog):

@@ -243,6 +243,22 @@ def test_what_may_become_a_stop_string_is_not_shown_yet(tokenizer):
     assert detokenizer.visible_text() == "a <enx"
 
 
+def test_as_much_is_shown_as_can_be(tokenizer):
+    """All but the longest ending that begins a stop string, whatever the text and the stop strings."""
+    rng = random.Random(0)
+    ids = {letter: tokenizer(letter, add_special_tokens=False).input_ids for letter in "ab"}
+    for _ in range(100):
+        stops = ["".join(rng.choices("ab", k=rng.randrange(3, 9))) + "c" for _ in range(3)]
+        detokenizer = Detokenizer(tokenizer, SamplingParams(stop=stops))
+        for letter in rng.choices("ab", k=40):
+            detokenizer.append(ids[letter])
+            text = detokenizer.text
+            endings = [text[start:] for start in range(len(text) + 1)]
+            held = next(ending for ending in endings if any(stop.startswith(ending) for stop in stops))
+            if rng.random() < 0.5:
+                assert detokenizer.visible_text() == text.removesuffix(held)
+
+
 def test_no_stop_string_before_min_tokens(tokenizer):
     ids = tokenizer("xyxyxyxy").input_ids
     assert Detokenizer(tokenizer, SamplingParams(stop="y")).append(ids) == "y"

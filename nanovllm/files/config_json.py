@@ -31,8 +31,9 @@ GENERATION |= {"max_new_tokens": (Integral, 1, None)}
 # What else of generation_config.json changes which tokens are chosen -> its usual value. vLLM does not read it, either.
 CHANGES_TOKENS: dict[str, Any] = {"no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0}
 CHANGES_TOKENS |= {"num_beams": 1, "encoder_repetition_penalty": 1, "exponential_decay_length_penalty": None}
+CHANGES_TOKENS |= {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None, "guidance_scale": 1}
 CHANGES_TOKENS |= dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"))
-CHANGES_TOKENS |= dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "stop_strings"))
+CHANGES_TOKENS |= dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "stop_strings", "watermarking_config"))
 
 MAX_FILE_BYTES = 64 << 20  # the largest known: an index of a hundred thousand tensors, 10 MB
 # What a configuration class makes as many entries of.
@@ -63,7 +64,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def sampling_of(generation: dict[str, Any], path: Path) -> dict[str, Any]:
     """generation_config.json in the names of SamplingParams."""
     found = numbers_of(generation, GENERATION, path)
-    if unread := [name for name, usual in CHANGES_TOKENS.items() if generation.get(name, usual) not in (usual, None)]:
+    if unread := [name for name, usual in CHANGES_TOKENS.items() if generation.get(name) not in (usual, None, [], {})]:
         logger.warning("%s: not used, though transformers' generate() does: %s", path, ", ".join(unread))
     if "max_new_tokens" in found:
         found["max_tokens"] = found.pop("max_new_tokens")

@@ -16,13 +16,15 @@ logger = logging.getLogger("nanovllm")
 
 EndTokens = dict[int, tuple[str, ...]]  # {token id: who calls it an end}
 
-IN_GGUF = ("eos", "eot", "eom")  # of a text, a turn, a message: tokenizer.ggml.eos_token_id, ...
+# Of a text, a turn, a message; in code that is filled in, of the file: tokenizer.ggml.eos_token_id, ...
+IN_GGUF = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 # What llama.cpp takes for ends by their text, whatever the metadata say (llama-vocab.cpp, special_eog_ids).
 TEXTS = "<|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <|endoftext|>".split()
 TEXTS += "<|end_of_text|> <|message_end|> <end_of_turn> <end_of_utterance> <turn|> _<EOT>".split()
-TEXTS += ["< EOT >", "<｜end▁of▁sentence｜>"]
+TEXTS += "<｜end▁of▁sentence｜> <|fim_pad|> <fim-pad> <fim_pad> <|fim_repo|> <|repo_name|> <|file_sep|>".split()
+TEXTS += "<fim-repo> <reponame> <EOT>".split()
 # These are ends only where the file marks them as special: ordinary text may look so.
-MARKED_TEXTS = ("</s>", "<eos>", "[EOS]", "[EOT]")
+MARKED_TEXTS = ("</s>", "<eos>", "[EOS]", "[EOT]", "<PAD>", "[PAD]", "<REPO>")
 NORMAL_TOKEN = 1  # of tokenizer.ggml.token_type
 HARMONY = {"<|return|>", "<|call|>", "<|end|>"}  # of a vocabulary with all three, the last ends a message, no answer
 
@@ -43,12 +45,20 @@ def end_tokens(sources: Iterable[tuple[str, Any]], vocab_size: int, where: Path)
     return found
 
 
+def overriding(overrides: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What hf_overrides names instead of all files, at its top or for the language model. Empty if it names nothing."""
+    parts = [part for part in (overrides, overrides.get("text_config")) if isinstance(part, dict)]
+    return [("hf_overrides", part["eos_token_id"]) for part in parts if "eos_token_id" in part]
+
+
 def gguf_sources(metadata: dict[str, Any]) -> list[tuple[str, Any]]:
     """What a GGUF file names: by its metadata, and by the texts of its vocabulary."""
     sources = [(name, metadata.get(name)) for name in (f"tokenizer.ggml.{kind}_token_id" for kind in IN_GGUF)]
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list):
         return sources
+    # -1, as some converters write for "none". The tokenizer warns of it, and so does llama.cpp.
+    sources = [(name, eos) for name, eos in sources if not isinstance(eos, int) or 0 <= eos < len(tokens)]
     wanted = {*TEXTS, *MARKED_TEXTS} - ({"<|end|>"} if set(tokens) >= HARMONY else set())
     for token_id, text in enumerate(tokens):
         if text in wanted:

@@ -21,6 +21,7 @@ logger = logging.getLogger("nanovllm")
 KEY = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
 SENTENCEPIECE, BYTE_LEVEL, PLAIN_BPE = "llama", "gpt2", "gemma4"  # what tokenizer.ggml.model may be
+LONGEST_MERGED = 1000  # characters; training splits longer ones off, and all halves of it would be looked at
 REPEATED = "\ufdd0"  # no text has this character
 NAMED_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # where the file does not say
@@ -223,6 +224,8 @@ class GGUFVocabulary:
         """SentencePiece merges the pair whose token has the best score. Where all are equal, ids are in that order."""
         merges = []
         for token_id, text in enumerate(self.texts):
+            if len(text) > LONGEST_MERGED:
+                raise ValueError(f"{KEY}tokens: token {token_id} has {len(text):,} characters, more than any word")
             halves = [(text[:at], text[at:]) for at in range(1, len(text))]
             known = [(left, right) for left, right in halves if left in self.ids and right in self.ids]
             known.sort(key=lambda pair: (self.ids[pair[0]], self.ids[pair[1]]))

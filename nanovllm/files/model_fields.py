@@ -13,7 +13,7 @@ from typing import Any
 from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
 from nanovllm.config import DTYPES
 from nanovllm.files.config_json import make_config, read_json, read_object, sampling_of, with_overrides
-from nanovllm.files.end_tokens import end_tokens, gguf_sources
+from nanovllm.files.end_tokens import end_tokens, gguf_sources, overriding
 
 logger = logging.getLogger("nanovllm")
 
@@ -93,10 +93,8 @@ def read_model_fields(
         inner = fields.get("text_config")
         text_ends = [inner.get("eos_token_id")] if isinstance(inner, dict) else []
         ends = [*((path.name, eos) for eos in (fields.get("eos_token_id"), *text_ends)), *ends]
-    if "eos_token_id" in overrides:
-        ends = [("hf_overrides", overrides["eos_token_id"])]
     found = fields_of(with_overrides(fields, overrides, path), engine_config, path)
-    found["end_tokens"] = end_tokens(ends, found["vocab_size"], path)
+    found["end_tokens"] = end_tokens(overriding(overrides) or ends, found["vocab_size"], path)
     found["generation"] = sampling_of(generation, generation_path)
     _check_method(engine_config, "gguf" if file is not None else getattr(found["published"], "method", None), path)
     if file is not None:
@@ -133,7 +131,7 @@ def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[st
         from nanovllm.features.images.image_config import read_images
 
         images = read_images(whole, fields, architecture, path)
-    tied = (whole if made_for == SEES_IMAGES else text).tie_word_embeddings
+    tied = getattr(whole if made_for == SEES_IMAGES else text, "tie_word_embeddings", False)
     return {
         "architecture": f"{family}{GENERATES}",
         "dtype": _dtype_of(whole, text, path),
@@ -156,7 +154,7 @@ def _reject_what_changes_all(whole: Any, text: Any, path: Path) -> None:
     """Raise ValueError for fields that transformers heeds, whatever the model, and this engine does not."""
     if any(getattr(config, "is_heterogeneous", False) for config in (whole, text)):
         raise ValueError(f"{path}: per_layer_config gives some layers other sizes or kinds, which is not supported")
-    if any(getattr(config, "is_causal", None) is False for config in (whole, text)):
+    if any(not getattr(config, "is_causal", True) for config in (whole, text)):
         raise ValueError(f"{path}: its tokens see later ones (is_causal is false), so no KV cache can hold them")
     if named := getattr(whole, "transformers_weights", None):
         raise ValueError(

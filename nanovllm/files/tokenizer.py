@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.files.config_json import read_json
-from nanovllm.files.end_tokens import described, with_tokenizer
+from nanovllm.files.end_tokens import described, overriding, with_tokenizer
 from nanovllm.files.prompt_length import check_growth
 
 # transformers imports tqdm, which asks for widgets in a notebook. Our bar needs none (features/callers/notebook.py).
@@ -50,7 +50,7 @@ def with_eos(
     overrides: the caller's hf_overrides. If they name end tokens, or none, the tokenizer's does not count.
     """
     found = config.end_tokens
-    if "eos_token_id" not in (overrides or {}):
+    if not overriding(overrides or {}):
         found = with_tokenizer(found, tokenizer.eos_token_id, "the tokenizer", config.vocab_size, path)
     if found:
         logger.info("End tokens: %s", ", ".join(described(found, tokenizer)))

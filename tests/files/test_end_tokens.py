@@ -124,6 +124,7 @@ def test_overrides_say_what_ends_and_nothing_else_does(folder, token):
     in_the_tokenizer(folder, token)
     for tokens in (OTHER, [], None):
         assert len(answer(folder, hf_overrides={"eos_token_id": tokens})[0]) == 8
+    assert len(answer(folder, hf_overrides={"text_config": {"eos_token_id": OTHER}})[0]) == 8
 
 
 def test_beams_end_there_too(folder, token):
@@ -172,6 +173,14 @@ def test_a_gguf_file(checkpoint, tmp_path):
     message = write_gguf(checkpoint("llama"), tmp_path / "message.gguf", **{"tokenizer.ggml.eom_token_id": 5})
     assert ModelConfig.from_directory(message).end_tokens[5] == ("tokenizer.ggml.eom_token_id",)
     assert set(LLM(str(path), **SMALL).stats()["end_tokens"]) == {EOS, 3}
+
+
+def test_an_end_that_a_gguf_file_does_not_have(checkpoint, tmp_path):
+    """-1 as an unsigned number, as some converters write for none."""
+    none = {"tokenizer.ggml.eot_token_id": 2**32 - 1, "tokenizer.ggml.fim_sep_token_id": 5}
+    path = write_gguf(checkpoint("llama"), tmp_path / "model.gguf", **none)
+    ends = ModelConfig.from_directory(path).end_tokens
+    assert ends == {EOS: ("tokenizer.ggml.eos_token_id",), 3: ("its text",), 5: ("tokenizer.ggml.fim_sep_token_id",)}
 
 
 @pytest.mark.parametrize("text", [*TEXTS, *MARKED_TEXTS])

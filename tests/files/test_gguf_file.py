@@ -142,10 +142,6 @@ def vector(name: str):
         ({"llama.feed_forward_length": 64}, "gate_proj.weight is [96, 64], the configuration implies [64, 64]"),
         ({"llama.block_count": 3}, "missing: model.layers.2.self_attn.q_proj.weight"),
         ({"llama.block_count": 1}, "not part of a LlamaForCausalLM: model.layers.1."),
-        (
-            {"tokenizer.ggml.eom_token_id": 320},
-            "ggml.eom_token_id: eos_token_id must be a whole number between 0 and 319",
-        ),
         ({"split.count": 2}, "is one of 2 parts of a model; merge them"),
         ({"general.alignment": "32"}, "general.alignment must be a whole number"),
         ({"extra": vector("blk.0.ffn_gate_inp.weight")}, "not part of a LlamaForCausalLM: blk.0.ffn_gate_inp.weight"),

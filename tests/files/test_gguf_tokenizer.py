@@ -289,6 +289,12 @@ def test_the_best_score_is_merged_first(tmp_path):
         assert shown(tokenizer, "abc", add_special_tokens=False) == expected
 
 
+def test_a_token_that_is_no_word(tmp_path):
+    """All of its halves would be looked at: ten gigabytes for 100,000 characters."""
+    with pytest.raises(ValueError, match="token 269 has 1,001 characters"):
+        sentencepiece(tmp_path, [*WORDS, "x" * 1001])
+
+
 def test_bos_of_sentencepiece(tmp_path):
     """It is added unless the file says otherwise, and is 1 unless the file says otherwise."""
     assert sentencepiece(tmp_path)("x").input_ids[0] == 1

@@ -86,7 +86,7 @@ def read_hybrid(text: Any, path: Path) -> dict[str, Any]:
 
     Raises ValueError for what would be computed wrongly.
     """
-    turned, head_dim = text.rope_parameters["partial_rotary_factor"], text.head_dim
+    turned, head_dim = text.rope_parameters.get("partial_rotary_factor") or 1.0, text.head_dim
     if not (num_turned := int(turned * head_dim)) or num_turned % 2:
         part = f"partial_rotary_factor {turned} of head_dim {head_dim} is {num_turned} numbers"
         raise ValueError(f"{path}: {part}; it must be an even number of them, rotary embedding turns pairs")

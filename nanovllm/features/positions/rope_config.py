@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
+from nanovllm.files.model_fields import ROPE_THETA
 
 FACTOR: Bounds = (Real, MIN_POSITIVE, MAX_POSITIVE)
 LENGTH: Bounds = (Integral, 1, 2**24)
-ROPE_THETA: dict[str, Bounds] = {"rope_theta": (Real, MIN_POSITIVE)}
 LLAMA3 = dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), FACTOR)
 LLAMA3 |= {"original_max_position_embeddings": LENGTH}
 YARN: dict[str, Bounds] = {"factor": (Real, 1.0, MAX_POSITIVE), "original_max_position_embeddings": LENGTH}
@@ -27,14 +27,14 @@ def read_rope(given: dict[str, Any], is_hybrid: bool, path: Path) -> dict[str, A
     """
     kind: Any = given.get("rope_type")
     where = f"{path}: rotary scaling"
+    if by_layer := [name for name, value in given.items() if isinstance(value, dict)]:
+        raise ValueError(f"{where} that differs from layer to layer ({shorten(by_layer)}) is not supported")
     if kind == "dynamic":
         raise ValueError(
             f"{where} 'dynamic' is not supported: its angles change while a sequence grows, and K that is in the cache "
             f"has been rotated by the old ones; it must be one of {', '.join(ROPE_TYPES)}"
         )
     check_choice(where, kind, ROPE_TYPES)
-    if by_layer := [name for name, value in given.items() if isinstance(value, dict)]:
-        raise ValueError(f"{where} that differs from layer to layer ({shorten(by_layer)}) is not supported")
     turned = given.get("partial_rotary_factor", 1.0)
     if turned != 1.0 and not is_hybrid:
         raise ValueError(f"{path}: partial_rotary_factor is {shorten(turned)}, only 1.0 is supported")

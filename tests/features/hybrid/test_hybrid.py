@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from examples.make_gguf import write_gguf
 from nanovllm import LLM, LoRARequest, SamplingParams
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.hybrid.batch_states import BatchStates
 from nanovllm.features.hybrid.hybrid_config import HybridConfig
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
@@ -22,7 +23,7 @@ from nanovllm.features.hybrid.tensors import Part
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.kernels import TORCH_KERNELS
-from tests.checkpoints import HYBRID, HYBRIDS, assert_greedy, edit, make_checkpoint, reference_logits
+from tests.checkpoints import HYBRID, HYBRIDS, NULL, assert_greedy, edit, make_checkpoint, reference_logits
 from tests.errors import expect
 from tests.features.lora import test_lora as lora
 from tests.worker.cpu.test_kernels import kernels
@@ -273,6 +274,13 @@ def test_configurations_that_are_refused(copy_of, changes, error):
     edit(folder / "config.json", **changes)
     with pytest.raises(ValueError, match=error):
         LLM(str(folder), **SMALL)
+
+
+def test_whole_heads_are_turned(copy_of):
+    """null is no number: transformers' class keeps none, and its model turns whole heads."""
+    folder = copy_of("qwen3-next")
+    edit(folder / "config.json", rope_parameters=None, partial_rotary_factor=NULL)
+    assert ModelConfig.from_directory(folder).rope_scaling["partial_rotary_factor"] == 1.0
 
 
 def test_parts_of_a_tensor_of_another_size_are_refused(copy_of):
