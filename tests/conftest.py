@@ -1,7 +1,9 @@
 """The rules by which a test is slow or for CI, and where fixtures are."""
 
 import os
+import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ CI_FILES = """test_ray test_ray_serve test_wheel test_notebook test_colab test_p
 test_lab_in_browser test_real_tokenizers test_real_templates test_lm_eval test_node_clients test_clients_of_openai_2
 test_packers""".split()
 CI_FIXTURES = {"browser", "cdn"}
+CI_WORDS = re.compile(r"mark\.ci\b|\b(needs_zig|browser|phone|cdn)\b")  # in every other file that has such a test
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +33,17 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = """test_gpu_engine test_later_labs test_labs test_site_labs test_page_model test_digests test_batch_invariant
 test_kernels test_site test_exercises test_examples test_compilers test_wheel test_parallel test_lora
 test_speculation test_triton_kernels test_ray test_ray_serve""".split()
+
+
+@cache
+def may_be_for_ci(path: Path) -> bool:
+    return path.stem in CI_FILES or path.parent.name == "clients" or bool(CI_WORDS.search(path.read_text("utf-8")))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`pytest -m "ci and ..."` imports no other files: three processes would take half a minute for them."""
+    is_test_file = collection_path.match("test_*.py")
+    return (is_test_file and config.option.markexpr.startswith("ci and") and not may_be_for_ci(collection_path)) or None
 
 
 def has_compiler() -> bool:
@@ -52,6 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = set(item.fixturenames)
         if (item.path.stem in CI_FILES or CI_FIXTURES & fixtures) and not item.get_closest_marker("nightly"):
             item.add_marker("ci")
+        assert not item.get_closest_marker("ci") or may_be_for_ci(item.path), f"CI would not find {item.nodeid}"
         interpreted = item.path.name == "test_triton_kernels.py"  # Triton's interpreter takes a second for a small tile
         if interpreted or SLOW_FIXTURES & fixtures or any(map(item.get_closest_marker, ("ci", "nightly", "soak"))):
             item.add_marker("slow")
