@@ -39,6 +39,14 @@ def finish_at_exit(working: Working) -> None:
     atexit.register(_finish)
 
 
+def finish_with_others(working: Working) -> None:
+    """The same for one of many, where something that lives as long has called finish_at_exit().
+
+    Python keeps a place for each function that was registered, and looks through all of them to unregister one.
+    """
+    _working.add(working)
+
+
 def _finish() -> None:
     if is_forked_child():  # those threads are the parent's
         return

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
-from nanovllm.checks.exits import Worker, finish_at_exit
+from nanovllm.checks.exits import Worker, finish_with_others
 from nanovllm.checks.names import known_names
 from nanovllm.checks.values import check_choice
 from nanovllm.config import EngineConfig, check_config
@@ -260,7 +260,7 @@ class AsyncLLM:
                 loop.call_soon_threadsafe(places.release)
 
         worker = Worker(target=run, name="prepare", daemon=True)
-        finish_at_exit(worker)
+        finish_with_others(worker)  # self.llm has registered after its stores and ranks
         try:
             worker.start()
         except RuntimeError:  # the system has no thread left

@@ -1,6 +1,7 @@
 """AsyncLLM: the engine in a thread of its own. Who leaves, what fails, and that a slow reader slows nobody."""
 
 import asyncio
+import atexit
 import threading
 import weakref
 from types import SimpleNamespace
@@ -77,6 +78,20 @@ def test_a_system_without_threads_keeps_no_place(make, monkeypatch):
 
     llm = make()
     finish(work(llm))
+
+
+@pytest.mark.skipif(not hasattr(atexit, "_ncallbacks"), reason="this Python does not count them")
+def test_a_long_life_registers_no_more_at_exit(make):
+    """Python keeps a place for each function that was ever registered: a server would slow down with every request."""
+
+    async def work(llm: AsyncLLM) -> None:
+        await llm.stats()
+        num_registered = atexit._ncallbacks()
+        for _ in range(3):
+            await llm.prepare(lambda: None)
+        assert atexit._ncallbacks() == num_registered
+
+    finish(work(make()))
 
 
 def test_encode(make, checkpoint):
