@@ -117,8 +117,17 @@ def make_app(
         await llm.check_health()
         return json_response({"status": "ok"})
 
+    scrape: asyncio.Task[str] | None = None
+
+    async def scraped() -> str:
+        return metrics.text(await llm.stats())
+
     async def show_metrics(request: Request) -> Response:
-        return Response(metrics.text(await llm.stats()), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """Those who ask at the same time get one answer: the engine counts its blocks for each, and makes no step."""
+        nonlocal scrape
+        if scrape is None or scrape.done():
+            scrape = asyncio.create_task(scraped())
+        return Response(await asyncio.shield(scrape), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     html = (PAGE / "index.html").read_text("utf-8")
     if is_demo_model(llm.engine.config.model):  # the field is on the page, and can be emptied

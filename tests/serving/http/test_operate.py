@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import Queue
@@ -14,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import nanovllm
+from nanovllm.serving import async_llm
 from nanovllm.serving.http import log
 from nanovllm.serving.http.access import MAX_ID_CHARS
 from nanovllm.serving.http.options import ServeOptions
@@ -321,6 +323,22 @@ def test_metrics_have_vllms_names(server):
     assert info["kv_cache_size_tokens"] == "640" and float(info["kv_cache_max_concurrency"]) == 2.5
     answers = ("http_requests_total", (("handler", COMPLETIONS), ("method", "POST"), ("status", "2xx")))
     assert after[answers] - before.get(answers, 0) == num_requests
+
+
+def test_who_asks_for_metrics_at_the_same_time_gets_one_answer(server, monkeypatch):
+    """No key is needed, and the engine makes no step before all that it was asked is done."""
+    counts, is_free, whole = [], threading.Event(), async_llm.snapshot
+    monkeypatch.setattr(async_llm, "snapshot", lambda engine: counts.append(whole(engine)) or counts[-1])
+    server.llm.thread.ask(lambda: is_free.wait(PATIENCE_S))
+    open_ones, ends = server.connections, time.monotonic() + PATIENCE_S
+    with ThreadPoolExecutor(20) as pool:
+        answers = [pool.submit(server.send, "/metrics") for _ in range(20)]
+        while len(open_ones.open) - len(open_ones.waiting) < 20:
+            assert time.monotonic() < ends
+            time.sleep(0.005)
+        is_free.set()
+        assert {answer.result()[0] for answer in answers} == {200}
+    assert 1 <= len(counts) <= 3, "one for these, and perhaps for a line of the log"
 
 
 def test_prompts_that_are_only_scored_are_counted(server):
