@@ -97,8 +97,9 @@ class StoreHashes:
 
 
 class KVEvents(Wing):
-    """A listener of a block manager. Events are gathered, and told when a step has succeeded. If telling fails, the
-    same events are told again: they say what is there now, so that hearing them twice changes nothing.
+    """A listener of a block manager. Events are gathered, and told when a step has succeeded. If on_batch raises, it is
+    told the same events again: they say what is there now, so that hearing them twice changes nothing. The file gets
+    each event once.
 
     In each medium a follower hears of a block after its parent, and of its end only if it has heard of it. After
     AllBlocksCleared it knows of nothing.
@@ -118,7 +119,8 @@ class KVEvents(Wing):
         self.on_batch: Callable[[KVEventBatch], None] | None = None
         self._hashes: set[bytes] = set()  # that a follower has of the pool, when it has heard all of _events
         self._registered: dict[int, Block] = {}  # block_id -> block that the running step has registered
-        self._events: list[KVCacheEvent] = []  # not told yet
+        self._events: list[KVCacheEvent] = []  # that on_batch has not taken
+        self._num_written = 0  # of these, the first ones, that are in the file
         self._notes: deque[Note] = deque()  # of stores' threads, that are no events yet
         self._in_stores: defaultdict[str, StoreHashes] = defaultdict(StoreHashes)  # by medium
         self.path = path
@@ -209,11 +211,14 @@ class KVEvents(Wing):
         self.take_notes()
         if not (events := self._events[:]):
             return
-        batch = KVEventBatch(time.time(), list(_merged(events)))
-        self._write(batch)
-        if self.on_batch is not None and not notify(self.on_batch, batch):
+        now, new = time.time(), events[self._num_written :]
+        if new:
+            self._write(KVEventBatch(now, list(_merged(new))))
+            self._num_written = len(events)
+        if self.on_batch is not None and not notify(self.on_batch, KVEventBatch(now, list(_merged(events)))):
             self._bound()
             return
+        self._num_written = 0  # before they go: an exception between the two loses no line
         del self._events[: len(events)]
 
     def _bound(self) -> None:
@@ -221,6 +226,7 @@ class KVEvents(Wing):
         if len(self._events) > MAX_EVENTS:
             self._hashes.clear()
             self._in_stores.clear()
+            self._num_written = 0
             self._events[:] = [AllBlocksCleared()]
             # All that the pool has is told anew. A hash was entered after its parent's.
             self._blocks_stored(next(iter(copies.values())) for copies in self.manager.hash_to_block.values())

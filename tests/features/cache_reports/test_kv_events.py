@@ -194,12 +194,16 @@ def test_what_a_router_needs(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("max_events", [kv_events.MAX_EVENTS, 3])
-def test_what_a_follower_raises_is_logged_and_told_again(llm, checkpoint, caplog, monkeypatch, max_events):
-    """It takes no tokens back. What it would not hear is bounded: then all that is there is told anew."""
+def test_what_a_follower_raises_is_logged_and_told_again(llm, checkpoint, caplog, monkeypatch, tmp_path, max_events):
+    """It takes no tokens back. What it would not hear is bounded: then all that is there is told anew.
+
+    Who reads the file hears all of it once.
+    """
     monkeypatch.setattr(kv_events, "MAX_EVENTS", max_events)
     prompt = list(range(20))
     [expected] = llm.generate([prompt], GREEDY, use_tqdm=False)
-    told = LLM(str(checkpoint()), **SMALL, kv_events_config=ON)
+    path = tmp_path / "events.jsonl"
+    told = LLM(str(checkpoint()), **SMALL, kv_events_config=ON | {"publisher": "jsonl", "path": path})
     follower = Follower()
     told.on_kv_events = planted = Mock(side_effect=Broken)
     [output] = told.generate([prompt], GREEDY, use_tqdm=False)
@@ -212,6 +216,10 @@ def test_what_a_follower_raises_is_logged_and_told_again(llm, checkpoint, caplog
     told.on_kv_events = follower
     told.generate([[1, 2]], GREEDY, use_tqdm=False)
     assert holds(follower, told.engine.block_manager) and len(follower.blocks) >= 5
+    reader = Strict()
+    for written in path.read_text().splitlines():
+        reader(KVEventBatch.from_json(written))
+    assert holds(reader, told.engine.block_manager)
 
 
 def test_what_is_evicted_in_the_step_that_registered_it_is_not_told():
