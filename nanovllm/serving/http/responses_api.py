@@ -18,7 +18,7 @@ from nanovllm.serving.http.requests import Events, Put, Refused, error_of, event
 from nanovllm.serving.openai.answer import Chunks
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.responses.events import Event, GrowingResponse
-from nanovllm.serving.openai.responses.items import add_items, input_items, page
+from nanovllm.serving.openai.responses.items import add_answer, input_items, page
 from nanovllm.serving.openai.responses.responses_request import Kept, translate
 from nanovllm.serving.openai.responses.store import ResponseStore, Stored
 from nanovllm.serving.openai.shown import CHAT
@@ -126,7 +126,7 @@ class ResponseForm(Form):
         if self.asked.store:
             body, items = self.response.body, input_items(self.asked.items, self.response.unique)
             body["status"] = status or body["status"]
-            conversation = None if status else add_items(self.asked.messages, body["output"])
+            conversation = None if status else add_answer(self.asked.messages, body["output"], self.asked.goes_on)
             self.store.put(body, conversation, items, events)
 
 

@@ -175,7 +175,8 @@ def test_a_conversation_goes_on(server, client, llm):
     assert client.responses.create(input=replayed, **SHORT).output_text == second.output_text
 
 
-def test_an_open_message_goes_on(client):
+def test_an_open_message_goes_on(client, llm):
+    """And the next turn finds one answer."""
     whole = client.responses.create(input=GULLS, **SHORT).output_text
     open_message = {"type": "message", "role": "assistant", "status": "incomplete", "content": whole[:4]}
     found = client.responses.create(input=[{"role": "user", "content": GULLS}, open_message], **SHORT)
@@ -184,6 +185,13 @@ def test_an_open_message_goes_on(client):
     )
     assert found.usage.input_tokens < closed.usage.input_tokens
 
+    after = client.responses.create(input="and?", previous_response_id=found.id, **SHORT)
+    messages = [
+        {"role": "user", "content": GULLS},
+        {"role": "assistant", "content": whole[:4] + found.output_text},
+        {"role": "user", "content": "and?"},
+    ]
+    assert after.usage.input_tokens == len(llm.chat_prompt(messages)["prompt_token_ids"])
 
 def test_what_is_kept(client):
     kept = client.responses.create(input=GULLS, **SHORT)

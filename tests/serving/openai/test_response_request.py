@@ -80,6 +80,13 @@ MESSAGES = {
     "parallel calls are one message": ([call(1), call(2), result(1), result(2)], [of_chat(1, 2), tool(1), tool(2)]),
     "calls one after another": ([call(1), result(1), call(2)], [of_chat(1), tool(1), of_chat(2)]),
     "a text and its call": ([ANSWER, call(1)], [of_chat(1) | {"content": "an answer"}]),
+    "a call and its text": ([call(1), ANSWER, result(1)], [of_chat(1) | {"content": "an answer"}, tool(1)]),
+    "texts around a call": ([ANSWER, call(1), ANSWER], [of_chat(1) | {"content": "an answer" * 2}]),
+    "a thought between calls": ([call(1), THOUGHT, call(2), result(1)], [of_chat(1, 2) | {"reasoning": "hm"}, tool(1)]),
+    "an open text after a call": (
+        [call(1), ANSWER | {"status": "incomplete"}],
+        [of_chat(1), {"role": "assistant", "content": "an answer"}],
+    ),
     "a result in parts": ([call(1), result(1, [{"type": "input_text", "text": "sun"}])], [of_chat(1), tool(1)]),
     "a reference": (
         [{"type": "item_reference", "id": "msg_1"}, USER],

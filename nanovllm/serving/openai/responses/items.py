@@ -90,19 +90,26 @@ def read_input(given: Any, find_items: Callable[[str], dict[str, dict[str, Any]]
     return items
 
 
-def add_items(messages: list[dict[str, Any]], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def add_items(
+    messages: list[dict[str, Any]], items: list[dict[str, Any]], goes_on: bool = False
+) -> list[dict[str, Any]]:
     """The messages and those of the items; the last message may take in the first items. Raises ValueError.
 
-    Items of tools that are not here are left out.
+    Items of tools that are not here are left out. goes_on: the last message is an answer that the items are more of.
     """
     messages = [*messages[:-1], *map(dict, messages[-1:])]
+    growing = messages[-1] if goes_on else None
     for index, item in enumerate(items):
         kind = _type_of(item)
         try:
+            answer = _unfinished(messages, growing)
             if kind == "message":
-                _add_message(messages, item)
+                is_open_end = item is items[-1] and item.get("status") in OPEN
+                if is_open_end and answer is not None and "tool_calls" in answer:
+                    answer = None  # no template can go on with a text that calls follow
+                _add_message(messages, item, answer)
             elif kind == "reasoning":
-                _add_reasoning(messages, item)
+                _add_reasoning(messages, item, answer)
             elif kind == "function_call":
                 _add_call(messages, item)
             elif kind == "function_call_output":
@@ -113,6 +120,14 @@ def add_items(messages: list[dict[str, Any]], items: list[dict[str, Any]]) -> li
         except ValueError as error:
             raise ValueError(f"input item {index}: {error}") from None
     return messages
+
+
+def add_answer(messages: list[dict[str, Any]], output: list[dict[str, Any]], goes_on: bool) -> list[dict[str, Any]]:
+    """The messages of a conversation, and an answer's items, which are one message even where it was cut short.
+
+    goes_on: the answer is more of the last message.
+    """
+    return add_items(messages, [item | {"status": "completed"} for item in output], goes_on)
 
 
 def is_open(items: list[dict[str, Any]]) -> bool:
@@ -160,18 +175,39 @@ def _type_of(item: dict[str, Any]) -> Any:
     return item.get("type") or ("message" if "role" in item or "id" not in item else "item_reference")
 
 
-def _add_message(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+def _unfinished(messages: list[dict[str, Any]], growing: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The last message, if the next item may be of the same answer: nothing stands between calls and their results."""
+    if not messages or messages[-1]["role"] != "assistant":
+        return None
+    last = messages[-1]
+    return last if last is growing or "tool_calls" in last or "content" not in last else None
+
+
+def _add_message(messages: list[dict[str, Any]], item: dict[str, Any], answer: dict[str, Any] | None) -> None:
     if (role := item.get("role")) not in ROLES:
         raise ValueError(f"role must be one of {', '.join(ROLES)}, found {shorten(role)}")
     is_empty = role == "assistant" and item.get("content") is None
     content = "" if is_empty else content_of(item.get("content"))
-    if role == "assistant" and messages and messages[-1].keys() == {"role", "reasoning"}:
-        messages[-1]["content"] = content
+    if role == "assistant" and answer is not None:
+        answer["content"] = _joined(answer.get("content", ""), content)
     else:
         messages.append({"role": role, "content": content})
 
 
-def _add_reasoning(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+def _joined(before: Any, after: Any) -> Any:
+    """Two contents as one."""
+    if isinstance(before, str) and isinstance(after, str):
+        return before + after
+    return [part for each in (before, after) for part in _parts_of(each)]
+
+
+def _parts_of(content: Any) -> list[dict[str, Any]]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _add_reasoning(messages: list[dict[str, Any]], item: dict[str, Any], answer: dict[str, Any] | None) -> None:
     """Add an item's reasoning to the messages; an item without any text shows nothing."""
     parts = item.get("content") or item.get("summary") or []
     if not parts and item.get("encrypted_content"):
@@ -181,8 +217,12 @@ def _add_reasoning(messages: list[dict[str, Any]], item: dict[str, Any]) -> None
     )
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"reasoning must have a list of parts with a text, found {shorten(parts)}")
-    if text := "\n".join(map(str, texts)):
+    if not (text := "\n".join(map(str, texts))):
+        return
+    if answer is None:
         messages.append({"role": "assistant", "reasoning": text})
+    else:
+        answer["reasoning"] = "\n".join(filter(None, (answer.get("reasoning"), text)))
 
 
 def _add_call(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:

@@ -67,7 +67,8 @@ class Asked:
     """chat: the body of a chat. messages: its messages, without instructions: they are of one answer only. items: the
     input's, of which the last messages are made.
 
-    echoed: what the answer repeats. unknown: fields left out, as a warning names them.
+    echoed: what the answer repeats. unknown: fields left out, as a warning names them. goes_on: the last message is
+    open, and the answer is more of it.
     """
 
     chat: dict[str, Any]
@@ -77,6 +78,7 @@ class Asked:
     unknown: list[str]
     store: bool
     background: bool
+    goes_on: bool
 
 
 def translate(body: dict[str, Any], kept: Kept) -> Asked:
@@ -103,11 +105,12 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
     messages = add_items(before, items)
     items, left_out = without_other_tools(items)
     unknown += left_out
-    if is_open(items):
+    goes_on = is_open(items)
+    if goes_on:
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
     instructions = body.get("instructions")
     chat["messages"] = _instructed(check_text("instructions", instructions), messages) if instructions else messages
-    return Asked(chat, messages, items, _echoed(body, store, background), unknown, store, background)
+    return Asked(chat, messages, items, _echoed(body, store, background), unknown, store, background, goes_on)
 
 
 def _instructed(instructions: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
