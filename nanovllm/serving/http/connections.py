@@ -1,8 +1,9 @@
 """The server's connections: none waits for its client for ever, and together they leave descriptors for the rest.
 
 A connection waits while its client has to act: to send the rest of a request, the next one, or to take what it is sent.
-It may do so for WAIT_LIMIT_S. When too many are open, the one that has waited longest is closed. So whoever holds many
-loses their own, and a newcomer that sends a whole request is answered.
+It may do so for WAIT_LIMIT_S; a request's first byte begins them anew, and no other byte. When too many are open, the
+one that has waited longest is closed. So whoever holds many loses their own, and a newcomer that sends a whole request
+is answered.
 """
 
 import asyncio
@@ -66,6 +67,7 @@ class Connection(H11Protocol):
     def __init__(self, table: Connections, **given: Any) -> None:
         super().__init__(**given)
         self.table, self.is_refused = table, False
+        self.has_begun = False  # the request that is answered now, or comes next
 
     def note(self) -> None:
         """Whose turn is it now, the client's or the server's?"""
@@ -108,15 +110,20 @@ class Connection(H11Protocol):
         self.table.discard(self)
 
     def data_received(self, data: bytes) -> None:
-        if not self.is_refused:
-            super().data_received(data)
-            self.note()
+        if self.is_refused:
+            return
+        if not self.has_begun and self in self.table.waiting:
+            self.table.waiting.pop(self).cancel()  # note() begins anew: a request has all its time
+        self.has_begun = True
+        super().data_received(data)
+        self.note()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self.has_begun = self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0] != b""  # the next one
         self.note()
 
     def pause_writing(self) -> None:

@@ -93,6 +93,22 @@ def test_half_a_request(server, num_received, raw):
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"] == "the request has not come within 30 s"
 
 
+def test_a_request_has_all_its_time(server, num_received):
+    """On a connection that was idle for long, too."""
+    with connect(server) as connection:
+        connection.sendall(GET + b"\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        server.until(lambda: server.connections.waiting)
+        [idle] = server.connections.waiting.values()
+        connection.sendall(HEAD)
+        server.until(lambda: len(num_received) == 2)
+        [begun] = server.connections.waiting.values()
+        assert begun is not idle and idle.cancelled()
+        connection.sendall(b"X")
+        server.until(lambda: len(num_received) == 3)
+        assert list(server.connections.waiting.values()) == [begun]
+
+
 def test_nothing_at_all(server, monkeypatch):
     monkeypatch.setattr(connections, "WAIT_LIMIT_S", 0.01)
     with connect(server) as connection:
