@@ -167,13 +167,14 @@ def refuse_template(body: dict[str, Any]) -> None:
 
 
 def _thinking(body: dict[str, Any]) -> dict[str, Any]:
-    """reasoning_effort, as templates ask for it. "none" asks for no reasoning at all."""
+    """reasoning_effort, as templates ask for it. "none" asks for no reasoning at all, any other for some: many
+    templates think only if they are told to.
+    """
     if (effort := body.get("reasoning_effort")) is None:
         return {}
     if effort not in EFFORTS:
         raise ValueError(f"reasoning_effort must be one of {', '.join(EFFORTS)}, found {shorten(effort)}")
-    off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
-    return {"reasoning_effort": effort, **off}
+    return {"reasoning_effort": effort, **dict.fromkeys(("enable_thinking", "thinking"), effort != "none")}
 
 
 def model_of(llm: LLM, body: dict[str, Any], served_names: tuple[str, ...]) -> tuple[str, "Adapter | None"]:

@@ -505,7 +505,8 @@ def test_arguments_for_all_chats(server, template):
     assert "<think>" in prompt() and "<think>" in prompt(chat_template_kwargs={"word": "crow"})
     assert "<think>" not in prompt(chat_template_kwargs={"enable_thinking": True})
     template("{{ word }} {{ reasoning_effort }} {{ enable_thinking }} {{ messages[0].content }}")
-    assert prompt(reasoning_effort="low") == "gull low False two gulls"
+    assert prompt(reasoning_effort="low") == "gull low True two gulls"
+    assert prompt(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}) == "gull low False two gulls"
     assert prompt(chat_template_kwargs={"word": "crow"}, reasoning_effort="none") == "crow none False two gulls"
     with pytest.raises(ValueError, match="chat_template_kwargs must be a dict, found 'x'"):
         prompt(chat_template_kwargs="x")
