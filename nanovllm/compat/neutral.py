@@ -82,6 +82,15 @@ None: ssl_keyfile ssl_certfile ssl_ca_certs ssl_ciphers uds config grpc_port too
 ["*"]: allowed_methods allowed_headers; "assistant": response_role; "auto": tool_strict_level;
 "full", "hash", "none": fingerprint_mode
 """,
+    "nanovllm run-batch": """
+any: output_tmp_dir max_inflight host port url max_log_len;
+False, True: enable_prompt_tokens_details enable_server_load_tracking enable_force_include_usage disable_log_requests
+    enable_log_deltas log_error_stack enable_auto_tool_choice enable_tokenizer_info_endpoint;
+False: enable_metrics enable_log_outputs trust_request_chat_template return_tokens_as_token_ids
+    exclude_tools_when_tool_choice_none;
+None: tool_server; "": tool_parser_plugin; "assistant": response_role; "auto": chat_template_content_format;
+{}: default_chat_template_kwargs; 20: max_logprobs
+""",
     "SamplingParams": """
 any: skip_clone; False: use_beam_search early_stopping flat_logprobs skip_reading_prefix_cache watermarking;
 None: thinking_token_budget prompt_logprob_token_ids prompt_logprob_start truncate_prompt_tokens repetition_detection
@@ -168,7 +177,7 @@ ALSO = {  # what takes all names of another, too
     "enqueue": "generate",
     "add_request": "generate",
     "get_tokenizer": "LLM",
-    "nanovllm serve": "LLM",
+    **dict.fromkeys(("nanovllm serve", "nanovllm run-batch"), "LLM"),
     "body": "SamplingParams",
     "AsyncLLM.generate": "generate",
     "LLMEngine.from_engine_args": "AsyncLLM.from_engine_args",

@@ -5,6 +5,7 @@ import logging
 import signal
 import sqlite3
 import sys
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
@@ -51,6 +52,8 @@ or has the url /v1/completions and a "prompt" in its body; with --runner pooling
 /score and /pooling. A line that cannot be run gets an error record. The same command continues a job that was stopped
 for any reason. Ctrl-C (or SIGTERM) finishes the requests that have started; a second one drops them.
 
+vLLM's other flags are taken at the values that change nothing here, and refused at others (examples/move_to_vllm.md).
+
 exit code: 0 all lines succeeded, 1 some are error records, 2 the job could not run, 128 + n stopped by signal n
 """
 CHECK_MODEL = """\
@@ -59,7 +62,8 @@ file says so, what the chat template reads and shows; and every warning. Loads n
 
 exit code: 0 the engine can use it, 1 it cannot: an error says why, 2 there is no such model
 """
-SERVE = "nanovllm serve"
+SERVE, BATCH = "nanovllm serve", "nanovllm run-batch"
+OF_BATCH = ("input_file", "output_file", "served_model_name", "lora_modules")
 SERVE_HELP = """\
 OpenAI's API over HTTP: /v1/models, /v1/chat/completions, /v1/completions and /v1/responses; with --runner pooling
 /v1/embeddings, /rerank, /score and /pooling instead of the last three; /tokenize and /detokenize; /health, and /metrics
@@ -129,6 +133,7 @@ def _cache(args: argparse.Namespace) -> int:
 def _run_batch(args: argparse.Namespace) -> int:
     from nanovllm.jobs.run_batch import run_batch
 
+    _check_names(args, OF_BATCH, BATCH)
     names, adapters = tuple(args.served_model_name), tuple(args.lora_modules)
     return run_batch(Path(args.input_file), Path(args.output_file), _engine_config(args), names, adapters)
 
@@ -167,8 +172,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise ValueError(f'the server needs packages of its own ({error}): pip install "nanovllm[serve]"') from error
 
     given = {f.name: getattr(args, f.name) for f in fields(ServeOptions) if hasattr(args, f.name)}
-    known = (*EngineConfig.__dataclass_fields__, *ServeOptions.__dataclass_fields__)
-    known_names({name: value for name, value in vars(args).items() if name != "command"}, known, SERVE)
+    _check_names(args, ServeOptions.__dataclass_fields__, SERVE)
     return serve(_engine_config(args), ServeOptions(**given))
 
 
@@ -187,9 +191,16 @@ COMMANDS = {
 # -- helpers ----------------------------------------------------------------------------------------------------------
 
 
+def _check_names(args: argparse.Namespace, own: Iterable[str], what: str) -> None:
+    """own: options beside the engine's. Raises ValueError for one of vLLM's at a value that would change something."""
+    given = {name: value for name, value in vars(args).items() if name != "command"}
+    known_names(given, (*EngineConfig.__dataclass_fields__, *own), what)
+
+
 def _reject_empty(args: argparse.Namespace) -> None:
     """An empty argument is an unset variable of a shell script, most likely. Of a few of vLLM's it is the default."""
-    may_be_empty = {"prompt", *(name for name, values in neutral_options(SERVE).items() if "" in values)}
+    of_vllm = neutral_options(BATCH if args.command == "run-batch" else SERVE)
+    may_be_empty = {"prompt", *(name for name, values in of_vllm.items() if "" in values)}
     for name, value in vars(args).items():
         if name not in may_be_empty and "" in (value if isinstance(value, list) else [value]):
             raise ValueError(f"{flag_of(name)} is empty; is a variable of the shell not set?")
@@ -302,6 +313,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (serve, chat, generate, batch, bench):
         add_grouped_flags(command, (f for f in fields(EngineConfig) if f.name != "model"), ENGINE_GROUPS)
     add_vllm_flags(serve, neutral_options(SERVE))
+    add_vllm_flags(batch, neutral_options(BATCH))
     return parser
 
 

@@ -73,6 +73,15 @@ def test_what_vllm_leaves_empty_may_be_empty():
     cli._reject_empty(args)
 
 
+def test_a_batch_takes_vllms_flags_where_they_change_nothing(tmp_path, capsys):
+    command = ["run-batch", "-i", str(tmp_path / "none"), "-o", str(tmp_path / "out"), "--model", "m"]
+    neutral = "--trust-remote-code --swap-space 4 --enable-chunked-prefill -pp 1 --reasoning-parser".split()
+    assert cli.main([*command, *neutral, ""]) == 2
+    assert "is not a file" in capsys.readouterr().err, "all were taken, and then the input was looked for"
+    assert cli.main([*command, "--enable-metrics"]) == 2
+    assert "run-batch takes 'enable_metrics' only as False (found True)" in capsys.readouterr().err
+
+
 def test_a_server_has_one_model(capsys):
     assert cli._parser().parse_args(["serve", "a", "--model", "a"]).model == "a"
     for arguments in (["a", "--model", "b"], ["--model", "b", "a"], ["--model", "b", "--model", "a"]):
