@@ -95,12 +95,26 @@ def translate(
     num_samples = params.n * len(prompts)
     check_number("the number of samples (prompts times n)", num_samples, Integral, 1, max_samples)
     if params.logprobs is not None or params.logprob_token_ids:
-        limit, num_logprobs = llm.engine.scheduler.max_model_len, len(params.logprob_token_ids or ())
-        most = limit if params.max_tokens is None else min(params.max_tokens, limit)
-        num_entries = num_samples * most * (1 + (params.logprobs or num_logprobs))
-        what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
-        check_number(what, num_entries, Integral, 0, MAX_LOGPROBS_OF_LINE)
+        is_open = num_samples == 1 and not {"max_tokens", "max_completion_tokens"} & body.keys()
+        params = _with_bounded_logprobs(params, num_samples, llm.engine.scheduler.max_model_len, is_open)
     return Translated(prompts, params, model, adapter, reading)
+
+
+def _with_bounded_logprobs(
+    params: SamplingParams, num_samples: int, max_model_len: int, is_open: bool
+) -> SamplingParams:
+    """The parameters, with which an answer has no more logprobs than it may. Raises ValueError.
+
+    is_open: nobody has said how long the answer may be: it ends where it has as many, with finish_reason "length".
+    """
+    most_tokens = max_model_len if params.max_tokens is None else min(params.max_tokens, max_model_len)
+    num_of_token = 1 + (params.logprobs or len(params.logprob_token_ids or ()))
+    bound = MAX_LOGPROBS_OF_LINE // num_of_token
+    if is_open and max(1, params.min_tokens) <= bound < most_tokens:
+        return replace(params, max_tokens=bound)
+    what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
+    check_number(what, num_samples * most_tokens * num_of_token, Integral, 0, MAX_LOGPROBS_OF_LINE)
+    return params
 
 
 def _chat(

@@ -304,6 +304,19 @@ def test_special_tokens(server, tokenizer):
     backend.post_processor = TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", bos)])
     try:
         for path in (COMPLETIONS, CHAT, "/tokenize"):
+def test_an_answer_without_a_length_ends_with_its_logprobs(server, client, monkeypatch):
+    """It is refused only if its length, or several samples, were asked for."""
+    monkeypatch.setattr("nanovllm.serving.openai.openai_request.MAX_LOGPROBS_OF_LINE", 100)
+    body = {"messages": USER, "logprobs": True, "top_logprobs": 20, "ignore_eos": True}
+    status, raw = server.send(CHAT, json.dumps(body).encode())
+    assert status == 200
+    [choice] = json.loads(raw)["choices"]
+    assert choice["finish_reason"] == "length" and len(choice["logprobs"]["content"]) == 100 // 21
+    for more in ({"max_tokens": 5}, {"n": 2}, {"min_tokens": 5}):
+        status, raw = server.send(CHAT, json.dumps(body | more).encode())
+        assert status == 400 and "the number of logprobs in the answer" in json.loads(raw)["error"]["message"]
+
+
             for what in ({"prompt": FOX}, {"messages": USER})[path == CHAT : 1 if path == COMPLETIONS else 2]:
                 for add, expected in ((None, "prompt" in what), (True, True), (False, False)):
                     body = what | {"add_special_tokens": add, "max_tokens": 1, "return_token_ids": True}
