@@ -77,7 +77,7 @@ class Job:
         self.answer_id, self._unique_id = take_ids(body, given_id, own_id)
         self.stream = check_switch("stream", body.pop("stream", False))
         self.stream_options = _stream_options(body.pop("stream_options", {}), self.stream)
-        if self.stream and body.get("prompt_logprobs") is not None:
+        if self.stream and body.get("prompt_logprobs") not in (None, 0):  # vLLM takes 0, and shows none, either
             raise ValueError("prompt_logprobs are not available in a stream; leave out stream, or ask with echo")
         refuse_template(body)
         _add_tenant(body, tenant)

@@ -117,6 +117,13 @@ def test_prompt_logprobs(client, checkpoint, tokenizer):
     assert max(len(row) for row in choice.prompt_logprobs[1:]) == 2 < max(map(len, choice.logprobs.top_logprobs[1:]))
 
 
+def test_a_stream_takes_prompt_logprobs_0(client):
+    """As vLLM's, which shows none."""
+    create = client.completions.create
+    given = dict(prompt=FOX, max_tokens=3, extra_body={"prompt_logprobs": 0}, **GREEDY)
+    assert "".join(part.choices[0].text for part in create(stream=True, **given)) == create(**given).choices[0].text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_text_of_the_whole_context_is_scored(server, checkpoint, stream):
     """By echo or prompt_logprobs, several at a time; one token more is a client's mistake."""
@@ -297,13 +304,6 @@ def test_too_many_logprobs_of_prompts(server, client, monkeypatch):
         assert server.send(COMPLETIONS, json.dumps(given).encode())[0] == status
 
 
-def test_special_tokens(server, tokenizer):
-    """Added to texts and not to chats, unless the body says otherwise."""
-    backend, bos = tokenizer.backend_tokenizer, tokenizer.convert_tokens_to_ids("<|bos|>")
-    before = backend.post_processor
-    backend.post_processor = TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", bos)])
-    try:
-        for path in (COMPLETIONS, CHAT, "/tokenize"):
 def test_an_answer_without_a_length_ends_with_its_logprobs(server, client, monkeypatch):
     """It is refused only if its length, or several samples, were asked for."""
     monkeypatch.setattr("nanovllm.serving.openai.openai_request.MAX_LOGPROBS_OF_LINE", 100)
@@ -317,6 +317,13 @@ def test_an_answer_without_a_length_ends_with_its_logprobs(server, client, monke
         assert status == 400 and "the number of logprobs in the answer" in json.loads(raw)["error"]["message"]
 
 
+def test_special_tokens(server, tokenizer):
+    """Added to texts and not to chats, unless the body says otherwise."""
+    backend, bos = tokenizer.backend_tokenizer, tokenizer.convert_tokens_to_ids("<|bos|>")
+    before = backend.post_processor
+    backend.post_processor = TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", bos)])
+    try:
+        for path in (COMPLETIONS, CHAT, "/tokenize"):
             for what in ({"prompt": FOX}, {"messages": USER})[path == CHAT : 1 if path == COMPLETIONS else 2]:
                 for add, expected in ((None, "prompt" in what), (True, True), (False, False)):
                     body = what | {"add_special_tokens": add, "max_tokens": 1, "return_token_ids": True}
