@@ -26,6 +26,7 @@ from nanovllm.serving.openai.shown import CHAT
 logger = logging.getLogger("nanovllm")
 
 RESPONSES = "/v1/responses"
+CODES = {"server_error": "server_error", "rate_limit_error": "rate_limit_exceeded"}  # type of an error -> a response's
 ABORT_AGAIN_S = 0.05  # a request that is not in the engine's queue yet is not aborted
 
 
@@ -116,8 +117,7 @@ class ResponseForm(Form):
         return _written(events)
 
     def failed(self, error: dict[str, Any]) -> str:
-        code = "server_error" if error["type"] == "server_error" else "invalid_prompt"
-        events = self.response.fail(code, error["message"])
+        events = self.response.fail(CODES.get(error["type"], "invalid_prompt"), error["message"])
         self.keep()
         return _written(events)
 

@@ -11,6 +11,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.serving.async_llm import Overloaded
 from nanovllm.serving.http import responses_api
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses_api import RESPONSES
@@ -184,7 +185,6 @@ def test_an_open_message_goes_on(client, llm):
         input=[{"role": "user", "content": GULLS}, open_message | {"status": "completed"}], **SHORT
     )
     assert found.usage.input_tokens < closed.usage.input_tokens
-
     after = client.responses.create(input="and?", previous_response_id=found.id, **SHORT)
     messages = [
         {"role": "user", "content": GULLS},
@@ -192,6 +192,7 @@ def test_an_open_message_goes_on(client, llm):
         {"role": "user", "content": "and?"},
     ]
     assert after.usage.input_tokens == len(llm.chat_prompt(messages)["prompt_token_ids"])
+
 
 def test_what_is_kept(client):
     kept = client.responses.create(input=GULLS, **SHORT)
@@ -360,6 +361,9 @@ def test_what_goes_wrong_in_the_background(server, client, monkeypatch, caplog):
     begun = client.responses.create(input=GULLS, background=True, **SHORT)
     failed = until_ended(client, begun.id)
     assert failed.status == "failed" and failed.error.code == "server_error" and "planted" in failed.error.message
+    plant(monkeypatch, server.llm, "_enter", [2], Overloaded("planted"))  # others have filled the queue meanwhile
+    failed = until_ended(client, client.responses.create(input=GULLS, background=True, **SHORT).id)
+    assert failed.error.code == "rate_limit_exceeded" and failed.error.message == "planted"
     caplog.clear()
     plant(monkeypatch, responses_api, "Chunks", [1], ArithmeticError("planted"))
     failed = until_ended(client, client.responses.create(input=GULLS, background=True, **SHORT).id)
