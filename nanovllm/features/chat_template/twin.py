@@ -6,18 +6,27 @@ lost its mark in the twin's prompt is not in the prompt, either, however short a
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from nanovllm.features.chat_template.messages import Message
 
 # Texts around reasoning. What comes before a closing one, in a message of the assistant's, may be left out.
-CLOSING = re.compile(r"</[\w:]*think\w*>|\[/THINK\]|<channel\|>|<\|END_THINKING\|>|◁/think▷")
-TAG = re.compile(rf"<[\w:]*think\w*>|\[THINK\]|<\|channel>|<\|START_THINKING\|>|◁think▷|{CLOSING.pattern}")
+NAME = r"[\w:]{0,32}think\w{0,32}"  # of a tag; without bounds, a long run of "think" would take time by its square
+CLOSING = re.compile(rf"</{NAME}>|\[/THINK\]|<channel\|>|<\|END_THINKING\|>|◁/think▷")
+TAG = re.compile(rf"<{NAME}>|\[THINK\]|<\|channel>|<\|START_THINKING\|>|◁think▷|{CLOSING.pattern}")
 SWITCH = re.compile(r"/\w+")  # such as Qwen's /no_think, which some templates read and take out
 WHOLE = "qzpartzq"  # a key that the twin's parts have: no template asks for it
 MESSAGE, WORDS, TOOL, CALL = "message", "words beside calls", "tool", "call"
+MARK = re.compile("qz[0-9]+(?=zq)")  # see Twin.new_mark
+# How a template may write a text: as it is, or as JSON.
+WRITINGS: tuple[Callable[[str], str], ...] = (
+    str,
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+)
+NEAR = 1000  # characters that a template writes between two messages, mostly
 BLANK = "blank message"  # of a user, or a tool's result: it has a place in the prompt, and nothing that may be left out
 
 
@@ -37,26 +46,29 @@ class Twin:
     def left_out(self, conversation: list[Message], prompt: str, twins_prompt: str | None) -> Iterator[tuple[str, int]]:
         """(kind, index) of what the prompt does not show. twins_prompt: None if the template did not take the twin."""
         if twins_prompt is not None:
+            places = _places_of_marks(twins_prompt)
             for kind, index, mark in self.marks:
-                if kind != BLANK and mark not in twins_prompt:
+                if kind != BLANK and mark not in places:
                     yield kind, index
             if WHOLE in twins_prompt:  # a list of parts, as Python or JSON writes it
                 yield MESSAGE, next(i for i, given in enumerate(conversation) if isinstance(given["content"], list))
+        shown = _Shown(prompt)
         for index, message in enumerate(conversation):
             content = message["content"]
             texts = [content or ""]
             if isinstance(content, list):
                 texts = [part["text"] for part in content if part["type"] == "text"]
-            if not all(_is_shown(told(text, message["role"]), prompt) for text in texts):
+            if not all(shown.has(told(text, message["role"])) for text in texts):
                 yield kind_of(message), index
 
     def begun(self, twins_prompt: str, is_continued: bool) -> str:
         """The part of a prompt that belongs to the answer's message: what the model goes on with."""
         last = len(self.messages) - is_continued
+        places = _places_of_marks(twins_prompt)
         ends = [
-            found + len(mark)
+            places[mark] + len(mark)
             for kind, index, mark in self.marks
-            if kind != TOOL and index < last and (found := twins_prompt.rfind(mark)) >= 0
+            if kind != TOOL and index < last and mark in places
         ]
         return twins_prompt[max(ends, default=0) :]
 
@@ -132,16 +144,44 @@ def _marked_call(call: dict[str, Any], twin: Twin, index: int) -> dict[str, Any]
     return call | {"function": function | {"arguments": marked}}
 
 
-def _is_shown(text: str, prompt: str) -> bool:
-    """White space may change, and JSON may escape a word."""
-    if (text := text.strip()) in prompt:
-        return True
-    return all(
-        word in prompt or _escaped(word, True) in prompt or _escaped(word, False) in prompt
-        for word in text.split()
-        if not SWITCH.fullmatch(word)
-    )
+def _places_of_marks(prompt: str) -> dict[str, int]:
+    """{mark: where it is in a twin's prompt, the last time}."""
+    return {f"{found[0]}zq": found.start() for found in MARK.finditer(prompt)}
 
 
-def _escaped(word: str, ensure_ascii: bool) -> str:
-    return json.dumps(word, ensure_ascii=ensure_ascii)[1:-1]
+class _Shown:
+    """Looks for the texts of a prompt, mostly in their order: each after the one before, as are the words of one.
+
+    So most of a prompt is read once for all texts, not once for each.
+    """
+
+    def __init__(self, prompt: str) -> None:
+        self.prompt = prompt
+        self.place = 0  # where the last text ends
+
+    def has(self, text: str) -> bool:
+        """White space may change, and JSON may escape a text."""
+        text = text.strip()
+        for write in WRITINGS:
+            written = write(text)
+            found = self.prompt.find(written, self.place, self.place + len(written) + NEAR)
+            if found >= 0:
+                self.place = found + len(written)
+                return True
+        words = [word for word in text.split() if not SWITCH.fullmatch(word)]
+        for start in dict.fromkeys((self.place, 0)):
+            for write in WRITINGS:
+                end = self._end_of(map(write, words), start)
+                if end is not None:
+                    self.place = end
+                    return True
+        return False
+
+    def _end_of(self, words: Iterable[str], start: int) -> int | None:
+        """Where words end that come in this order; None: they do not."""
+        for word in words:
+            found = self.prompt.find(word, start)
+            if found < 0:
+                return None
+            start = found + len(word)
+        return start

@@ -22,9 +22,10 @@ MAX_DEPTH = 1000  # llguidance follows references by recursion, and a full stack
 BLANKS = r"[ \t\r\n]{1,40}"
 
 REPEATS = re.compile(r"[*+?{]")  # in a pattern, of blanks or of a separator
-# In Lark: where a schema begins, or what may hold the same signs: a comment, a string, a regular expression.
+# In Lark: where a schema begins, or what may hold the same signs: a comment, a string, a regular expression. One that
+# does not end is an error, and found all the same: or each quote in it would be tried as the beginning of one more.
 SCHEMA_OR_OTHER = re.compile(
-    r"""(?P<schema>%json\s*(?={)) | (?://|\#)[^\n]* | "[^"\\\n]*(?:\\.[^"\\\n]*)*" | /[^/\\]*(?:\\.[^/\\]*)*/""",
+    r"""(?P<schema>%json\s*(?={)) | (?://|\#)[^\n]* | "[^"\\\n]*(?:\\.[^"\\\n]*)*"? | /[^/\\]*(?:\\.[^/\\]*)*/?""",
     re.VERBOSE,
 )
 

@@ -123,8 +123,10 @@ def _said_of(part: Schema, name: str) -> list[Any]:
 @lru_cache(maxsize=1024)
 def _fits(pattern: str, name: str) -> bool:
     """Does it match? llguidance needs no more than a step for each character. True where that cannot be found out."""
+    if len(pattern) > MAX_PATTERN or find_spec("llguidance") is None:
+        return True
     counts = [max(map(int, re.findall("[0-9]+", each))) for each in re.findall(r"\{[0-9,]*[0-9][0-9,]*\}", pattern)]
-    if len(pattern) > MAX_PATTERN or prod(counts) > MAX_COUNT or find_spec("llguidance") is None:
+    if prod(counts) > MAX_COUNT:
         return True
     from nanovllm.features.grammar.oracle import Oracle
 

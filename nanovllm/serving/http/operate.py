@@ -19,7 +19,7 @@ from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.requests import Refused, json_response, read_body
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
-from nanovllm.serving.openai.openai_request import chat_options, model_of, refuse_template
+from nanovllm.serving.openai.openai_request import MAX_ENTRIES, chat_options, check_lengths, model_of, refuse_template
 
 OF_TEXTS = ("model", "prompt", "add_special_tokens", "return_token_strs")
 OF_CHATS = ("model", "messages", "add_generation_prompt", "add_special_tokens", "return_token_strs", *CHAT_OPTIONS)
@@ -84,6 +84,7 @@ class Operation:
         if is_chat and given.get("prompt") is not None:
             raise ValueError("a body has a prompt or messages, found both")
         body, left_out = self._read(given, OF_CHATS if is_chat else OF_TEXTS)
+        check_lengths(body, MAX_ENTRIES)
         for name in SWITCHES:
             check_switch(name, body.get(name, False))
         tokenizer = self.llm.llm.get_tokenizer()

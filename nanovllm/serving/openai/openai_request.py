@@ -75,7 +75,7 @@ def translate(
     body = known_names({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
     check_generates(llm.engine)
     model, adapter = model_of(llm, body, served_names)
-    _check_lengths(body, MAX_ENTRIES | {"allowed_token_ids": llm.engine.model_config.vocab_size})
+    check_lengths(body, MAX_ENTRIES | {"allowed_token_ids": llm.engine.model_config.vocab_size})
     given = {name: body[name] for name in PASSED_ON & body.keys()}
     given["structured_outputs"] = _structured_outputs(body)
     if url == CHAT:
@@ -238,7 +238,7 @@ def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:
     return None if given is None else StructuredOutputsParams(**given)
 
 
-def _check_lengths(body: dict[str, Any], most_entries: dict[str, int]) -> None:
+def check_lengths(body: dict[str, Any], most_entries: dict[str, int]) -> None:
     """Raise ValueError for a list or an object that is too long, before anything is done with it."""
     for name, most in most_entries.items():
         value = body.get(name)

@@ -1,7 +1,10 @@
 """The chat template: conversations become prompts."""
 
+import json
+
 import pytest
 
+from nanovllm.features.chat_template import render
 from nanovllm.features.chat_template.reads import reads_of
 from tests.errors import expect
 from tests.short_requests import sampled
@@ -150,6 +153,19 @@ def test_words_that_a_template_may_change(llm):
     assert shown(llm, [USER, {"role": "assistant", "content": None, "refusal": "No."}], OF_TEXTS) == (
         "user:hi|assistant:No.|"
     )
+
+
+def test_long_texts(llm, monkeypatch):
+    """Each is read a few times, not once for each of its words; and nobody waits for what cannot be a tag."""
+    monkeypatch.setattr(render, "tokenize", lambda *_, **__: [0])
+    tokenizer, template = llm.get_tokenizer(), "{{ messages[0].content | tojson }}"
+    for text in ("\n".join(f'{{"row": {n}}}' for n in range(100_000)), "<" + "think" * 100_000):
+        prompt = render.render_chat(tokenizer, [{"role": "user", "content": text}], chat_template=template)
+        assert json.loads(prompt["prompt"]) == text
+    lines = "\n\n".join(f"'{n}'" for n in range(100_000))
+    told = template.replace("| tojson", "| replace('\n\n', '\n') | tojson")
+    prompt = render.render_chat(tokenizer, [{"role": "user", "content": lines}], chat_template=told)
+    assert json.loads(prompt["prompt"]) == lines.replace("\n\n", "\n")
 
 
 CALLS = (

@@ -547,6 +547,8 @@ def test_blanks_have_a_bound(llm, kinds):
 def test_a_schema_is_code():
     lark = 'start: "%json {" /a%json {1}\\/%json {/ // %json {"type": 1}\n# %json {}\n'
     assert with_compiled_schemas(lark) == lark
+    quotes = 'start: "' + '\\"' * 200_000  # nobody has closed them
+    assert with_compiled_schemas(quotes) == quotes
     made = with_compiled_schemas(f'{lark} x: %json {{"const": 1}} "y" %json {{"const": 2}} // %json {{}}')
     assert made.startswith(lark) and made.count("%lark {") == 2 and made.endswith("// %json {}")
 

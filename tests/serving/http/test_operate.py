@@ -410,6 +410,7 @@ def test_tokens_and_texts(server):
         ("/tokenize", {"prompt": FOX, "messages": USER}, 400, "a body has a prompt or messages, found both"),
         ("/tokenize", {"messages": [{"role": "judge", "content": "x"}]}, 400, "unknown role judge"),
         ("/tokenize", {"messages": USER, "chat_template": "{{ 7 }}"}, 400, "a request may not bring one"),
+        ("/tokenize", {"messages": USER * 5000}, 400, "messages may have 4096 entries, found 5000"),
         ("/tokenize", {"prompt": "\ud800"}, 400, "not valid Unicode"),
         ("/detokenize", {"tokens": "x"}, 400, "tokens must be a list of ids"),
         ("/detokenize", {"tokens": [5, "x"]}, 400, "tokens must be a list of ids"),
