@@ -109,15 +109,20 @@ def _marked_part(part: dict[str, Any], message: Message, twin: Twin, index: int)
 
 
 def _marked(text: str, message: Message, twin: Twin, index: int) -> str:
-    """With a mark in the middle of what is told: its beginning and its end stay, for a template that looks at them."""
+    """With a mark between the words of what is told: its beginning and its end stay, for a template that looks at them.
+
+    No word is cut in two: it may be a switch (/no_think). Where there is only one, the mark comes after it.
+    """
     if message["role"] != "assistant":
         text = TAG.sub("", text)  # in the twin's prompt, those that are left are the model's own
     *_, after = TAG.split(text)
-    if not after.strip():
+    words = after.strip()
+    if not words:
         return text if message["role"] == "assistant" else text + twin.new_mark(BLANK, index)
-    start = len(text) - len(after.lstrip())
-    middle = start + len(after.strip()) // 2
-    return text[:middle] + twin.new_mark(kind_of(message), index) + text[middle:]
+    gaps = (found.start() for found in re.finditer(r"\s+", words))
+    middle = min(gaps, key=lambda place: abs(place - len(words) // 2), default=len(words))
+    place = len(text) - len(after.lstrip()) + middle
+    return f"{text[:place]} {twin.new_mark(kind_of(message), index)}{text[place:]}"
 
 
 def _marked_tool(tool: dict[str, Any], twin: Twin, index: int) -> dict[str, Any]:

@@ -62,6 +62,10 @@ CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
 THOUGHT = {"role": "assistant", "content": "<think>a</think>b"}
 CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 BLANK = {"role": "tool", "content": "", "tool_call_id": "abcdefgh1"}
+SWITCHED = (  # as SmolLM3's
+    "{% set system = messages[0].content %}{{ system.replace('/no_think', '').replace('/think', '') }}\n"
+    "{{ messages[1].content }}\nassistant: {% if '/think' not in system %}<think>\n\n</think>\n{% endif %}"
+)
 BEGUN = {  # what a template, and a message that is continued, have begun -> is reasoning open? None: it is over
     "nothing": (ANSWERS + "{% if x %}<think>{% endif %}{% endif %}", [USER], {}, False),
     "the tag": (ANSWERS + "<think>\n{% endif %}", [USER], {}, True),
@@ -82,6 +86,13 @@ BEGUN = {  # what a template, and a message that is continued, have begun -> is 
         False,
     ),
     "a blank question": (ANSWERS + "{% endif %}", [USER, THOUGHT, {"role": "user", "content": ""}], {}, False),
+    "a switch alone": (
+        SWITCHED.replace("'/think' not", "'/no_think'"),
+        [{"role": "system", "content": "/no_think"}, USER],
+        {},
+        None,
+    ),
+    "a switch among words": (SWITCHED, [{"role": "system", "content": "Be /think kind"}, USER], {}, False),
     "a system prompt about it": ("Write <think> first. " + ANSWERS + "{% endif %}", [USER], {}, False),
 }
 
