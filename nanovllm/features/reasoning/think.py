@@ -3,6 +3,7 @@
 parse_reasoning("<think>Two gulls.</think>Two.")
 """
 
+import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ THINK, MISTRAL = ("<think>", "</think>"), ("[THINK]", "[/THINK]")
 TAGS = {"qwen3": THINK, "deepseek_r1": THINK, "deepseek_v3": THINK, "mistral": MISTRAL}
 OFF = "none"
 CALL, FUNCTION = "<tool_call>", "<function="  # Qwen3.5 may call while it thinks, and that ends it
-LONGEST = 16  # tokens that an opening or a closing text may come in
+LONGEST = 16  # tokens that an opening or a closing text may come in; the beginning of a call, twice as many
 AT_ONCE = 256  # tokens that are searched for the end of the reasoning
 
 
@@ -63,22 +64,28 @@ class Reasoning:
         yield from source.until()
 
     def _is_call(self, source: Source) -> Reading[bool]:
-        while FUNCTION.startswith(after := source.rest[len(CALL) :].lstrip()) and not source.ended:
-            if after == FUNCTION:
-                break
+        while (is_call := begins_call(source.rest[len(CALL) :])) is None and not source.ended:
             yield None
-        return after.startswith(FUNCTION)
+        return bool(is_call)
+
+
+def begins_call(after: str) -> bool | None:
+    """Is it a call that has this after CALL? None: it may become one."""
+    after = after.lstrip()
+    if after.startswith(FUNCTION):
+        return True
+    return None if FUNCTION.startswith(after) else False
 
 
 class ReasoningCounter:
-    """Counts the tokens of an answer that are reasoning, those of the tags included.
+    """Counts the tokens of an answer that are reasoning: those of the tags, too, but not those of a call that ends it.
 
     The answer may grow: what has been looked at is not decoded again, but for a little before what is new.
     """
 
     def __init__(self, reasoning: Reasoning, tokenizer: Any) -> None:
         self.reasoning, self.tokenizer = reasoning, tokenizer
-        self._end: int | None = None  # tokens up to the closing text, and with it, once it has come
+        self._end: int | None = None  # tokens of the reasoning, once it has ended
         self._num_seen = 0
 
     def count(self, token_ids: list[int]) -> int:
@@ -88,7 +95,7 @@ class ReasoningCounter:
             if not beginning.startswith(self.reasoning.opening):
                 return 0
         while self._end is None and self._num_seen < len(token_ids):
-            start = max(0, self._num_seen - LONGEST)
+            start = max(0, self._num_seen - 2 * LONGEST)
             self._num_seen = min(self._num_seen + AT_ONCE, len(token_ids))
             end = end_of_reasoning(self.tokenizer, token_ids[start : self._num_seen], self.reasoning.closing)
             self._end = None if end is None else start + end
@@ -96,12 +103,31 @@ class ReasoningCounter:
 
 
 def end_of_reasoning(tokenizer: Any, token_ids: list[int], closing: str) -> int | None:
-    """How many tokens there are up to the first closing text, and with it; None if it has not come."""
+    """How many tokens there are up to the first closing text, and with it, or before a call. None: neither has come."""
 
-    def has_come(num: int) -> bool:
-        return closing in tokenizer.decode(token_ids[:num])
+    def place(start: int, end: int) -> int | None:
+        return place_of_end(tokenizer.decode(token_ids[start:end]), closing)
 
-    return bisect_left(range(len(token_ids)), True, key=has_come) if has_come(len(token_ids)) else None
+    if place(0, len(token_ids)) is None:
+        return None
+    end = bisect_left(range(len(token_ids)), True, key=lambda num: place(0, num) is not None)
+    text = tokenizer.decode(token_ids[:end])
+    if text[: place_of_end(text, closing)].endswith(closing):
+        return end
+    start = end - 1
+    while place(start, end) is None:  # until it has the whole beginning of the call
+        start -= 1
+    return start
+
+
+def place_of_end(text: str, closing: str) -> int | None:
+    """Where reasoning ends in a text: after the closing text, or before a call. None: it does not."""
+    for found in re.finditer(f"{re.escape(closing)}|{CALL}", text):
+        if found[0] == closing:
+            return found.end()
+        if begins_call(text[found.end() :]):
+            return found.start()
+    return None
 
 
 def parse_reasoning(text: str, parser: str = "qwen3", is_open: bool = False) -> tuple[str | None, str | None]:

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nanovllm import SamplingParams
@@ -149,13 +149,16 @@ def test_tokens(tokenizer, has_tags):
         assert num_tokens(ids["gulls"]) == is_open * len(ids["gulls"])
 
 
-PIECES = st.lists(st.sampled_from(["a boat ", "é", "🙂", "</thin", "k>", "<think>", "</think>", " \n"]), max_size=20)
+PARTS = ["a boat ", "é", "🙂", "</thin", "k>", "<think>", "</think>", " \n", "<tool_call>", "<function=f>"]
+PIECES = st.lists(st.sampled_from(PARTS), max_size=20)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.booleans(), st.booleans(), PIECES, st.lists(st.integers(0, 6), max_size=60))
+@example(True, False, ["é", "<tool_call>", " \n", "<function=f>", "</think>"], [1] * 60)
 def test_tokens_of_a_growing_answer(is_open, begins, pieces, sizes):
-    """Counted in steps of any size they are those of a whole answer: the shortest beginning with the closing text."""
+    """Counted in steps of any size they are those of a whole answer: the shortest beginning with the closing text, or
+    all before a call."""
     tokenizer = make_tokenizer()
     token_ids = tokenizer.encode("<think>" * begins + "".join(pieces), add_special_tokens=False)
     reasoning = Reasoning("<think>", "</think>", is_open)
@@ -166,6 +169,12 @@ def test_tokens_of_a_growing_answer(is_open, begins, pieces, sizes):
         if is_open or tokenizer.decode(begun).lstrip().startswith("<think>"):
             closed = (end for end in range(len(begun)) if "</think>" in tokenizer.decode(begun[:end]))
             expected = next(closed, len(begun))
+            text = tokenizer.decode(begun)
+            call = re.search(r"<tool_call>(?=\s*<function=)", text)
+            if call and "</think>" not in text[: call.start()]:
+                expected = max(
+                    i for i in range(len(begun)) if tokenizer.decode(begun[i:]).endswith(text[call.start() :])
+                )
         assert counter.count(begun) == ReasoningCounter(reasoning, tokenizer).count(begun) == expected
 
 
