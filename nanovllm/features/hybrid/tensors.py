@@ -134,7 +134,7 @@ def parts_of(name: str, whole: Part, config: ModelConfig, is_gguf: bool) -> dict
         for axis, order in enumerate((whole.rows, whole.columns)):
             if order is not None:
                 check_size(whole, axis, len(order))
-    if module in PROJECTIONS:
+    if module in PROJECTIONS and kind in ("weight", "bias"):  # and not scales of activations, which are not used
         rows = projection_rows(module, sizes)
         check_size(whole, 0, sum(map(len, rows.values())))
         if module == "conv1d" and len(whole.stored_shape()) == 3:
