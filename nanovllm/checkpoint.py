@@ -70,6 +70,17 @@ class ModelConfig:
         """Numbers of a head that the rotary embedding turns."""
         return int(self.head_dim * self.rope_scaling.get("partial_rotary_factor", 1.0))
 
+    @property
+    def most_positions(self) -> int:
+        """The largest max_model_len. Of a model with linear scaling, more than it has by default.
+
+        Of some, max_position_embeddings is how many positions there are after scaling, of others how many there were
+        before (vicuna-7b-v1.5-16k: 4096, by a factor of 4). Nothing in the file says which.
+        """
+        if self.rope_scaling.get("rope_type") != "linear":
+            return self.max_position_embeddings
+        return int(self.max_position_embeddings * max(self.rope_scaling["factor"], 1.0))
+
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of K and V of one token over all layers, `itemsize` bytes a number."""
         return 2 * self.num_kv_layers * self.num_key_value_heads * self.head_dim * itemsize

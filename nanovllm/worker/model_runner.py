@@ -170,11 +170,8 @@ class ModelRunner:
         dtype = model_config.dtype if config.dtype == "auto" else config.dtype
         self.dtype = getattr(torch, dtype)
         self.max_model_len = config.max_model_len or model_config.max_position_embeddings
-        if self.max_model_len > model_config.max_position_embeddings:
-            raise ValueError(
-                f"max_model_len={config.max_model_len} is more than the model's "
-                f"{model_config.max_position_embeddings} positions"
-            )
+        if self.max_model_len > (most := model_config.most_positions):
+            raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {most} positions")
         self.kernels, block_size = self.platform.choose_kernels(config, self.local_config, self.dtype)
         self.block_size = config.block_size or block_size or DEFAULT_BLOCK_SIZE
         self.kv_config, self.kv_dtype = self.platform.kv_format(config, self.local_config, self.dtype, self.kernels)

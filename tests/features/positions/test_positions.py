@@ -30,6 +30,17 @@ def test_rotary_table_has_the_positions_that_can_occur(broken):
     assert len(llm.generate([[5] * 60], SamplingParams(ignore_eos=True))[0].outputs[0].token_ids) == 4
 
 
+def test_linear_scaling_may_make_the_context_longer(broken):
+    """What config.json says is the length before it or after it; by default it is not exceeded."""
+    rope = dict(rope_type="linear", rope_theta=1e4, factor=4.0)
+    edit(broken / "config.json", max_position_embeddings=64, rope_parameters=rope)
+    assert LLM(str(broken), num_gpu_blocks_override=64).engine.scheduler.max_model_len == 64
+    llm = LLM(str(broken), num_gpu_blocks_override=64, max_model_len=256)
+    [output] = llm.generate([[5] * 200], SamplingParams(ignore_eos=True, max_tokens=4))
+    assert len(output.outputs[0].token_ids) == 4
+    expect("max_model_len=257 is more than the model's 256 positions", LLM, str(broken), max_model_len=257)
+
+
 @pytest.mark.parametrize("theta", [1e4, 1e6])
 def test_the_rotary_table_is_rounded_once(broken, theta):
     """NumPy has other functions than PyTorch, as other processors have. In float32 they would differ in last bits."""
