@@ -147,6 +147,8 @@ class ModelRunner:
     from prepare() on
     recorded_steps    forward passes to replay; None: every step runs the model's code
     batch_invariant   says where a row's logits do not depend on the rest of the step (see Platform.batch_invariant)
+    kv_layout         how kernels order the numbers of a block of the KV cache: what one engine has written, another can
+                      read if both are equal
     """
 
     def __init__(
@@ -205,6 +207,8 @@ class ModelRunner:
         # Before adapters stand in front of the products, at which it looks.
         self.batch_invariant = self.platform.batch_invariant(self.model, self.kernels)
         logger.info("Batch invariance: %s", self.batch_invariant)
+        library = self.kernels.library  # which puts a key into a column, in units of one number or of two
+        self.kv_layout = "rows" if library is None else f"columns of {library.unit_size()}"
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         if config.enable_lora:
             self.load_part("adapters")

@@ -104,6 +104,7 @@ class ParallelRunner:
         pools = self._ask("prepare", largest_image)
         self.block_size = pools[0].block_size
         self.batch_invariant = self._ask("get", "batch_invariant")[0]
+        self.kv_layout = ", ".join(self._ask("get", "kv_layout"))
         states = pools[0].states
         if states is not None:
             states = states._replace(num_bytes=sum(pool.states.num_bytes for pool in pools))

@@ -39,6 +39,7 @@ def fingerprint(
         "model": {name: value for name, value in asdict(model).items() if name not in NOT_COMPUTED},
         "numbers": (config.dtype, config.round_to, config.tower_quantization, config.kv_cache_dtype, runner.block_size),
         "how": (config.optimizations, config.tensor_parallel_size, torch.cuda.is_available(), batch_invariant),
+        "layout": runner.kv_layout,
         "processor": "any" if batch_invariant == "on every processor" else cpu(),
         "code": (torch.__version__, metadata.version("gguf") if directory.is_file() else None, code_digest()),
         "images": None if model.images is None else processor_digest(directory, config.mm_processor_kwargs),

@@ -16,6 +16,7 @@ from nanovllm.features.tiers import directory, disk_store, fingerprint, segment
 from nanovllm.features.tiers.directory import prepared, segments_in
 from nanovllm.files.system import open_for_owner
 from nanovllm.tools.cli import main
+from nanovllm.worker.cpu import platform
 from nanovllm.worker.cpu.threads import pytorch_threads
 from nanovllm.worker.model_runner import ModelRunner
 from tests.checkpoints import SMALL
@@ -76,6 +77,20 @@ def test_the_same_bits_after_a_restart(checkpoint, tmp_path, variant, options):
     third = engine(checkpoint(variant), tmp_path / "cache", **options)
     assert cached(third) == ([100, 116, 96] if states else [100, 119, 99]), "a full hit computes one token"
     end(third)
+
+
+@pytest.mark.compiler
+def test_keys_in_another_order_are_not_read(checkpoint, tmp_path, monkeypatch):
+    """Without a compiler, the same options run PyTorch's operations, which keep keys in rows."""
+    options = {"optimizations": ("c_kernels", "recorded_step")}
+    first = engine(checkpoint(), tmp_path / "cache", **options)
+    answers(first)
+    end(first)
+    monkeypatch.setattr(platform, "load_cpu_kernels", lambda *_, **__: None)
+    reference = answers(engine(checkpoint(), None, **options))
+    other = engine(checkpoint(), tmp_path / "cache", **options)
+    assert answers(other) == reference
+    end(other)
 
 
 def replace_in_place(weights: Path) -> None:
