@@ -17,6 +17,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import chain, groupby
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +77,7 @@ def quantize_weights(
     if not layers[0].weight.is_cpu:
         raise ValueError("weights of 8 and 4 bits are computed with on a CPU only; CUDA_VISIBLE_DEVICES= hides a GPU")
     if size > 1:
-        check_shares(layers, size)
+        check_shares(model, size)
     if files.are_quantized and quantization is not None:
         found = f"{files.directory} holds quantized weights already"
         raise ValueError(f"{found}; leave quantization={quantization!r} out")
@@ -127,13 +128,15 @@ def quantize_weights(
     take_embeddings(model, places, files, quantization)
 
 
-def check_shares(layers: list[Linear], size: int) -> None:
+def check_shares(model: Decoder, size: int) -> None:
     """Raises ValueError if one of `size` ranks has a part of a group."""
-    from nanovllm.features.parallel.parallel_layers import RowParallelLinear
+    from nanovllm.features.parallel.parallel_layers import ROW_PARALLEL
 
-    for layer in layers:
+    # By their names: that of a shared expert is cut, and no RowParallelLinear.
+    cut: list[Any] = [part for path, part in model.named_modules() if path.split(".")[-1] in ROW_PARALLEL]
+    for layer in cut:
         k = layer.weight.shape[1]
-        if isinstance(layer, RowParallelLinear) and k % GROUP_SIZE:
+        if k % GROUP_SIZE:
             share = f"{k} of the inputs of a layer, which is no multiple of the {GROUP_SIZE} that share a scale"
             raise ValueError(f"tensor_parallel_size={size} gives each rank {share}; choose another, or no quantization")
 

@@ -20,9 +20,11 @@ from nanovllm.features.hybrid.hybrid_config import HybridConfig
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 from nanovllm.features.hybrid.tensors import Part
+from nanovllm.features.parallel.group import RankGroup
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.kernels import TORCH_KERNELS
+from nanovllm.worker.loader import load_model
 from tests.checkpoints import HYBRID, HYBRIDS, NULL, assert_greedy, edit, make_checkpoint, reference_logits
 from tests.errors import expect
 from tests.features.lora import test_lora as lora
@@ -248,6 +250,16 @@ def test_gguf(tmp_path, variant):
         llm = LLM(str(tmp_path / f"{kind}.gguf"), tokenizer=str(folder), **SMALL)
         found = logits_of(llm, TOKENS, [60])
         assert (found - expected).abs().mean() < error * expected.abs().mean()
+
+
+def test_a_share_of_a_shared_expert_is_whole_groups(tmp_path):
+    """Those who meet at its end have a part of its inputs each."""
+    sizes = FOR_GROUPS | dict(head_dim=32, moe_intermediate_size=64, shared_expert_intermediate_size=96)
+    folder = make_checkpoint(tmp_path / "model", "qwen3.5-moe", **sizes)
+    write_gguf(folder, tmp_path / "model.gguf", "Q8_0")
+    config = ModelConfig.from_directory(tmp_path / "model.gguf")
+    text = "tensor_parallel_size=2 gives each rank 48 of the inputs of a layer, which is no multiple of the 32"
+    expect(text, load_model, tmp_path / "model.gguf", config, torch.float32, torch.device("cpu"), RankGroup(0, 2))
 
 
 @pytest.mark.parametrize(
