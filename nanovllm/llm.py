@@ -159,14 +159,20 @@ class LLM:
         return wings.load("features.callers.output_kind").OutputFilter(params.output_kind).through(outputs)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: "BeamSearchParams", **options: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: "BeamSearchParams",
+        lora_request: "LoRARequest | Sequence[LoRARequest | None] | None" = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+        **options: Any,
     ) -> "list[BeamSearchOutput]":
         """Find the most probable continuations of prompts, with vLLM's names and scores (features/beam_search).
 
-        options: lora_request and priority, as in generate(); use_tqdm; and concurrency_limit, the number of prompts in
-        progress at the same time.
+        concurrency_limit: the number of prompts in progress at the same time. options: priority, as in generate().
         Raises ValueError.
         """
+        options |= {"lora_request": lora_request, "use_tqdm": use_tqdm, "concurrency_limit": concurrency_limit}
         beam_search = wings.load("features.beam_search.search").beam_search
         return self.turns.call(partial(beam_search, self, prompts, params, **options))
 

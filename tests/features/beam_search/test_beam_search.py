@@ -187,7 +187,7 @@ def test_what_is_refused(llm):
     params = BeamSearchParams(2, 3)
     expect("params must be BeamSearchParams, found SamplingParams", llm.beam_search, PROMPTS, SamplingParams())
     expect("prompts[1]: token id 5000", llm.beam_search, [[5], [5000]], params)
-    expect("3 prompts need 3 lora_request", llm.beam_search, PROMPTS, params, lora_request=[None])
+    expect("3 prompts need 3 lora_request", llm.beam_search, PROMPTS, params, [None])
     expect("priority=1 asks for another order", llm.beam_search, PROMPTS, params, priority=1)
     expect("beam_search has no argument 'use_tdqm'", llm.beam_search, PROMPTS, params, use_tdqm=False)
     expect("did you mean 'concurrency_limit'?", llm.beam_search, PROMPTS, params, concurrency_limits=2)
