@@ -14,7 +14,8 @@ from nanovllm.checks.values import shorten
 logger = logging.getLogger("nanovllm")
 
 Message = dict[str, Any]
-TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its key
+TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), "text")  # type -> its key
+TEXT_PARTS |= {"refusal": "refusal", "thinking": "thinking"}  # vLLM reads these as texts, too
 # type of a part -> the keys under which its image may be, as OpenAI's APIs, vLLM and transformers write them
 IMAGE_PARTS = {
     "image_url": ("image_url",),

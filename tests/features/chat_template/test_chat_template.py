@@ -98,6 +98,9 @@ def test_a_template_that_reads_texts(llm):
     assert shown(llm, parts, OF_TEXTS.replace("m.role + ':' + m.content", "m.role ~ ':' ~ m.content")) == (
         "user:two\ngulls|"
     )
+    thought = [{"type": "thinking", "thinking": "two", "closed": True}, TWO_PARTS[1]]
+    chat = [USER, {"role": "assistant", "content": thought}]
+    assert shown(llm, chat, OF_TEXTS) == "user:hi|assistant:two\ngulls|"
     assert shown(llm, [*parts[:1], USER], OF_BOTH) == "user:two\ngulls|user:hi|", "it drops the second part"
     assert shown(llm, [{"role": "user", "content": TWO_PARTS[:1]}], OF_BOTH) == "user:two+|"
 
