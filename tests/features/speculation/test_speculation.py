@@ -15,6 +15,7 @@ from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.core.sequence import NO_TOKEN, Sequence
+from nanovllm.features.speculation import ngrams
 from nanovllm.features.speculation.choose import MIN_GAIN, Speculation, choose_num_draft_tokens
 from nanovllm.features.speculation.ngrams import NgramIndex
 from nanovllm.features.speculation.step_times import StepTimes
@@ -529,6 +530,13 @@ def search(tokens: list[int], longest: int, shortest: int, num_draft_tokens: int
                     text.append(text[start + n + i])
                 return text[len(tokens) :]
     return []
+
+
+def test_a_long_prompt_is_indexed_over_several_calls(monkeypatch):
+    monkeypatch.setattr(ngrams, "AT_ONCE", 8)
+    proposer, seq = ngrams.NgramProposer(3, 1), sequence([*range(10), *range(10)])
+    assert [proposer.kind(seq) for _ in range(3)] == [None, None, 3]
+    assert proposer.propose([(seq, 4)]) == [search(seq.tokens, 3, 1, 4)]
 
 
 def test_a_prompt_that_is_scored_takes_no_draft_tokens():
