@@ -39,7 +39,7 @@ def test_requests_that_wait_hold_pictures_and_no_floats(kind, folder_of):
     """The answers are those of a processor that keeps all it has made."""
     mark = "<image>" if kind in ("idefics3", "smolvlm") else "<|vision_start|><|image_pad|><|vision_end|>"
     prompts = [
-        {"prompt": f"the quick {mark} fox", "multi_modal_data": {"image": picture(60, 40, seed)}} for seed in range(12)
+        {"prompt": f"the quick {mark} fox", "multi_modal_data": {"image": picture(60, 40, seed)}} for seed in range(6)
     ]
     llm = LLM(str(folder_of(kind)), **OPTIONS)
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
@@ -49,10 +49,10 @@ def test_requests_that_wait_hold_pictures_and_no_floats(kind, folder_of):
     before = num_pixels_of_towers()
     requests = [llm.engine.make_request(prompt, GREEDY) for prompt in prompts]
     assert num_pixels_of_towers() <= before + 1
-    assert [request.num_held_bytes for request in requests] == [60 * 40 * 3] * 12
+    assert [request.num_held_bytes for request in requests] == [60 * 40 * 3] * 6
     assert llm.calls.complete(requests, use_tqdm=False) and num_pixels_of_towers() <= before + 1
     assert [request.output().outputs[0].token_ids for request in requests] == expected
-    assert llm.stats()["images"]["tower_runs"] == 12
+    assert llm.stats()["images"]["tower_runs"] == 6
 
 
 def test_pictures_of_requests_are_bounded(folder_of, monkeypatch):

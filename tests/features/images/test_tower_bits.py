@@ -70,13 +70,11 @@ def test_a_directory_of_another_tower(folder_of, tmp_path):
 
 
 @pytest.mark.nightly
-def test_two_ranks(folder_of):
-    prompt = prompt_of("smolvlm", "in ", A, " fox")
-    found = [
-        LLM(str(folder_of("smolvlm")), **INT8, tensor_parallel_size=size).generate(prompt, GREEDY, use_tqdm=False)
-        for size in (1, 2)
-    ]
-    assert found[0][0].outputs[0].token_ids == found[1][0].outputs[0].token_ids
+def test_two_ranks(folder_of, processes):
+    prompt, folder = prompt_of("smolvlm", "in ", A, " fox"), folder_of("smolvlm")
+    llms = LLM(str(folder), **INT8), processes.llm(folder, 2, **INT8)
+    [one], [two] = (llm.generate(prompt, GREEDY, use_tqdm=False) for llm in llms)
+    assert one.outputs[0].token_ids == two.outputs[0].token_ids
 
 
 def test_what_cannot_be_had(checkpoint, folder_of, tmp_path):
