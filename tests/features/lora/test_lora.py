@@ -92,9 +92,11 @@ SCHEDULES = {
     "preemption": dict(num_gpu_blocks_override=24, block_size=4, max_model_len=64),
     "draft tokens": dict(speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}),
 }
+# By day. The others are compared with the batch, bit for bit: test_the_same_bits_in_any_company.
+BY_DAY = "batch", "plain PyTorch"
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", [name if name in BY_DAY else by_night(name) for name in SCHEDULES])
 def test_tokens_are_those_of_peft(base, adapters, schedule):
     check_against_peft(LLM(str(base), dtype="float32", enable_lora=True, **SCHEDULES[schedule]), base, adapters)
 
@@ -116,7 +118,7 @@ def check_against_peft(llm, base, adapters):
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("options", [dict(), dict(dtype="bfloat16"), dict(quantization="int8")], ids=str)
+@pytest.mark.parametrize("options", [dict(), dict(dtype="bfloat16"), by_night(dict(quantization="int8"))], ids=str)
 def test_the_same_bits_in_any_company(base, adapters, options):
     prompts, chosen = mixed(adapters)
     options, params = {"dtype": "float32", "enable_lora": True} | options, replace(GREEDY, logprobs=2)
@@ -131,6 +133,9 @@ def test_the_same_bits_in_any_company(base, adapters, options):
             outputs = llm.generate(prompts, params, lora_request=chosen)
             found = [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
             assert found == expected, f"{name}, {temperature}"
+            llm.engine.scheduler.check_integrity()
+        assert llm.engine.block_manager.stats.hits > 0
+        assert (llm.stats()["num_preemptions"] > 3) == (name == "preemption")
 
 
 @pytest.mark.parametrize("variant", ["qwen2", "qwen3-moe", "mistral-window"])

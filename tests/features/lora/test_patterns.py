@@ -1,5 +1,8 @@
 """Which layers an adapter changes, and by how much: adapter_config.json's patterns, compared with the peft package."""
 
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from nanovllm import LLM, LoRARequest, SamplingParams
+from nanovllm import LLM, LoRARequest, RequestOutput, SamplingParams
 from tests.checkpoints import edit, make_checkpoint
 from tests.errors import expect
 from tests.features.lora.adapters import ATTENTION, IN_THREES, make_adapter
@@ -59,9 +62,15 @@ CONFIGS = {
 }
 
 
+@pytest.fixture(scope="module")
+def trained(base, tmp_path_factory) -> Path:
+    """An adapter: to be copied."""
+    return make_adapter(tmp_path_factory.mktemp("trained"), base, 1, r=4, target_modules=[*ATTENTION, "lm_head"])
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-def test_configs(name, base, tmp_path):
-    folder = make_adapter(tmp_path, base, 1, r=4, target_modules=[*ATTENTION, "lm_head"])
+def test_configs(name, base, trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "adapter")
     edit(folder / "adapter_config.json", **CONFIGS[name])
     check_against_peft(base, folder)
 
@@ -130,22 +139,46 @@ def test_models_that_see_images(kind, tmp_path):
 # -- an adapter of the output head, in steps that need no logits of its rows ------------------------------------------
 
 
+HEAD_OPTIONS = dict(dtype="float32", enable_lora=True, block_size=4, max_model_len=60, enable_prefix_caching=False)
+
+
+@pytest.fixture(scope="module")
+def head(base, tmp_path_factory) -> LoRARequest:
+    folder = tmp_path_factory.mktemp("head")
+    make_adapter(folder, base, 3, r=4, target_modules=["q_proj", "lm_head"])
+    return LoRARequest("head", 1, str(folder))
+
+
+def asked(num_prompt_logprobs: int | None, head: LoRARequest) -> tuple[list, SamplingParams, list]:
+    """Prompts, what is asked of each, and their adapters."""
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=num_prompt_logprobs)
+    return [PROMPT, PROMPT[:3], PROMPT[3:]], params, [head, None, head]
+
+
+@pytest.fixture(scope="module")
+def alone(base, head) -> Callable[[int | None], list[RequestOutput]]:
+    """alone(num_prompt_logprobs) -> the answers of engines that have one prompt each."""
+
+    @cache
+    def answers(num_prompt_logprobs: int | None) -> list[RequestOutput]:
+        prompts, params, adapters = asked(num_prompt_logprobs, head)
+        return [
+            LLM(str(base), **HEAD_OPTIONS).generate([prompt], params, use_tqdm=False, lora_request=adapter)[0]
+            for prompt, adapter in zip(prompts, adapters, strict=True)
+        ]
+
+    return answers
+
+
 @pytest.mark.parametrize("options", [dict(max_num_batched_tokens=5), dict(), dict(enforce_eager=True)], ids=str)
 @pytest.mark.parametrize("num_prompt_logprobs", [None, 2])
-def test_the_head_of_rows_that_sample_nothing(options, num_prompt_logprobs, base, tmp_path):
+def test_the_head_of_rows_that_sample_nothing(options, num_prompt_logprobs, base, head, alone):
     """A prompt in chunks, and one beside another's prompt_logprobs. Alone and together they have the same logprobs."""
-    folder = make_adapter(tmp_path, base, 3, r=4, target_modules=["q_proj", "lm_head"])
-    adapted = LoRARequest("head", 1, str(folder))
-    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=num_prompt_logprobs)
-    prompts, adapters = [PROMPT, PROMPT[:3], PROMPT[3:]], [adapted, None, adapted]
-    plain = dict(dtype="float32", enable_lora=True, block_size=4, max_model_len=60, enable_prefix_caching=False)
-    expected = [
-        LLM(str(base), **plain).generate([prompt], params, use_tqdm=False, lora_request=adapter)[0]
-        for prompt, adapter in zip(prompts, adapters, strict=True)
-    ]
-    together = LLM(str(base), **plain, **options).generate(prompts, params, use_tqdm=False, lora_request=adapters)
-    for output, alone in zip(together, expected, strict=True):
-        assert output.outputs[0].token_ids == alone.outputs[0].token_ids
-        for found, wanted in zip(output.prompt_logprobs or (), alone.prompt_logprobs or (), strict=True):
+    prompts, params, adapters = asked(num_prompt_logprobs, head)
+    llm = LLM(str(base), **HEAD_OPTIONS, **options)
+    together = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
+    for output, expected in zip(together, alone(num_prompt_logprobs), strict=True):
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        for found, wanted in zip(output.prompt_logprobs or (), expected.prompt_logprobs or (), strict=True):
             found, wanted = ({t: e.logprob for t, e in (entries or {}).items()} for entries in (found, wanted))
             assert found == pytest.approx(wanted, abs=1e-4)
