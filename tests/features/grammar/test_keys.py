@@ -9,7 +9,6 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.sampling_params import StructuredOutputsParams
-from nanovllm.tools.demo_model import demo_model_path
 from tests.checkpoints import make_checkpoint
 from tests.errors import expect
 
@@ -219,8 +218,9 @@ def test_numbers_of_keys_that_are_refused(llm):
         expect(text, llm.generate, "x", asked)
 
 
-def test_a_model_keeps_its_own_order():
-    demo = LLM(str(demo_model_path()), max_model_len=512)
+@pytest.mark.nightly
+def test_a_model_keeps_its_own_order(demo_checkpoint):
+    demo = LLM(str(demo_checkpoint), max_model_len=512)
     question = 'Give me JSON like {"city": "Paris", "name": "Jean", "age": 30} for Tom, 12, from Rome.'
     for more in ({}, {"required": ["city"]}, {"additionalProperties": False}, {"additionalProperties": TEXT}):
         params = SamplingParams(

@@ -2,6 +2,7 @@
 
 import re
 from copy import copy
+from functools import cache
 from itertools import accumulate
 
 import pytest
@@ -153,13 +154,16 @@ PARTS = ["a boat ", "é", "🙂", "</thin", "k>", "<think>", "</think>", " \n", 
 PIECES = st.lists(st.sampled_from(PARTS), max_size=20)
 
 
+plain_tokenizer = cache(make_tokenizer)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.booleans(), st.booleans(), PIECES, st.lists(st.integers(0, 6), max_size=60))
 @example(True, False, ["é", "<tool_call>", " \n", "<function=f>", "</think>"], [1] * 60)
 def test_tokens_of_a_growing_answer(is_open, begins, pieces, sizes):
     """Counted in steps of any size they are those of a whole answer: the shortest beginning with the closing text, or
     all before a call."""
-    tokenizer = make_tokenizer()
+    tokenizer = plain_tokenizer()
     token_ids = tokenizer.encode("<think>" * begins + "".join(pieces), add_special_tokens=False)
     reasoning = Reasoning("<think>", "</think>", is_open)
     counter = ReasoningCounter(reasoning, tokenizer)

@@ -1,6 +1,8 @@
 """Answers as larger models write them, read in each format: calls, what is left as content, and any way of cutting."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -90,10 +92,22 @@ def same(one: list[Event], other: list[Event]) -> bool:
     return one == other and places[0] == places[1]
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from([*FORMATS, "json_list"]), st.lists(st.sampled_from(PARTS), min_size=1, max_size=3), DAMAGES)
+any_text = given(
+    st.sampled_from([*FORMATS, "json_list"]), st.lists(st.sampled_from(PARTS), min_size=1, max_size=3), DAMAGES
+)
+
+
+@settings(max_examples=80, deadline=None)
+@any_text
 def test_no_cut_changes_what_is_read(format_name, parts, damages):
     """Also of texts that are in another format, cut short, stuck together or damaged, in pieces of every size."""
+    check_reading(format_name, damaged("".join(parts), damages))
+
+
+@pytest.mark.nightly
+@settings(max_examples=200, deadline=None)
+@any_text
+def test_no_cut_changes_what_is_read_at_length(format_name, parts, damages):
     check_reading(format_name, damaged("".join(parts), damages))
 
 
@@ -130,9 +144,23 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(VALUES, st.sampled_from([repr, ascii]))
+any_value = given(VALUES, st.sampled_from([repr, ascii]))
+
+
+@settings(max_examples=60, deadline=None)
+@any_value
 def test_what_python_writes_means_the_same(value, write):
+    check_value(value, write)
+
+
+@pytest.mark.nightly
+@settings(max_examples=200, deadline=None)
+@any_value
+def test_what_python_writes_means_the_same_at_length(value, write):
+    check_value(value, write)
+
+
+def check_value(value: Any, write: Callable[[Any], str]) -> None:
     [call] = parse_tool_calls(f"[f(a={write(value)}, b=1)]", "pythonic").tool_calls
     assert json.loads(call.arguments) == {"a": value, "b": 1}
 
