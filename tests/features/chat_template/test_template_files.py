@@ -2,6 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -13,6 +16,7 @@ from nanovllm.tools.cli import main
 from tests.checkpoints import CHAT_TEMPLATE, SMALL, edit
 from tests.errors import expect
 from tests.image_checkpoints import make_image_checkpoint
+from tests.marks import by_night
 
 USER = [{"role": "user", "content": "two gulls"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -60,10 +64,25 @@ def checked(capsys, folder) -> str:
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("chat template"))
 
 
-@pytest.mark.parametrize("places", OF_PROCESSORS, ids=" ".join)
-@pytest.mark.parametrize("kind", ["smolvlm", "qwen3_5"])
-def test_of_a_model_that_sees_images(tmp_path, capsys, kind, places):
-    folder = write(make_image_checkpoint(tmp_path / "model", kind), *places)
+@pytest.fixture(scope="module")
+def with_images(tmp_path_factory) -> Callable[[str], Path]:
+    """with_images(kind) -> a checkpoint, made once: to be copied."""
+    return cache(lambda kind: make_image_checkpoint(tmp_path_factory.mktemp(kind), kind))
+
+
+ONCE = next(iter(OF_PROCESSORS))  # by day, of the second kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "places"),
+    [
+        *(("smolvlm", places) for places in OF_PROCESSORS),
+        *(("qwen3_5", places) if places == ONCE else by_night("qwen3_5", places) for places in OF_PROCESSORS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_of_a_model_that_sees_images(tmp_path, with_images, capsys, kind, places):
+    folder = write(shutil.copytree(with_images(kind), tmp_path / "model"), *places)
     theirs = ProcessorMixin.get_processor_dict(folder)[0]["chat_template"]
     template = theirs["default"] if isinstance(theirs, dict) else theirs
     [right], _ = render_jinja_template([USER], chat_template=template, add_generation_prompt=True)
@@ -90,8 +109,8 @@ NAMED = {
 
 @pytest.mark.parametrize("kind", ["text", "images"])
 @pytest.mark.parametrize("where", NAMED)
-def test_templates_that_have_names(copy_of, tmp_path, where, kind):
-    folder = copy_of("llama") if kind == "text" else make_image_checkpoint(tmp_path / "images", "smolvlm")
+def test_templates_that_have_names(copy_of, with_images, tmp_path, where, kind):
+    folder = copy_of("llama") if kind == "text" else shutil.copytree(with_images("smolvlm"), tmp_path / "images")
     write(folder, *NAMED[where])
     ours, theirs = LLM(str(folder), **SMALL), AutoTokenizer.from_pretrained(folder)
     for options in ({}, {"tools": [TOOL]}, {"chat_template": "rag"}, {"chat_template": "rag", "tools": [TOOL]}):
@@ -105,16 +124,16 @@ def test_templates_that_have_names(copy_of, tmp_path, where, kind):
         assert found == right or "tools" in options, "ours describes tools to a template that leaves them out"
 
 
-def test_a_list_of_templates_in_the_processors_file(tmp_path):
+def test_a_list_of_templates_in_the_processors_file(tmp_path, with_images):
     """transformers reads the list and fails at it; it means what it means in a tokenizer's."""
-    folder = write(make_image_checkpoint(tmp_path / "model", "smolvlm"), "processor_config.json: default rag")
+    folder = write(shutil.copytree(with_images("smolvlm"), tmp_path / "model"), "processor_config.json: default rag")
     llm = LLM(str(folder), **SMALL)
     assert llm.chat_prompt(USER)["prompt"].startswith("processor_config.json default")
     assert llm.chat_prompt(USER, chat_template="rag")["prompt"].startswith("processor_config.json rag")
 
 
-def test_files_that_transformers_refuses(tmp_path):
-    folder = make_image_checkpoint(tmp_path / "model", "smolvlm")
+def test_files_that_transformers_refuses(tmp_path, with_images):
+    folder = shutil.copytree(with_images("smolvlm"), tmp_path / "model")
     both = "chat_template.json", "additional_chat_templates/rag.jinja"
     expect("combines a legacy chat_template.json", LLM, str(write(shutil.copytree(folder, tmp_path / "both"), *both)))
     for content in ("{}", "{", json.dumps({"chat_template": [{"name": "x"}]})):
