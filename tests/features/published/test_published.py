@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import torch.nn.functional as F
@@ -132,10 +131,15 @@ def tolerance_of(kind: str) -> float:
     return 0.1 if kind.startswith(("f", "b")) else 0.05 if "asymmetric" in kind or kind in ("awq", "gptq v2") else 0.03
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """Of which two ranks can have whole groups each."""
+    return make_checkpoint(tmp_path_factory.mktemp("source"), "llama", intermediate_size=128)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format(checkpoint, tmp_path, kind):
-    pack, config = FORMATS[kind]
-    published, unpacked = publish(checkpoint("llama"), tmp_path, pack, config)
+def test_every_format(source, published_of, kind):
+    published, unpacked = published_of(source, kind)
     llm, reference = engine(published), Reference(unpacked, rounds=published)
     check_answers(llm, reference, tolerance_of(kind), margin=4 * tolerance_of(kind))
     check_weights(llm, unpacked)
@@ -180,9 +184,25 @@ ARCHITECTURES = {
 
 
 MERGED = {"qwen3.5": ["in_proj_qkv"], "qwen3-next": ["in_proj_qkvz", "in_proj_ba"]}  # which are divided here
+BY_DAY = {  # every architecture with one kind at least, every kind with one architecture at least
+    "qwen2": ("int-quantized, asymmetric",),
+    "qwen3": ("awq",),
+    "llama-biases": ("gptq, act order",),
+    "mistral-window": ("awq",),
+    "smollm3": ("float-quantized",),
+    "qwen3-moe": ("gptq, act order", "int-quantized, asymmetric"),
+    "qwen3.5": ("gptq, groups of 8", "pack-quantized, rows"),
+    "qwen3.5-tied": ("gptq, groups of 8",),
+    "qwen3-next": ("gptq, groups of 8", "fp8"),
+}
+CASES = [
+    (variant, kind) if kind in BY_DAY[variant] else by_night(variant, kind)
+    for variant, kinds in ARCHITECTURES.items()
+    for kind in kinds
+]
 
 
-@pytest.mark.parametrize(("variant", "kind"), [(v, kind) for v, kinds in ARCHITECTURES.items() for kind in kinds])
+@pytest.mark.parametrize(("variant", "kind"), CASES)
 def test_every_architecture(checkpoint, tmp_path, variant, kind):
     """Exactly, with activations as they are; and nearly, with those of the kernels. Scales of activations beside
     the weights change nothing."""
@@ -232,7 +252,7 @@ def stack_experts(published: Path, name: str, shapes: str = "none") -> None:
         by_night("pack-quantized, rows", ".weight", "none"),
         by_night("pack-quantized, 8 bits", "", "one"),
         by_night("int-quantized, asymmetric", "", "none"),
-        ("int-quantized, groups", ".weight", "none"),
+        by_night("int-quantized, groups", ".weight", "none"),
     ],
 )
 def test_experts_that_are_one_tensor(tmp_path, kind, name, shapes):
@@ -250,11 +270,9 @@ def test_experts_that_are_one_tensor(tmp_path, kind, name, shapes):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_rank_has_its_share(tmp_path, kind):
+def test_every_rank_has_its_share(source, published_of, kind):
     """Put together they are what the whole model has."""
-    pack, config = FORMATS[kind]
-    folder = make_checkpoint(tmp_path / "model", "llama", intermediate_size=128)
-    published, _ = publish(folder, tmp_path, pack, config)
+    published, _ = published_of(source, kind)
     model_config = ModelConfig.from_directory(published)
     whole, *ranks = (
         load_model(published, model_config, torch.float32, torch.device("cpu"), group)
@@ -269,7 +287,7 @@ def test_every_rank_has_its_share(tmp_path, kind):
         assert all(torch.equal(torch.cat(halves), half) for half, *halves in zip(one, *shares, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["gptq, act order", "fp8"])
+@pytest.mark.parametrize("kind", ["gptq, act order", by_night("fp8")])
 def test_two_ranks(tmp_path, processes, kind):
     folder = make_checkpoint(
         tmp_path / "model", "qwen3-moe", moe_intermediate_size=64, intermediate_size=128, head_dim=32
@@ -281,6 +299,8 @@ def test_two_ranks(tmp_path, processes, kind):
 
 @pytest.mark.parametrize("kind", ["gptq, act order", "pack-quantized, asymmetric"])
 def test_an_adapter_on_top(checkpoint, tmp_path, kind):
+    import peft  # takes a second
+
     published, unpacked = publish(checkpoint("qwen3"), tmp_path, *FORMATS[kind])
     adapter = make_adapter(tmp_path / "adapter", unpacked, r=4, target_modules=["q_proj", "down_proj"])
     llm, reference = engine(published, enable_lora=True), Reference(unpacked)
@@ -358,9 +378,9 @@ def test_a_tower_of_few_bits(tmp_path, family, caplog, capsys):
     assert "weights of the vision tower (model." in caplog.text and "are unpacked to float32" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["gptq, act order", "awq", "fp8"])
-def test_on_a_gpu_it_is_unpacked(checkpoint, tmp_path, kind, caplog):
-    published, unpacked = publish(checkpoint("llama"), tmp_path, *FORMATS[kind])
+@pytest.mark.parametrize("kind", ["gptq, act order", by_night("awq"), by_night("fp8")])
+def test_on_a_gpu_it_is_unpacked(source, published_of, kind, caplog):
+    published, unpacked = published_of(source, kind)
     reference = Reference(unpacked, rounds_head=False)
     options = dict(optimizations=(), max_num_batched_tokens=24, max_num_seqs=4, max_model_len=64)
     with pretend_gpu():
