@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 
 from chapters.site.sources import ROOT, node_of
 from nanovllm.worker.cpu.compiler import find_compiler
+from tests.image_checkpoints import make_image_checkpoint
+from tests.processes import LIMIT_S
 
 PACKAGE = ROOT / "nanovllm"
 ROW = re.compile(r"^\| .+ \| \[([\w/]+\.(?:py|c))\]\(([\w/]+\.(?:py|c))\) · `([\w.]+)` \|$", re.MULTILINE)
@@ -29,14 +33,33 @@ worker.model_runner worker.platform worker.sampler
 WINGS = """
 compat.finder features.callers.fair_lock features.callers.shared_turns
 """
+# Two models, on a machine without Pillow: a plain Llama, and one that sees images.
 LOADED = """
 import sys
+sys.modules["PIL"] = None
 from nanovllm import LLM, SamplingParams
 LLM(sys.argv[1]).generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
 packages = {name.rpartition(".")[0] for name in sys.modules}
 print(*(name.removeprefix("nanovllm.") for name in sys.modules.keys() - packages if name.startswith("nanovllm.")))
 assert "rich" not in sys.modules, "for a bar that is not drawn"
+llm = LLM(sys.argv[2], dtype="float32", block_size=4, num_gpu_blocks_override=50, max_model_len=100)
+assert llm.generate("the quick", SamplingParams(max_tokens=3), use_tqdm=False)[0].finished
+print(*(name for name in sys.modules if name.startswith("nanovllm.features.images.")))
+try:
+    llm.chat([{"role": "user", "content": [{"type": "image", "image": "x.png"}]}], use_tqdm=False)
+except ValueError as error:
+    print(error)
 """
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint, tmp_path_factory) -> list[str]:
+    """What LOADED prints."""
+    sees_images = make_image_checkpoint(tmp_path_factory.mktemp("smolvlm"), "smolvlm")
+    command = [sys.executable, "-c", LOADED, str(checkpoint("llama")), str(sees_images)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.splitlines()
 
 
 def section(title: str) -> str:
@@ -86,14 +109,19 @@ def test_the_control_plane_knows_no_wing(path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, other kernels are loaded")
-def test_what_a_plain_llama_loads(checkpoint, processes):
+def test_what_a_plain_llama_loads(loaded):
     try:
         find_compiler()
     except OSError as error:
         pytest.skip(f"without C kernels, others are loaded: {error}")
-    code, out, err = processes.run("-c", LOADED, str(checkpoint("llama")))
-    assert code == 0, err
-    assert sorted(out.split()) == sorted(HEART.split() + WINGS.split())
+    assert sorted(loaded[0].split()) == sorted(HEART.split() + WINGS.split())
+
+
+def test_without_pillow(loaded):
+    """A text needs nothing of it, whatever the model sees; a picture is an error that says what to install."""
+    _, of_images, error = loaded
+    assert of_images == "nanovllm.features.images.image_config"
+    assert "images need Pillow: pip install 'nanovllm[images]'" in error
 
 
 def test_a_listing_is_documentation():
