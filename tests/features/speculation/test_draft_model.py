@@ -17,6 +17,7 @@ from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import edit, make_checkpoint
 from tests.faults import plant, run_to_end
 from tests.features.speculation.test_speculation import OPTIONS, Hostile, assert_same, generate, random_requests
+from tests.marks import by_night
 
 
 @pytest.mark.compiler
@@ -187,7 +188,7 @@ def test_defaults():
     assert [(c.prompt_lookup_max, c.prompt_lookup_min) for c in found] == [(4, 2), (5, 5), (3, 3), (6, 1)]
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), ("float16", "int8")])
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), by_night("float16", "int8")])
 def test_a_draft_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, quantization, eager_drafts):
     """By the C kernels, for one stream: the same logprobs, not nearly the same ones."""
     options = dict(dtype=dtype, quantization=quantization, max_model_len=256, max_num_seqs=2)

@@ -393,14 +393,18 @@ MISTAKES = [
     one_too_many_taken,
     rejected_kv_counts,
     registered_too_early,
+    kept_after_the_stop,
 ]
-MISTAKES += [kept_after_the_stop]
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("plant", [None, *MISTAKES])
+@pytest.mark.nightly
+@pytest.mark.parametrize("plant", MISTAKES)
 def test_known_mistakes_are_seen(checkpoint, monkeypatch, plant):
-    """The comparison that all of this rests on, with a mistake in the engine: it must fail; without one, not."""
+    """The comparison that all of this rests on, with a mistake in the engine: it must fail, and nothing before it may.
+
+    Only where a token counts as computed that is not, the engine itself finds no row for it.
+    """
     rng = random.Random(11)
     requests = random_requests(rng, 12)
     grammar, stop = StructuredOutputsParams(regex="(ab|ba)*x"), list("aeioust")
@@ -409,11 +413,8 @@ def test_known_mistakes_are_seen(checkpoint, monkeypatch, plant):
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
     llm = LLM(str(checkpoint()), **OPTIONS)
     hostile(llm, expected, seed=5)
-    if plant is None:
-        assert_same(generate(llm, requests), expected)
-        return
     plant(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, IndexError, RuntimeError, KeyError)):
+    with pytest.raises(IndexError if plant is rejected_kv_counts else AssertionError):
         for _ in ("cold", "warm"):
             found = generate(llm, requests)
             llm.engine._next_index = 0
@@ -441,19 +442,31 @@ class SometimesRight:
         return found
 
 
-@settings(max_examples=200, deadline=None)
-@given(
+any_acceptance_any_pool = given(
     seed=st.integers(0, 2**32),
     block_size=st.sampled_from([1, 2, 3, 4, 16]),
     acceptance=st.none() | st.floats(0, 1),
     max_num_seqs=st.sampled_from([1, 3, 8]),
     budget=st.sampled_from([1, 3, 7, 30]),
 )
-def test_any_acceptance_any_pool_the_same_tokens(seed, block_size, acceptance, max_num_seqs, budget):
-    """Tiny pools, budgets and block sizes, failing steps and aborts: every slot read holds what it should.
 
-    acceptance: the share of draft tokens that are right; None: there are none.
-    """
+
+@settings(max_examples=50, deadline=None)
+@any_acceptance_any_pool
+def test_any_acceptance_any_pool_the_same_tokens(seed, block_size, acceptance, max_num_seqs, budget):
+    """Tiny pools, budgets and block sizes, failing steps and aborts: every slot read holds what it should."""
+    check_tokens(seed, block_size, acceptance, max_num_seqs, budget)
+
+
+@pytest.mark.nightly
+@settings(max_examples=1000, deadline=None)
+@any_acceptance_any_pool
+def test_any_acceptance_any_pool_at_length(seed, block_size, acceptance, max_num_seqs, budget):
+    check_tokens(seed, block_size, acceptance, max_num_seqs, budget)
+
+
+def check_tokens(seed: int, block_size: int, acceptance: float | None, max_num_seqs: int, budget: int) -> None:
+    """acceptance: the share of draft tokens that are right; None: there are none."""
     rng = random.Random(seed)
     num_blocks = -(-40 // block_size) + rng.randrange(4)
     scheduler = make(num_blocks, block_size, max_model_len=40, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
