@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import peft
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
@@ -36,6 +35,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapter(folder, tmp_path_factory) -> LoRARequest:
+    import peft  # takes a second
+
     path = tmp_path_factory.mktemp("adapter")
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=r".*text_model.*q_proj")).save_pretrained(path)

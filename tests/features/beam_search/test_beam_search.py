@@ -14,7 +14,8 @@ from nanovllm.sampling_params import BeamSearchParams, SamplingParams
 from tests.checkpoints import SIZES, SMALL, reference_logits, reference_model
 from tests.errors import expect
 from tests.features.images.test_images import reference_logits as logits_with_images
-from tests.image_checkpoints import KINDS, make_image_checkpoint, picture
+from tests.image_checkpoints import make_image_checkpoint, picture
+from tests.marks import by_night
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [40, 41, 42], list(range(60, 80))]
 
@@ -145,7 +146,7 @@ def test_a_text_as_a_prompt(llm):
     assert output.sequences[0].tokens == greedy.prompt_token_ids + greedy.outputs[0].token_ids
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["smolvlm", "qwen3_5", by_night("idefics3"), by_night("qwen3_vl")])
 def test_pictures(kind, tmp_path):
     """Of several prompts, each with its own: scores are transformers', and a beam's prompt can be gone on with."""
     folder = make_image_checkpoint(tmp_path, kind)

@@ -23,6 +23,8 @@ from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
+from tests.checkpoints import VARIANTS
+from tests.marks import by_night
 from tests.worker.cpu.test_kernels import kernels
 
 DISTRIBUTIONS = {
@@ -138,20 +140,30 @@ def test_weights_that_have_4_bits_come_back(search):
     assert (again.codes == groups.codes).float().mean() > 0.99
 
 
+IN_PYTORCH = "llama", "qwen3.5-moe"  # by day, without the C kernels: a plain model, and one with all kinds of layers
+
+
 @pytest.mark.compiler
-@pytest.mark.parametrize("in_c", [False, True])
-def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint, in_c, monkeypatch):
-    config = ModelConfig.from_directory(every_checkpoint)
+@pytest.mark.parametrize(
+    ("variant", "in_c"),
+    [
+        *((variant, True) for variant in VARIANTS),
+        *((variant, False) if variant in IN_PYTORCH else by_night(variant, False) for variant in VARIANTS),
+    ],
+)
+def test_importance_is_the_mean_square_of_what_a_layer_is_given(checkpoint, variant, in_c, monkeypatch):
+    folder = checkpoint(variant)
+    config = ModelConfig.from_directory(folder)
     # The embedding of padding, 1, is 0: a norm makes much of what rounding leaves there, and other experts are chosen.
     batch = calibration.random_batch(config.vocab_size)
     batch = replace(batch, input_ids=batch.input_ids.where(batch.input_ids != 1, 2))
     monkeypatch.setattr(calibration, "random_batch", lambda vocab_size: batch)
-    model = load_model(every_checkpoint, config, torch.float32, torch.device("cpu"))
+    model = load_model(folder, config, torch.float32, torch.device("cpu"))
     whole = dict(Decoder(config).checkpoint_tensors())
     with torch.inference_mode():
         importance = calibration.measure_importance(
             model,
-            WeightFiles(every_checkpoint, config, whole, False).read,
+            WeightFiles(folder, config, whole, False).read,
             config,
             Decoder,
             load_cpu_kernels(config, torch.float32) if in_c else TORCH_KERNELS,
