@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,12 @@ Q_PROJ, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 STATE = f"{Q_PROJ}.weight.quant_state.bitsandbytes__nf4"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PACKED = "pack-quantized"
+
+
+@pytest.fixture
+def copied(checkpoint, published_of, tmp_path) -> Callable[[str], Path]:
+    """copied(kind) -> a Llama in this format, which may be changed."""
+    return lambda kind: shutil.copytree(published_of(checkpoint(), kind)[0], tmp_path / "published")
 
 
 def without(*names: str) -> Callable[[dict[str, Tensor]], None]:
@@ -125,9 +132,9 @@ DISAGREEMENTS: list[tuple[str, Any, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("kind", "change", "says", "text"), DISAGREEMENTS, ids=[case[3][:60] for case in DISAGREEMENTS]
 )
-def test_files_that_disagree_with_their_configuration(checkpoint, tmp_path, monkeypatch, kind, change, says, text):
-    pack, config = FORMATS[kind]
-    published, _ = publish(checkpoint(), tmp_path, pack, config | says)
+def test_files_that_disagree_with_their_configuration(copied, monkeypatch, kind, change, says, text):
+    published = copied(kind)
+    edit(published / "config.json", quantization_config=FORMATS[kind][1] | says)
     tensors = load_file(published / "model.safetensors")
     change(tensors)
     save_file(tensors, published / "model.safetensors")
@@ -185,10 +192,9 @@ def test_what_is_not_read_is_refused_by_name(broken, config, text):
     expect(text, LLM, str(broken), **SMALL)
 
 
-def test_words_in_any_case_of_letters(checkpoint, tmp_path):
+def test_words_in_any_case_of_letters(copied):
     """As compressed-tensors reads them."""
-    pack, config = FORMATS["float-quantized"]
-    published, _ = publish(checkpoint(), tmp_path, pack, config)
+    published = copied("float-quantized")
     expected = tokens_of(published)
     capitals = compressed("float-quantized", weights_of(8, "FLOAT", "Channel"))
     edit(published / "config.json", quantization_config=capitals)
@@ -201,9 +207,9 @@ AUTO_GPTQ = {"bits": 4, "group_size": 32, "sym": True, "desc_act": False}
 
 @pytest.mark.parametrize(("kind", "fields"), [("awq", AUTO_AWQ), ("gptq", AUTO_GPTQ)])
 @pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json"])
-def test_a_file_of_its_own(checkpoint, tmp_path, kind, fields, name):
+def test_a_file_of_its_own(copied, kind, fields, name):
     """Its fields tell the method, whichever of the two names it has."""
-    published, _ = publish(checkpoint(), tmp_path, *FORMATS[kind])
+    published = copied(kind)
     expected = tokens_of(published)
     edit(published / "config.json", quantization_config=None)
     (published / name).write_text(json.dumps(fields))
@@ -222,8 +228,8 @@ def test_regular_expressions_are_compiled_once(monkeypatch):
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_fewer_bits_on_top(checkpoint, tmp_path, quantization):
-    published, _ = publish(checkpoint(), tmp_path, *FORMATS["awq"])
+def test_fewer_bits_on_top(checkpoint, published_of, quantization):
+    published, _ = published_of(checkpoint(), "awq")
     text = f"holds quantized weights already; leave quantization='{quantization}' out"
     expect(text, LLM, str(published), quantization=quantization, **SMALL)
 
@@ -237,9 +243,9 @@ def test_fewer_bits_on_top(checkpoint, tmp_path, quantization):
         ("fp8", ("fp8",), "gguf"),
     ],
 )
-def test_the_method_may_be_named(checkpoint, tmp_path, kind, named, other):
+def test_the_method_may_be_named(checkpoint, published_of, kind, named, other):
     """As scripts for vLLM do. Another than the checkpoint's is refused, and so is any for an ordinary checkpoint."""
-    published, _ = publish(checkpoint(), tmp_path, *FORMATS[kind])
+    published, _ = published_of(checkpoint(), kind)
     expected = tokens_of(published)
     assert all(tokens_of(published, quantization=name) == expected for name in named)
     expect(f"has weights of {named[0]}; leave it out", LLM, str(published), quantization=other, **SMALL)
