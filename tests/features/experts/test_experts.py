@@ -149,7 +149,7 @@ def test_the_router_keeps_its_numbers(checkpoint, quantization):
 @pytest.mark.nightly
 def test_two_ranks_split_each_expert(checkpoint, processes):
     folder, prompts = checkpoint("qwen3-moe"), [[5, 6, 7, 8, 9], list(range(20, 50)), [7] * 3]
-    llm = LLM(str(folder), dtype="float32", tensor_parallel_size=2, max_num_batched_tokens=16)
+    llm = processes.llm(folder, 2, dtype="float32", max_num_batched_tokens=16)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
         assert_greedy(folder, prompt, output.outputs[0].token_ids)

@@ -14,9 +14,10 @@ from nanovllm.config import EngineConfig, PoolerConfig  # type: ignore[attr-defi
 from nanovllm.features.pooling.cutting import Cut
 from nanovllm.features.pooling.outputs import PoolingOutput
 from nanovllm.features.pooling.scoring import INSTRUCTION, QWEN3_RERANKER
-from tests.checkpoints import SMALL, edit, make_tokenizer, reference_model
+from tests.checkpoints import SMALL, VARIANTS, edit, make_tokenizer, reference_model
 from tests.errors import expect
 from tests.gguf_files import write_gguf
+from tests.marks import by_night
 
 INSTRUCT = "Instruct: find the text that answers\nQuery: "
 TEXTS = [INSTRUCT + "two gulls", INSTRUCT + "the quick brown fox", INSTRUCT + "a red boat in the fog over the lazy dog"]
@@ -99,17 +100,23 @@ def classifier(checkpoint, tmp_path_factory):
 # -- embeddings -------------------------------------------------------------------------------------------------------
 
 
-def test_every_architecture(every_checkpoint):
+OTHERS = """llama-biases llama-mha-tied llama-linear-rope llama-llama3-rope mistral qwen2-window qwen3-yarn
+qwen3-moe-not-normalized""".split()  # layers of kinds that others have, in other numbers
+
+
+@pytest.mark.parametrize("variant", [by_night(variant) if variant in OTHERS else variant for variant in VARIANTS])
+def test_every_architecture(checkpoint, variant):
     """Hybrid models, windows, experts: whatever the layers are."""
+    folder = checkpoint(variant)
     small = {k: v for k, v in SMALL.items() if k != "num_gpu_blocks_override"}
-    llm = make(every_checkpoint, **small, kv_cache_memory_bytes=1 << 22)
+    llm = make(folder, **small, kv_cache_memory_bytes=1 << 22)
     for output in llm.embed(TEXTS, use_tqdm=False):
-        expected = normed(reference_states(every_checkpoint, output.prompt_token_ids))
+        expected = normed(reference_states(folder, output.prompt_token_ids))
         assert torch.allclose(vector(output), expected, atol=1e-5)
         assert (output.finished, output.error) == (True, None)
     again = llm.embed(TEXTS[:1], use_tqdm=False)[0]
     assert again.num_cached_tokens > 0
-    assert torch.allclose(vector(again), normed(reference_states(every_checkpoint, again.prompt_token_ids)), atol=1e-5)
+    assert torch.allclose(vector(again), normed(reference_states(folder, again.prompt_token_ids)), atol=1e-5)
 
 
 @pytest.mark.compiler
@@ -286,7 +293,7 @@ def test_an_adapter_trained_on_an_embedder(checkpoint, tmp_path):
 
 @pytest.mark.nightly
 def test_two_ranks(checkpoint, llm, processes):
-    two = make(checkpoint("qwen3"), tensor_parallel_size=2)
+    two = processes.llm(checkpoint("qwen3"), 2, runner="pooling", **SMALL)
     for output, other in zip(two.embed(TEXTS), llm.embed(TEXTS), strict=True):
         assert torch.allclose(vector(output), vector(other), atol=1e-5)
 
