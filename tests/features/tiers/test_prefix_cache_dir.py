@@ -130,11 +130,12 @@ def test_a_file_that_is_replaced_while_it_is_loaded_keeps_nothing(copy_of, tmp_p
 
 
 @pytest.mark.nightly
-def test_ranks_keep_one_block(checkpoint, tmp_path):
-    llm = engine(checkpoint(), tmp_path / "cache", tensor_parallel_size=2)
+def test_ranks_keep_one_block(checkpoint, processes, tmp_path):
+    options = SMALL | {"prefix_cache_dir": tmp_path / "cache"}
+    llm = processes.llm(checkpoint(), 2, **options)
     reference = answers(llm)
     end(llm)
-    again = engine(checkpoint(), tmp_path / "cache", tensor_parallel_size=2)
+    again = processes.llm(checkpoint(), 2, **options)
     assert answers(again) == reference and again.stats()["tiers"]["disk"]["hit_tokens"] > 100
     end(again)
 
