@@ -44,7 +44,7 @@ def test_links(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not path_of(page).startswith("chapters/")], ids=path_of)
 def test_code_names_what_there_is(page):
-    """The chapters' code is run: test_course_text.py."""
+    """The chapters' code is run: course/test_text.py."""
     for code in re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nanovllm"):
