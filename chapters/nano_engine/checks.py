@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama import modeling_llama
 
 from chapters.expect import Wrong, differs, ensure, expect, expect_answer, expect_form
 from chapters.grading import PROMPTS, Bench, Task
@@ -37,8 +35,20 @@ class NanoBench(Bench):
 
     def __init__(self, model: str | None, loads: Callable[[], None] = lambda: None) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self.tiny = str(make_tiny_llama(Path(self._folder.name)))
-        super().__init__(model or self.tiny, loads)
+        super().__init__(model, loads)
+
+    @cached_property
+    def tiny(self) -> str:
+        return str(make_tiny_llama(Path(self._folder.name)))
+
+    @property
+    def model(self) -> str:
+        self._model = self._model or self.tiny
+        return super().model
+
+    def close(self) -> None:
+        """There always is a model; the first steps do not ask for it, and then the tiny one need not be made."""
+        self._is_closed = "llm" not in vars(self)
 
     @cached_property
     def llm(self) -> LLM:
@@ -520,7 +530,18 @@ CONFIG = {
     "dtype": "float32",
 }
 CONFIG |= dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "qk_norm"), False)
-THEIRS: Any = LlamaConfig(**{**SIZES, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "attn_implementation": "eager"})
+
+
+def modeling_llama() -> Any:
+    """transformers' module. It takes seconds to import, and the steps before the model do not compare with it."""
+    from transformers.models.llama import modeling_llama
+
+    return modeling_llama
+
+
+def their_config() -> Any:
+    sizes = {**SIZES, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "attn_implementation": "eager"}
+    return modeling_llama().LlamaConfig(**sizes)
 
 
 def config(**changed: Any) -> ModelConfig:
@@ -546,7 +567,7 @@ def random(*shape: int) -> Tensor:
 
 def norms(engine: Any, bench: Bench) -> None:
     """RMSNorm"""
-    ours, theirs = engine.RMSNorm(8, 0.5), modeling_llama.LlamaRMSNorm(8, 0.5)
+    ours, theirs = engine.RMSNorm(8, 0.5), modeling_llama().LlamaRMSNorm(8, 0.5)
     for norm in (ours, theirs):
         norm.weight.data = torch.arange(1.0, 9.0)
     with torch.no_grad():
@@ -559,12 +580,12 @@ def rotates(engine: Any, bench: Bench) -> None:
     """the rotary embedding"""
     positions = torch.tensor([0, 1, 5, 300])
     cos, sin = engine.rotary_cos_sin(positions, 16, 10000.0)
-    double = modeling_llama.LlamaRotaryEmbedding(THEIRS)(torch.zeros(1), positions[None])
+    double = modeling_llama().LlamaRotaryEmbedding(their_config())(torch.zeros(1), positions[None])
     hint = "rotary_cos_sin for positions 0, 1, 5, 300 and heads of 16: angle i is position * theta ** (-2i / 16)"
     for expected, got, name in zip(double, (cos, sin), ("cosines", "sines"), strict=True):
         near(expected[0, :, :8], got, f"{name}: {hint}")
     x = random(4, 2, 16)
-    expected, _ = modeling_llama.apply_rotary_pos_emb(x[None], x[None], *double, unsqueeze_dim=2)
+    expected, _ = modeling_llama().apply_rotary_pos_emb(x[None], x[None], *double, unsqueeze_dim=2)
     hint = (
         "rotate() of a [4, 2, 16] tensor: numbers i and i + 8 are a pair, (a, b) becomes (a cos - b sin, b cos + a sin)"
     )
@@ -628,9 +649,9 @@ def names_its_weights(engine: Any, bench: Bench) -> None:
         expect(expected, found, f"the shapes of Llama's parameters ({said})")
 
 
-def model_pair(engine: Any) -> tuple[Any, LlamaForCausalLM]:
+def model_pair(engine: Any) -> tuple[Any, Any]:
     """The student's model and transformers', with the same random weights."""
-    model, theirs = engine.Llama(config()), LlamaForCausalLM(THEIRS)
+    model, theirs = engine.Llama(config()), modeling_llama().LlamaForCausalLM(their_config())
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

@@ -5,15 +5,16 @@ Both are long stories (files/, checkpoint.py) and neither is what an engine is a
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files.tokenizer import load_tokenizer, with_eos
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 def read_checkpoint(directory: Path) -> tuple[ModelConfig, Any]:
@@ -71,7 +72,10 @@ def make_tiny_llama(directory: Path, *, is_tied: bool = True, num_files: int = 1
     return directory
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
+def byte_tokenizer() -> "PreTrainedTokenizerFast":
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast  # a second or more, and the first steps need no tokenizer
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
