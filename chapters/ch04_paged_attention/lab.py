@@ -192,7 +192,7 @@ def tell_totals(story):
     _table = Table("block size", "at once", "tokens", "taken, empty", "free", "steps", "blocks in a table")
     for _block_size in (1, 4, 16, 64, 256):
         _totals = run_paged(_jobs, _block_size)
-        _table.add_row(str(_block_size), *_totals.row(), f"{_totals.table_entries / _totals.running:.1f}")
+        _table.add_row(str(_block_size), *_totals.row(), _totals.blocks_in_a_table())
     story.show(_table)
     return
 

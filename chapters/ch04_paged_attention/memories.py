@@ -239,9 +239,14 @@ class Totals:
         self.empty += taken - stored
 
     def row(self) -> list[str]:
+        if self.busy_steps == 0:  # there is room for all of so few requests
+            return [*"----", f"{self.steps:,}"]
         shares = [amount / self.busy_steps / POOL_SLOTS for amount in (self.stored, self.empty)]
         shares.append(1 - sum(shares))
         return [f"{self.running / self.busy_steps:.1f}", *(f"{share:.1%}" for share in shares), f"{self.steps:,}"]
+
+    def blocks_in_a_table(self) -> str:
+        return f"{self.table_entries / self.running:.1f}" if self.running else "-"
 
 
 def make_jobs(num_jobs: int = 200) -> list[tuple[Request, int]]:

@@ -13,6 +13,7 @@ import torch
 
 from chapters import lab_notebook, playing
 from chapters.__main__ import main
+from chapters.ch04_paged_attention.memories import make_jobs
 from chapters.ch06_prefill_decode import lab_parts as prefill_decode
 from chapters.ch07_prefix_caching import beyond, drawing, simulator
 from chapters.ch09_tensor_parallelism import lab_parts as tensor_parallel
@@ -52,7 +53,8 @@ def test_cells_run_again(number, any_model, monkeypatch, capsys):
         return [*once(path), *(cell for cell in once(path) if re.match("tell_|show_", cell[0]))]
 
     monkeypatch.setattr(lab_notebook, "cells", twice)
-    lab_notebook.run(find_chapter(number).folder / "lab.py", Story(str(any_model)), {"PATIENCE_S": 0, "MAX_ROUNDS": 1})
+    short = {"PATIENCE_S": 0, "MAX_ROUNDS": 1, "make_jobs": lambda: make_jobs(20)}
+    lab_notebook.run(find_chapter(number).folder / "lab.py", Story(str(any_model)), short)
     parts = [line for line in capsys.readouterr().out.splitlines() if re.match(r"\d+\. ", line)]
     assert len(parts) >= 2
 
@@ -465,7 +467,7 @@ def test_a_lab_without_marimo(arguments, monkeypatch, capsys):
     assert "1. One request, from WAITING to FINISHED" in printed
 
 
-@pytest.mark.parametrize("number", [4, 5])
+@pytest.mark.parametrize("number", [by_night(4), 5])
 def test_marimo_runs_the_notebook_as_we_do(number, processes, capsys):
     """As a script: marimo sorts the cells by what they need, run() takes them in their order."""
     pytest.importorskip("marimo")
