@@ -12,6 +12,7 @@ from chapters.course import find_chapter
 from chapters.teaching.suspicious import flags_beside, flags_of
 from tests.course.course_text import ROOT
 from tests.course.test_examine import GRADE
+from tests.marks import by_night
 
 CHAPTER = find_chapter(4)
 
@@ -99,11 +100,11 @@ def forged(name: str) -> str:
     return f"{first}\n{functions}"
 
 
-def record_of(source: str, tmp_path, processes, limit: str = "3") -> dict:
+def record_of(source: str, tmp_path, processes, *options: str) -> dict:
     """What check --json says; nothing if the submission has killed it."""
     file = tmp_path / "exercise.py"
     file.write_text(source, "utf-8")
-    command = ["check", "4", "--file", str(file), "--json", "--limit", limit]
+    command = ["check", "4", "--file", str(file), "--json", "--limit", "3", *options]
     code, out, err = processes.run("-c", GRADE, *command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     if code == -signal.SIGKILL and "getppid" in source:
         return {"tasks": []}
@@ -112,9 +113,12 @@ def record_of(source: str, tmp_path, processes, limit: str = "3") -> dict:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.fork and signals")
-@pytest.mark.parametrize("name", FORGERIES)
-def test_no_marks(name, tmp_path, processes):
-    for task in record_of(forged(name), tmp_path, processes)["tasks"]:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, ("--task", "allocate")) for name in FORGERIES), *(by_night(n, ()) for n in FORGERIES)],
+)
+def test_no_marks(name, options, tmp_path, processes):
+    for task in record_of(forged(name), tmp_path, processes, *options)["tasks"]:
         assert task["message"] and not task["passed"], (name, task)
         if task["task"] != "free":  # which may do nothing, and then is told what is missing
             assert task["checks_passed"] <= 1, (name, task)
