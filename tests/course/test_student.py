@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import copy
+import functools
 import html
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Container
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,18 +103,25 @@ def is_docstring(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def outline(function: ast.FunctionDef) -> tuple[type, ...]:
-    """The kinds of its statements, quick to compare: functions that differ here do not do the same."""
-    return tuple(type(each) for each in function.body if not is_docstring(each))
+# Of a text that is looked at twice, one time after the other: each of the edition's.
+parsed = functools.lru_cache(maxsize=1)(ast.parse)
 
 
-def functions(source: str, outlines: Container[tuple[type, ...]] | None = None) -> dict[str, str]:
+def outline(function: ast.FunctionDef) -> tuple[object, ...]:
+    """The kinds of its statements, how often it calls and compares: quick to compare, and functions that differ here
+    do not do the same."""
+    body = [each for each in function.body if not is_docstring(each)]
+    counts = Counter(type(node) for statement in body for node in ast.walk(statement))
+    return (*map(type, body), counts[ast.Call], counts[ast.Compare])
+
+
+def functions(source: str, outlines: Container[tuple[object, ...]] | None = None) -> dict[str, str]:
     """What each function does, whatever its names are -> its own name. Nothing for what is no Python.
 
     outlines: only functions that have one of these.
     """
     try:
-        tree = ast.parse(source)
+        tree = parsed(source)
     except SyntaxError:
         return {}
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -125,7 +134,7 @@ def opened(text: str) -> list[str]:
     """This text, and what is sealed in it: the whole of it, or a string of its Python."""
     texts, sealed = [text], [text]
     with contextlib.suppress(SyntaxError):
-        sealed += [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+        sealed += [node.value for node in ast.walk(parsed(text)) if isinstance(node, ast.Constant)]
     for each in sealed:
         if isinstance(each, str):
             with contextlib.suppress(ValueError, zlib.error):
@@ -401,7 +410,7 @@ def run_hidden_test(folder: Path, sha256: str, task: str = "free") -> str:
 
 
 def test_a_hidden_test(tmp_path, assignment, demo_checkpoint):
-    """What is right passes, as a script and in cells; another course.zip is not believed."""
+    """What is right passes; another course.zip is not believed. Of a notebook, the cells that count are graded."""
     archive, sha256 = assignment
     folder = handed_to_otter(tmp_path / "script", archive, "ada.py", notebook_of(SOLUTION))
     assert run_hidden_test(folder, sha256) == ""
@@ -410,7 +419,7 @@ def test_a_hidden_test(tmp_path, assignment, demo_checkpoint):
     parts = [first, *(f"def {other}" for other in others)]
     marked = [f"{exercise_cells.MARK}: {number}\n{part}" for number, part in enumerate(parts)]
     folder = handed_to_otter(tmp_path / "cells", archive, "ada.ipynb", notebook_of("1 / 0", *marked, "x"))
-    assert run_hidden_test(folder, sha256) == ""
+    assert (folder / "exercise.py").read_text("utf-8") == "\n\n\n".join(marked).rstrip() + "\n"
 
 
 def test_nothing_of_a_notebook_runs_where_it_is_graded(tmp_path, assignment, demo_checkpoint):
