@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chapters.__main__ import main
-from chapters.capstone import battery, judge, policy, reference, repair, scale, simple
+from chapters.capstone import battery, case, judge, policy, reference, repair, scale, simple
 from chapters.capstone.answers import Refused
 from chapters.capstone.desk import Desk
 from chapters.capstone.faults import CASES, FAULTS
@@ -302,12 +302,13 @@ def test_a_case_shows_its_fault_and_no_other(number, tmp_path, capsys):
 
 
 def test_a_case_that_shows_another_fault(tmp_path):
-    """Tenants and adapters at once; a leaving client that never ran; and what is no case."""
+    """Tenants and adapters at once; and what is no case."""
     both = CASES[1] + "send c 1: 1 2 3 4 5\nrun\nsend d 1 lora=1: 1 2 3 4 5\nrun\n"
     assert any("which of the two" in problem for problem in problems(repair.grade_case(1, both)))
+    [problem] = problems(repair.grade_case(4, "jump"))
+    assert "cannot read: jump" in problem
     long = "send a 1: " + "1 " * 201
     for wrong in (
-        "jump",
         "probs 0.6 0.4 top_k",
         long,
         "send a: 1",
@@ -316,8 +317,8 @@ def test_a_case_that_shows_another_fault(tmp_path):
         "step many",
         "blocks 0",
     ):
-        [problem] = problems(repair.grade_case(4, wrong))
-        assert "cannot read" in problem or "whole number" in problem or "at most 200 tokens, found 201" in problem
+        with pytest.raises(ValueError, match=r"cannot read|whole number|at most 200 tokens, found 201"):
+            case.see(case.read_case(wrong))
 
 
 @pytest.mark.parametrize("source", ["import os; os._exit(0)", "raise SystemExit(0)"])
