@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,19 @@ STATES: dict[str, Callable[[Any], Any]] = {
     "inference mode": lambda elsewhere: torch.inference_mode(),
     "no gradients": lambda elsewhere: torch.no_grad(),
 }
+
+
+@contextmanager
+def together(elsewhere: Any) -> Iterator[None]:
+    """A state of each kind at once: what any of them changes shows. By night, which of them it is."""
+    with ExitStack() as states:
+        for state in ("default device", "bfloat16", "autocast", "inference mode"):
+            states.enter_context(STATES[state](elsewhere))
+        yield
+
+
+TOGETHER = {"together": together}
+EACH = pytest.mark.parametrize("states", [TOGETHER, by_night(STATES)], ids=["together", "one at a time"])
 
 # -- what is asked: (folder, options of the LLM, question) -------------------------------------------------------------
 
@@ -181,37 +194,41 @@ def make_llm(folders: Callable[[str], Path], name: str, **more: Any) -> LLM:
     return LLM(str(folders(folder)), **options)
 
 
+@EACH
 @pytest.mark.parametrize("name", WORK)
-def test_on_a_cpu(folders, name):
+def test_on_a_cpu(folders, name, states):
     ask = WORK[name][2]
     folders(WORK[name][0])
     right = ask(make_llm(folders, name))
-    for state, enter in STATES.items():
+    for state, enter in states.items():
         with enter("meta"):
             found = ask(make_llm(folders, name))
         assert found == right, f"{name}, {state}"
 
 
+@EACH
 @pytest.mark.parametrize("name", [ON_GPU[0], *(by_night(name) for name in ON_GPU[1:])])
-def test_on_a_gpu(folders, name):
+def test_on_a_gpu(folders, name, states):
     ask = WORK[name][2]
     folders(WORK[name][0])
     with pretend_gpu() as gpu:
         options = dict(enforce_eager=True, max_num_batched_tokens=32)
         right = ask(make_llm(folders, name, **options))
-        for state, enter in STATES.items():
+        for state, enter in states.items():
             with enter(gpu.device):
                 found = ask(make_llm(folders, name, **options))
             assert found == right, f"{name}, {state}"
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_adapters(folders, state):
+@EACH
+def test_adapters(folders, states):
     adapter = LoRARequest("x", 1, str(folders("adapter")))
     options = dict(enable_lora=True, max_lora_rank=8)
     right = generated(LLM(str(folders("llama")), **SMALL, **options), lora_request=adapter)
-    with STATES[state]("meta"):
-        assert generated(LLM(str(folders("llama")), **SMALL, **options), lora_request=adapter) == right
+    for state, enter in states.items():
+        with enter("meta"):
+            found = generated(LLM(str(folders("llama")), **SMALL, **options), lora_request=adapter)
+        assert found == right, state
 
 
 @pytest.mark.parametrize("state", STATES)
