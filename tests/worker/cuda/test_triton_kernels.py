@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nanovllm.worker.kernels import TORCH_KERNELS
+from tests.marks import by_night
 from tests.worker.cpu.test_kernels import TOLERANCE, ragged_batch
 from tests.worker.cuda.backends import has_triton
 from tests.worker.cuda.triton_interpreter import import_interpreted
@@ -44,17 +45,19 @@ def windowed(block_size: int) -> list[tuple[int, int]]:
 
 
 SHAPES = [(2, 2, 24, 4), (6, 2, 64, 16), (4, 1, 80, 5), (4, 1, 128, 1), (8, 1, 16, 256), (24, 1, 16, 16)]
-CASES = list(itertools.product(SHAPES, TOLERANCE))
+CASES = list(itertools.product(SHAPES, TOLERANCE, (mixed, decodes)))
 if DEVICE.type == "cpu":  # offsets do not depend on the dtype, and the interpreter is slow
-    CASES = [(shape, torch.float32) for shape in SHAPES] + [(shape, torch.float16) for shape in SHAPES[:3]]
+    *most, last = SHAPES
+    CASES = list(itertools.product(most, [torch.float32], (mixed, decodes)))
+    CASES += [*itertools.product(SHAPES[:3], [torch.float16], (mixed, decodes)), (last, torch.float32, windowed)]
+    CASES += [by_night(last, torch.float32, lengths) for lengths in (mixed, decodes)]
 
 
 # Every window where a GPU is quick; elsewhere one for each shape. Around a step's 32 or 64 keys and a block's border.
 WINDOWS = (0, 1, 7, 32, 65, 129) if DEVICE.type == "cuda" else (0,)
 
 
-@pytest.mark.parametrize("lengths", [mixed, decodes])
-@pytest.mark.parametrize(("shape", "dtype"), CASES)
+@pytest.mark.parametrize(("shape", "dtype", "lengths"), CASES)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_attention(dtype, lengths, shape, window):
     check_attention(dtype, lengths, shape, window)
