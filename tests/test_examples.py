@@ -1,5 +1,6 @@
-"""Every example runs on the demo checkpoint: the first as users run it, the others in this process, which has torch.
+"""Every example runs: the first on the demo checkpoint as users run it, the others in this process, which has torch.
 
+Most take a tiny checkpoint; those whose answers have to make sense take the demo's.
 What computes much is told to do so in float32: a processor without instructions for bfloat16 takes many times as long.
 """
 
@@ -254,6 +255,7 @@ def test_contexts_that_fit(run, tmp_path, monkeypatch):
     assert re.findall(r"^│ ([\d,]+) ", out, re.MULTILINE) == ["16", "1,000"]
 
 
+@pytest.mark.nightly
 def test_a_file_of_few_bits_that_cannot_be_written(status_of, tmp_path):
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
@@ -359,7 +361,7 @@ def talkative(tmp_path_factory):
     return str(make_checkpoint(tmp_path_factory.mktemp("talkative"), "llama", max_position_embeddings=4096))
 
 
-@pytest.mark.parametrize("form", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize("form", ["hermes", by_night("qwen3_coder")])
 def test_agents(status_of, talkative, form):
     """openai's SDK; it says so itself if a call is not as it has to be. The others: serving/clients/test_agents.py."""
     pytest.importorskip("llguidance")
@@ -411,10 +413,11 @@ def test_ask_a_picture(run):
     assert len(found) == 4 and found[0][1] == "0" and all(int(cached) > 300 for _, cached in found[1:])
 
 
-def test_offline_inference(run):
-    lines = run("offline_inference.py").splitlines()
-    assert sum(" -> " in line for line in lines) == 3
-    assert lines[0].startswith("'The capital of France is' -> ' ")
+def test_offline_inference(status_of, talkative):
+    status, out = status_of("offline_inference.py", talkative)
+    lines = out.splitlines()
+    assert status == 0 and sum(" -> " in line for line in lines) == 3
+    assert re.match(r"'The capital of France is' -> ['\"].", lines[0])
 
 
 def test_chat(run, demo_in_float32):
@@ -424,10 +427,13 @@ def test_chat(run, demo_in_float32):
     assert "Paris" in out and len(cached) == 2 and cached[0] == 0 and cached[1] >= 32
 
 
-def test_move_to_vllm(run, demo_in_float32):
-    out = run("move_to_vllm.py", str(demo_in_float32))
-    cold, warm = out.split("warm")
-    assert "built in 1871" in cold and warm.count("(224 of ") == 3 and warm.count("sample") == 3
+def test_move_to_vllm(status_of, talkative):
+    status, out = status_of("move_to_vllm.py", talkative)
+    cached = [tuple(map(int, pair)) for pair in re.findall(r"\((\d+) of (\d+) tokens cached", out)]
+    assert status == 0 and len(cached) == 6 and min(cached)[0] == 0
+    assert all(num_prompt - 16 <= num_cached < num_prompt for num_cached, num_prompt in cached[3:])
+    assert re.search(r"one of three colours: (grey|red|green)\n", out)
+    assert re.findall(r"^  sample (\d): ", out, re.MULTILINE) == ["0", "1", "2"]
 
 
 def test_bench_throughput(run, checkpoint, tmp_path):
@@ -559,6 +565,7 @@ def test_bench_speculative(table_of, short_demo_in_float32):
         assert drawn == of, "draft tokens change nothing"
 
 
+@pytest.mark.nightly
 def test_bench_routing(status_of):
     status, out = status_of("bench_routing.py", "--size", "0.25", "--num-engines", "4", "6")
     assert status == 0
@@ -628,6 +635,7 @@ def test_trace_request(run, checkpoint):
     assert files[0] == "llm.py" and len(files) == int(re.search(r"passed (\d+) files", printed)[1]) <= 30
 
 
+@pytest.mark.nightly
 def test_bench_prefix_cache(run, tmp_path):
     """Of a model with few words."""
     model = make_checkpoint(tmp_path, "llama", max_position_embeddings=2048)
@@ -657,9 +665,10 @@ def test_tensor_parallel(run, short_demo):
     assert "5 times 2,304" in out and out.count("16,384") == 3
 
 
-def test_structured_output(run, short_demo_in_float32):
-    """Two of thirty layers say nothing sensible; the right column is data all the same."""
-    out = run("structured_output.py", str(short_demo_in_float32))
+def test_structured_output(status_of, talkative):
+    """Random weights say nothing sensible; the right column is data all the same."""
+    status, out = status_of("structured_output.py", talkative)
+    assert status == 0
     assert all(name in out for name in ('{"cafe":', '{"steps":', '{"ship":', "The right column is data"))
 
 
@@ -701,7 +710,9 @@ def test_simulate_cores(run, checkpoint):
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("options", [["--compare"], by_night(["--quantization", "int8"]), ["--enforce-eager"]])
+@pytest.mark.parametrize(
+    "options", [["--compare"], by_night(["--quantization", "int8"]), by_night(["--enforce-eager"])]
+)
 def test_reproducible(status_of, tmp_path, options):
     """Ten ways, ten times the same bits; PyTorch's operations may have others, which the exit code then says."""
     model = make_checkpoint(tmp_path, "llama", max_position_embeddings=1024)
@@ -718,12 +729,17 @@ def test_reproducible(status_of, tmp_path, options):
         assert re.search(r"nanovllm +│ +0 of 32 │ +0 of 32 │ +0.0e\+00 │\n│ transformers +│ +\d+ of 32", out)
 
 
-def test_perplexity(run, checkpoint):
-    options = "--tokens 128 --window 64 --quantization none int8 gptq".split()
-    out = run("perplexity.py", str(checkpoint()), *options)
+@pytest.mark.parametrize("is_default", [False, by_night(True)])
+def test_perplexity(run, tmp_path, checkpoint, is_default):
+    """By night of the default text, which is long, and of a published file's 4 bits, too."""
+    (tmp_path / "text").write_text("What is a token? " * 8, "utf-8")
+    more = ["gptq"] if is_default else ["--text", str(tmp_path / "text")]
+    options = "--tokens 128 --window 64 --quantization none int8".split()
+    out = run("perplexity.py", str(checkpoint()), *options, *more)
     rows = re.findall(r"│ (?:as they are|int8|gptq, a file of 4 bits) +│ +([\d.,]+)", out)
     as_they_are, *rounded = (float(x.replace(",", "")) for x in rows)
-    assert rounded == [pytest.approx(as_they_are, rel=0.05), pytest.approx(as_they_are, rel=0.5)]
+    near = [pytest.approx(as_they_are, rel=0.05), pytest.approx(as_they_are, rel=0.5)]
+    assert rounded == near[: 1 + is_default]
 
 
 def test_perplexity_of_a_text_that_ends_within_a_window(run, tmp_path, checkpoint):
@@ -734,14 +750,22 @@ def test_perplexity_of_a_text_that_ends_within_a_window(run, tmp_path, checkpoin
     assert a_window == a_window_and_more and "63 tokens of " in a_window
 
 
-def test_perplexity_and_few_bits_on_a_gpu(run, tmp_path, checkpoint):
-    """What is printed and what is written are a CPU's."""
+@pytest.mark.parametrize("on_gpu_alone", [dict(optimizations=(), max_num_batched_tokens=64), by_night({})])
+def test_perplexity_and_few_bits_on_a_gpu(run, tmp_path, checkpoint, monkeypatch, on_gpu_alone):
+    """What is printed and what is written are a CPU's. Triton's interpreter computes for half a minute, so by night."""
+    made = LLM.__init__
+
+    def made_small(llm: LLM, *args: object, **options: object) -> None:
+        made(llm, *args, **on_gpu_alone | options)
+
     (tmp_path / "text").write_text("What is a token? " * 8, "utf-8")
     options = ("--tokens", "128", "--text", str(tmp_path / "text"))
     measured = ("--window", "64", "--dtype", "float32", "--quantization", "none")
     found = []
     for name, machine in (("cpu", nullcontext()), ("gpu", pretend_gpu())):
         packed = tmp_path / name
+        if name == "gpu":
+            monkeypatch.setattr(LLM, "__init__", made_small)
         with machine:
             run("make_compressed.py", str(checkpoint()), str(packed), *options)
             shown = run("perplexity.py", str(checkpoint()), *options, *measured)
@@ -780,10 +804,10 @@ def test_perplexity_of_keys_with_biases(run, checkpoint):
 
 def test_retrieval(run):
     """The instruction that all passages begin with is computed once."""
-    out = run("retrieval.py", "What is a token?", "--passages", "12", "--found", "1")
-    assert "12 passages are vectors of 576 numbers" in out.replace("\n", " ")
+    out = run("retrieval.py", "What is a token?", "--passages", "4", "--found", "1")
+    assert "4 passages are vectors of 576 numbers" in out.replace("\n", " ")
     assert "was not trained for embeddings" in out and "the model's answer" in out and "ch0" in out
-    assert int(re.search(r"([\d,]+) of\s+them found", out)[1].replace(",", "")) >= 11 * 16
+    assert int(re.search(r"([\d,]+) of\s+them found", out)[1].replace(",", "")) >= 3 * 16
 
 
 @pytest.mark.nightly
