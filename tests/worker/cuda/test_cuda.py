@@ -1,7 +1,8 @@
 """On a GPU: the parity matrix once more, through Triton and through PyTorch, and flash-attn's logits in bf16.
 
-Without one: test_engine.py has the same engine on a pretend GPU, test_triton_kernels.py runs the kernels in Triton's
-interpreter, test_flash_attention.py checks the call to flash-attn, and test_kernels.py the choice between them.
+Without one: test_gpu_engine.py has the same engine on a pretend GPU, test_triton_kernels.py runs the kernels in
+Triton's interpreter, test_flash_attention.py checks the call to flash-attn, and test_kernels.py the choice between
+them.
 """
 
 import random
