@@ -181,7 +181,9 @@ def test_attention_with_a_window(dtype, block_size, num_heads, num_kv_heads, hea
     batch, num_blocks = ragged_batch(block_size)
     caches = torch.randn(2, num_blocks, block_size, num_kv_heads, head_dim).to(dtype)
     q = torch.randn(len(batch.positions), num_heads, head_dim).to(dtype)
-    for window in WINDOWS:
+    # By day one kind meets every window: which keys are seen does not depend on how numbers are stored.
+    is_short = (dtype, block_size) in QUICK and (dtype, block_size) != (torch.float32, 16)
+    for window in WINDOWS[::3] if is_short else WINDOWS:
         expected = dense_attention(q, *caches, batch, window)
         k_cache, v_cache = caches.clone()
         for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
