@@ -9,6 +9,7 @@ import signal
 import threading
 from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -150,7 +151,8 @@ def test_an_exception_while_the_first_is_dealt_with(llm, expected):
         assert_as_fresh(llm, expected)
 
 
-def test_a_signal_handler_that_aborts_at_any_line(llm, expected):
+@pytest.mark.parametrize("num_lines", [40, by_night(120)])
+def test_a_signal_handler_that_aborts_at_any_line(llm, expected, num_lines):
     """It is answered in the middle of a step, and harms no other request; nor does it if the step then fails."""
     engine = llm.engine
     rng, lines = random.Random(1), LINES.of(lambda: finish(engine) if enqueued(llm) else None, EXECUTIONS)
@@ -161,7 +163,7 @@ def test_a_signal_handler_that_aborts_at_any_line(llm, expected):
         lambda number, frame: frame.f_code.co_name == "_change" and of_changes.setdefault(frame.f_lineno, number),
     )
     assert len(of_changes) > 6
-    for line in [*of_changes.values(), *rng.sample(lines, 120)]:
+    for line in [*of_changes.values(), *rng.sample(lines, num_lines)]:
         for fails_later in (0, rng.randint(1, 40), rng.randint(41, 200)):
             requests = enqueued(llm)
             victim = requests[line % len(requests)]
@@ -225,8 +227,13 @@ def assert_usable(llm, call, expected):
     assert len(llm.engine.block_manager.free_blocks) == NUM_BLOCKS, "a block was lost"
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", CALLS)
+# One handler of SIGINT serves all calls (shared_turns.py): by day one of them meets Ctrl-C at every line.
+BY_DAY = [*((name, "an exception") for name in CALLS), ("generate", "Ctrl-C")]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [each if each in BY_DAY else by_night(*each) for each in product(CALLS, INTERRUPTIONS)]
+)
 @pytest.mark.parametrize("event", ["line", by_night("opcode")])
 def test_a_call_that_is_interrupted_anywhere(llm, alarm, event, name, how):
     call, instants = CALLS[name], WHOLE_CALLS[event]
