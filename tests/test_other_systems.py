@@ -64,10 +64,12 @@ OPEN_PICTURES = ("Image", "pil()", "opener")
 
 def opens_text(call: ast.Call) -> bool:
     """open(...), path.open(...), path.read_text(...), path.write_text(...), without b in a mode."""
-    owner, name = "", getattr(call.func, "id", "")
-    if isinstance(call.func, ast.Attribute):
-        owner, name = ast.unparse(call.func.value), call.func.attr
-    if name == "open" and owner not in ("os", "tarfile", "self", "Adapter", *OPEN_PICTURES):
+    is_method = isinstance(call.func, ast.Attribute)  # unparsing takes long, and is for the few that are named so
+    name = call.func.attr if is_method else getattr(call.func, "id", "")
+    if name == "open":
+        owner = ast.unparse(call.func.value) if is_method else ""
+        if owner in ("os", "tarfile", "self", "Adapter", *OPEN_PICTURES):
+            return False
         modes = [arg.value for arg in call.args[:2] if isinstance(arg, ast.Constant)]
         return not any(mode in ("rb", "wb", "ab", "r+b") for mode in modes)
     return name in ("read_text", "write_text")
