@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_on_a_pretend_gpu(processes, tmp_path):
     assert rows["cpu"][0]["threads"] == 1 and {row["same bits"] for row in rows["cpu"]} == {"yes"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_cpu_alone(script, tmp_path, monkeypatch, capsys):
     """The part, and each number of threads, are processes that run the script; what starts them runs in this one."""
     monkeypatch.setattr(sys, "argv", ["gpu_report.py", "--cpu", "--short", "--out", str(tmp_path / "report")])
@@ -258,7 +259,8 @@ def test_what_pytest_has_found(script, tmp_path):
     """pytest itself writes it: what tests of one architecture and backend have recorded is one row."""
     (tmp_path / "test_a.py").write_text(PASSES_AND_FAILS, "utf-8")
     options = ["-o", "junit_family=legacy", "--junitxml=tests.xml", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    subprocess.run([sys.executable, "-m", "pytest", "-q", *options], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # it starts in a fraction of the time
+    subprocess.run([sys.executable, "-m", "pytest", "-q", *options], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
     counts, recorded, failure = script("reporting").read_junit(tmp_path / "tests.xml")
     assert counts == {"tests": "test_a", "passed": 2, "failed": 1, "errors": 0, "skipped": 1}
     assert recorded == {"architecture": "llama", "backend": "Triton", "tokens": "ok", "float16": "0.01"}
