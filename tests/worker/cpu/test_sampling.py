@@ -21,6 +21,7 @@ from nanovllm.worker.cpu import threads
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.sampler import SamplingBatch, logit_threshold, sample_rows, weights_of
 from tests.faults import plant
+from tests.marks import by_night
 from tests.short_requests import TEXT, token_logprobs
 from tests.worker.cpu.test_kernels import kernels
 from tests.worker.test_sampler import LOGITS, chi_square, chi_square_limit, exact_probs
@@ -288,7 +289,7 @@ CASES = {
 NUM_DRAWS = 100_000
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name if name in ("plain", "all of them") else by_night(name) for name in CASES])
 @pytest.mark.parametrize("size", [len(LOGITS), 600])
 def test_distribution(c, name, size):
     """Of few tokens, and of as many as make three blocks."""
