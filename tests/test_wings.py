@@ -1,5 +1,6 @@
 """Every wing can be deleted: a Llama generates the same without it, and what asks for it names the folder."""
 
+import io
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -123,8 +125,13 @@ def report(folder: Path, path: Path, *asks: str) -> tuple[dict, list[str]]:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint) -> dict:
-    """What the whole house says."""
-    told, _ = report(PACKAGE.parent, checkpoint())
+    """What the whole house says, in this process."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setattr(sys, "argv", ["", str(checkpoint())])
+        patch.setattr(sys, "meta_path", [*sys.meta_path])
+        exec(PROGRAM, {})
+    told, _ = json.loads(out.getvalue().splitlines()[-1])
+    assert told.pop("package") == str(PACKAGE)
     assert told["num_preemptions"] > 0 and told["num_cached_tokens"] > 0 and told["stopped"][1] == "stop"
     return told
 
