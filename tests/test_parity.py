@@ -7,12 +7,14 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from tests.checkpoints import assert_greedy
+from tests.marks import by_night
 from tests.parity import NUM_OUTPUT, SETTINGS, check, check_setting, greedy, make_prompts
 
 
-def test_greedy_batch_of_32(every_checkpoint):
+@pytest.mark.parametrize("num_prompts", [12, by_night(32)])
+def test_greedy_batch(every_checkpoint, num_prompts):
     llm = LLM(str(every_checkpoint), dtype="float32", num_gpu_blocks_override=256)
-    prompts = make_prompts(32)
+    prompts = make_prompts(num_prompts)
     check(llm, every_checkpoint, prompts)  # cold
     hits = llm.engine.block_manager.stats.hits
     check(llm, every_checkpoint, prompts)  # warm: prompts and answers are in the cache now
@@ -63,7 +65,8 @@ def test_prefixes_much_longer_than_the_window(checkpoint, variant, enforce_eager
         assert abs(warm.outputs[0].logprobs[0][token_id].logprob - entry.logprob) < 1e-4
 
 
-def test_demo_checkpoint_greedy_tokens(demo_checkpoint):
+@pytest.mark.parametrize("num_tokens", [24, by_night(64)])
+def test_demo_checkpoint_greedy_tokens(demo_checkpoint, num_tokens):
     """Real weights in float32."""
     texts = [
         "The capital of France is",
@@ -72,7 +75,7 @@ def test_demo_checkpoint_greedy_tokens(demo_checkpoint):
         "Photosynthesis is the process by which plants use sunlight, water and carbon dioxide to",
     ]
     llm = LLM(str(demo_checkpoint), dtype="float32", max_num_batched_tokens=40, max_model_len=256)
-    outputs = llm.generate(texts, greedy(64))
+    outputs = llm.generate(texts, greedy(num_tokens))
     for text, output in zip(texts, outputs, strict=True):
         assert output.prompt_token_ids == llm.get_tokenizer()(text).input_ids
         assert_greedy(demo_checkpoint, output.prompt_token_ids, output.outputs[0].token_ids)
