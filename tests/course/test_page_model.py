@@ -2,16 +2,13 @@
 
 import json
 import random
-import re
 import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import gguf
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -21,42 +18,27 @@ from chapters.site import runtime
 from chapters.site.model import files
 from chapters.site.model.engine import PageEngine
 from chapters.site.model.lessons import begin_lesson
-from chapters.site.server import served
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.sampler import SamplingBatch, sample
-from tests.checkpoints import make_checkpoint
 from tests.course.course_text import ROOT
-from tests.gguf_files import write_gguf
-from tests.site_browser import assert_accessible
+from tests.course.page_checkpoint import make_page_checkpoint
 
-pytest.importorskip("myst_parser", reason="needs Sphinx: pip install -e '.[site]'")
-
-from chapters.site import build
-
-SIZES = dict(hidden_size=96, head_dim=64, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True)
 TEXT = "the quick brown fox jumps over the lazy dog. "
 PROMPTS = ["a", TEXT, TEXT * 2 + "the quick", "two gulls circled above a red boat in the fog\n" * 12]
 
 
-def quantize(name: str, weight: Any) -> tuple[Any, str]:
-    """As in the demo model's file: the table has 8 bits, all other matrices 4."""
-    kind = "F32" if weight.ndim == 1 else "Q8_0" if "embed_tokens" in name else "Q4_1"
-    return gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind]), kind
-
-
 @pytest.fixture(scope="module")
 def checkpoint_file(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("page")
-    make_checkpoint(folder / "checkpoint", "llama", max_position_embeddings=1024, **SIZES)
-    return write_gguf(folder / "checkpoint", folder / "tiny.gguf", quantize)
+    return make_page_checkpoint(tmp_path_factory.mktemp("page"))
 
 
 @pytest.fixture(scope="module")
-def site(checkpoint_file) -> Path:
-    folder = checkpoint_file.with_name("site")
+def folder(checkpoint_file) -> Path:
+    """What lies beside the pages."""
+    folder = checkpoint_file.with_name("model")
     try:
-        build.build(folder, offline=True, with_model=str(checkpoint_file))
+        files.write_model(folder, str(checkpoint_file))
     except (runtime.MissingRuntime, files.MissingCompiler) as error:
         pytest.skip(str(error))
     return folder
@@ -84,10 +66,10 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def model(site) -> Iterator[Model]:
+def model(folder) -> Iterator[Model]:
     if shutil.which("node") is None:
         pytest.skip("no node: apt install nodejs")
-    model = Model(site / "model")
+    model = Model(folder)
     yield model
     model.close()
 
@@ -156,9 +138,9 @@ def test_attention_is_the_models(model, llm, checkpoint_file):
     assert engine.take([5]) == [] and engine.compute().chosen, "the pending step is as it was"
 
 
-def test_words_are_the_tokenizers(model, site, demo_checkpoint, tmp_path):
+def test_words_are_the_tokenizers(model, folder, demo_checkpoint, tmp_path):
     """Lines of the course, and any characters, as transformers cuts and joins them."""
-    folder = shutil.copytree(site / "model", tmp_path / "model")
+    folder = shutil.copytree(folder, tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(demo_checkpoint / name, folder / name)
     tokenizer, numbers = AutoTokenizer.from_pretrained(demo_checkpoint), random.Random(0)
@@ -208,51 +190,3 @@ def test_draws_are_the_samplers(model):
     assert lesson.drawn == Counter(token_ids) and 1 < len(lesson.drawn) <= lesson.shape.num_left < 20
     values |= {"temperature": "1", "min_p": "0", "top_k": "2", "top_p": "1"}
     assert lesson.do("change", values)["said"].startswith("2 of 320 tokens are left: top_k cuts 318.")
-
-
-KEPT = """async () => {
-    const caches_of_host = await Promise.all((await caches.keys()).map(name => caches.open(name)));
-    return (await Promise.all(caches_of_host.map(cache => cache.keys()))).flat().map(({ url }) => url).join();
-}"""
-
-
-def ready(phone) -> str:
-    """What the page says once the model has done what was asked."""
-    phone.wait_for_function("document.querySelector('.model').ariaBusy === 'false'")
-    assert phone.text_content(".model .failure") == ""
-    assert phone.evaluate("document.documentElement.scrollWidth") <= 360
-    return phone.inner_text(".model .said")
-
-
-def start(phone, address: str, chapter: str) -> None:
-    phone.goto(f"{address}/{chapter}/lab.html")
-    assert "/model/" not in str(phone.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)"))
-    phone.click("text=Fetch the model")
-    phone.wait_for_selector(".shown .panel")
-
-
-def test_a_page_with_its_model(site, llm, phone):
-    """Fetched by a click, then kept, once; a text, its candidates, a head's attention. Then drafts on
-    another page, with the same files."""
-    with served(site.parent) as host:
-        start(phone, f"{host}/site", "ch01_inference")
-        phone.fill(".model textarea", TEXT)
-        phone.click("text=Begin with this text")
-        [output] = llm.generate([TEXT], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
-        assert f"{len(output.prompt_token_ids)} tokens" in ready(phone)
-        phone.click("text=Take the likeliest")
-        ready(phone)
-        taken, next_one = (llm.get_tokenizer().decode([i]).replace(" ", "·") for i in output.outputs[0].token_ids)
-        assert phone.locator(".shown .panel >> nth=1").locator(".token b").all_inner_texts()[-1] == taken
-        assert phone.locator(".shown .panel >> nth=0").locator(".token b").all_inner_texts()[0] == next_one
-        assert_accessible(phone)
-
-        start(phone, f"{host}/site", "ch13_guess_and_check")
-        phone.fill(".model textarea", "dog dog dog dog dog dog")
-        phone.click("text=Begin with this text")
-        phone.click("[data-act=run]")
-        phone.wait_for_function("document.querySelector('.model .said').textContent.startsWith('95 tokens')")
-        ready(phone)
-        assert int(re.search(r"draft tokens\s+(\d+)", phone.inner_text(".shown .panel >> nth=2"))[1]) > 0
-        assert_accessible(phone)
-        assert phone.evaluate(KEPT).count("weights.bin") == 1
