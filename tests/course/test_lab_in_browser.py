@@ -17,6 +17,7 @@ import pytest
 
 from chapters.course import find_chapter
 from tests.course.course_text import ROOT
+from tests.marks import by_night
 from tests.processes import wait_for
 
 NO_BROWSER = {"BROWSER": "true", "PYTHONUNBUFFERED": "1"}  # marimo opens none of its own
@@ -62,7 +63,7 @@ def tab_at(browser, address: str, **options):
     tab.close()
 
 
-@pytest.mark.parametrize("width", [1300, 390])
+@pytest.mark.parametrize("width", [390, by_night(1300)])
 def test_the_green_button_goes_through_a_scene(browser, address, width):
     with tab_at(browser, address, viewport={"width": width, "height": 844}) as tab:
         tab.get_by_role("button", name="start over").click()
@@ -80,7 +81,7 @@ def brightness(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["dark", by_night("light")])
 def test_all_that_is_told_is_seen(browser, address, scheme):
     """Every part, in full, as bright as the reader's other windows."""
     with tab_at(browser, address, viewport={"width": 390, "height": 844}, color_scheme=scheme) as tab:

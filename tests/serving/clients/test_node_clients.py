@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import by_night
+
 HERE = Path(__file__).parent
 QUIET = {"NPM_CONFIG_UPDATE_NOTIFIER": "false", "NPM_CONFIG_AUDIT": "false", "NPM_CONFIG_FUND": "false"}
 PATIENCE_S = 120  # for a registry, and for a program
@@ -55,7 +57,7 @@ def test_openai(run, name, weather_is_told):
     weather_is_told(run(name)["answer"])
 
 
-@pytest.mark.parametrize("name", ["compatible", "chat", "responses"])
+@pytest.mark.parametrize("name", ["compatible", by_night("chat"), "responses"])
 def test_ai_sdk(run, name, weather_is_told):
     """An agent, whole and streamed; an answer in the form of a zod schema."""
     found = run(name)
