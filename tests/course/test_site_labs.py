@@ -15,8 +15,13 @@ from chapters.grading import Bench, grade
 from chapters.player import Move, Player, write_moves
 from chapters.site import runtime
 from chapters.site.browser import Browser
+from chapters.site.model.files import OPTIONS
 from chapters.site.server import Quiet, served
+from chapters.site.sources import Sources
+from nanovllm import LLM, SamplingParams
 from tests.course.course_text import CHAPTERS, ROOT
+from tests.course.page_checkpoint import make_page_checkpoint
+from tests.emulators import HAS_ZIG
 from tests.marks import by_night
 from tests.site_browser import assert_accessible
 
@@ -26,6 +31,7 @@ from chapters.site import build
 
 LABS = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.CHAPTERS]
 GRADED = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.GRADED]
+QUICK = [chapter for chapter in GRADED if chapter.number not in (5, 14, 16)]  # these take longer than all others
 [SIMULATOR] = [chapter for chapter in LABS if chapter.number == 7]
 for_each_lab = pytest.mark.parametrize(
     "chapter",
@@ -103,6 +109,16 @@ def test_the_bundle_is_the_repository():
     assert all(path.is_file() for path in files.values())
 
 
+def test_offline_the_runtime_lies_beside_the_pages(cdn, tmp_path):
+    runtime.write_runtime(tmp_path, offline=True)
+    manifest = json.loads((tmp_path / "manifest.json").read_text("utf-8"))
+    assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", *manifest}
+    for name, given in manifest.items():
+        data = (tmp_path / given["url"]).read_bytes()
+        assert given["url"] == name and given["size"] == len(data)
+        assert given["integrity"] == f"sha384-{runtime.sha384_of(data)}"
+
+
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
 
@@ -128,11 +144,18 @@ def cdn(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(cdn, tmp_path_factory) -> Iterator[Path]:
+def checkpoint_file(tmp_path_factory) -> Path:
+    return make_page_checkpoint(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def folder(cdn, checkpoint_file, tmp_path_factory) -> Iterator[Path]:
+    """The site with a model, if that can be compiled here, and without pages of source files, which no lab needs."""
     folder = tmp_path_factory.mktemp("host") / "in" / "a folder"
     with served(cdn, Cdn) as address, pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime, "CDN", address)
-        build.build(folder)
+        patch.setattr(Sources, "pages", lambda sources: [])
+        build.build(folder, with_model=HAS_ZIG and str(checkpoint_file))
         yield folder
 
 
@@ -263,14 +286,6 @@ def test_one_button_leads_through_all_scenes(chapter, address, phone):
     assert phone.is_visible(".actions") and phone.is_disabled(".forward")
 
 
-def test_a_scene_in_the_list_starts_the_lab(address, phone):
-    phone.goto(f"{address}/{LABS[0].folder.name}/lab.html")
-    title = LABS[0].module("page").SCENES[1].title
-    phone.locator(".scenes").get_by_role("link", name=title).click()
-    phone.wait_for_function("title => document.querySelector('.scene-title').innerText === title", arg=title)
-    assert phone.inner_text(".forward").startswith("next")
-
-
 def test_a_lab_goes_on_after_a_reload_without_a_network(address, phone):
     """It says where one was; what the browser has kept starts."""
     start(phone, address, LABS[0], "a3g2")
@@ -295,7 +310,7 @@ def test_bench_site(folder, browser, processes):
 
 
 def test_a_changed_file_is_refused(cdn, address, phone):
-    """Once it is the right one again, the lab starts."""
+    """Once it is the right one again, the lab starts: here by a click on a scene in its list."""
     [file] = cdn.rglob("xxhash-wasm.js")
     right = file.read_bytes()
     file.write_text("export default 1", "utf-8")
@@ -308,8 +323,10 @@ def test_a_changed_file_is_refused(cdn, address, phone):
         os.utime(file, (time.time() + 2,) * 2)  # HTTP tells times apart by the second
     assert "its hash differs" in phone.inner_text(".failure")
     phone.problems.clear()  # the browser reports it, too
-    phone.click("text=Start the lab")
-    phone.wait_for_selector(".panel")
+    title = LABS[0].module("page").SCENES[1].title
+    phone.locator(".scenes").get_by_role("link", name=title).click()
+    phone.wait_for_function("title => document.querySelector('.scene-title').innerText === title", arg=title)
+    assert phone.inner_text(".forward").startswith("next")
 
 
 @pytest.fixture(scope="module")
@@ -357,10 +374,12 @@ def submissions(chapter, with_wrong: bool) -> Iterator[tuple[int, str, str | Non
             yield number, edit.apply(source, task.name), edit.hint
 
 
-@pytest.mark.parametrize("with_wrong", [(SIMULATOR,), by_night(GRADED)], ids=["some", "all"])
-def test_verdicts_are_those_of_ordinary_python(ask, tmp_path, with_wrong):
+@pytest.mark.parametrize(
+    ("chapters", "with_wrong"), [(QUICK, [SIMULATOR]), by_night(GRADED, GRADED)], ids=["some", "all"]
+)
+def test_verdicts_are_those_of_ordinary_python(ask, tmp_path, chapters, with_wrong):
     """All solutions pass, wrong ones are caught, with the same words."""
-    todo = [(chapter, *each) for chapter in GRADED for each in submissions(chapter, chapter in with_wrong)]
+    todo = [(chapter, *each) for chapter in chapters for each in submissions(chapter, chapter in with_wrong)]
     requests = [
         {"do": "check", "chapter": chapter.number, "source": source, "task": n} for chapter, n, source, _ in todo
     ]
@@ -393,7 +412,7 @@ def check(tab, source: str) -> list[str]:
     """Click on Check with this text: the tasks' verdicts."""
     tab.fill("textarea", source)
     tab.click(".check")
-    tab.wait_for_selector(".check:enabled")
+    tab.wait_for_selector(".check:enabled", timeout=240_000)  # each task may take a minute before the page ends it
     assert tab.evaluate("document.activeElement.textContent") == "Check", "Enter, and the next key is for it again"
     return tab.eval_on_selector_all(".tasks > li", "items => items.map(item => item.dataset.status)")
 
@@ -479,20 +498,8 @@ for task in checks.TASKS:
     assert check(phone, forged + wrong) == ["open"] * 3, "it has no checks left"
     assert check(phone, wrong) == ["no", "passed", "passed"]
 
-    odd = "class E(BaseException):\n        __str__ = __repr__ = lambda self: 1 / 0\n    raise E"
     forged_answer = "import json; json.JSONEncoder.encode = lambda *args: '{}'"
-    said = []
-    for bodies in (
-        ("import os; os.abort()", odd, None),
-        ("raise SystemExit", "import os; os._exit(0)", forged_answer),
-        ("return input()", "return '\\ud800' + 'x' * 10**8", "x = [0]\n    while True: x += x"),
-    ):
-        instead = {number: body for number, body in enumerate(bodies) if body}
-        assert check(phone, solution(chapter, instead)) == ["no" if body else "passed" for body in bodies]
-        said += phone.eval_on_selector_all(".tasks .problem", "all => all.map(one => one.textContent)")
-    words = "unreachable|E: <|SystemExit|exit(0)|grader itself|there is no input|ud800xxx|MemoryError".split("|")
-    for word, problem in zip(words, said, strict=True):
-        assert word in problem and "Traceback" not in problem and len(problem) < 5000
+    assert_costs_its_task(phone, {"import os; os.abort()": "unreachable", forged_answer: "grader itself"})
 
     phone.reload()
     phone.fill("textarea", solution(chapter, {1: "print('z' * 10**6)\n    while True: print('y')"}))
@@ -505,7 +512,43 @@ for task in checks.TASKS:
     printed = phone.text_content(".printed pre").splitlines()
     assert 400 < len(printed) < 600 and max(map(len, printed)) < 1100
     assert check(phone, solution(chapter)) == ["passed"] * 3
-    abort = re.compile(r"Aborted|RuntimeError: unreachable|.*fatal error")  # Pyodide writes it to the console
+    forget_what_python_said(phone)
+
+
+UNSPEAKABLE = "class E(BaseException):\n        __str__ = __repr__ = lambda self: 1 / 0\n    raise E"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        {"raise SystemExit": "SystemExit", "import os; os._exit(0)": "exit(0)", UNSPEAKABLE: "E: <"},
+        {
+            "return input()": "there is no input",
+            "return '\\ud800' + 'x' * 10**8": "ud800xxx",
+            "x = [0]\n    while True: x += x": "MemoryError",
+        },
+    ],
+    ids=["ends", "too much"],
+)
+def test_what_else_a_submission_may_do(address, phone, bodies):
+    phone.goto(f"{address}/{LABS[0].folder.name}/exercises.html")
+    assert_costs_its_task(phone, bodies)
+    forget_what_python_said(phone)
+
+
+def assert_costs_its_task(tab, bodies: dict[str, str]) -> None:
+    """The first tasks' bodies: each does not pass, with these words; the others do."""
+    verdicts = check(tab, solution(LABS[0], dict(enumerate(bodies))))
+    assert verdicts == ["no"] * len(bodies) + ["passed"] * (3 - len(bodies))
+    said = tab.eval_on_selector_all(".tasks .problem", "all => all.map(one => one.textContent)")
+    for word, problem in zip(bodies.values(), said, strict=True):
+        assert word in problem and "Traceback" not in problem and len(problem) < 5000
+
+
+def forget_what_python_said(phone) -> None:
+    """Where it is aborted, Pyodide writes that to the console."""
+    abort = re.compile(r"Aborted|RuntimeError: unreachable|.*fatal error")
     phone.problems = [problem for problem in phone.problems if not abort.match(problem)]
 
 
@@ -544,3 +587,57 @@ def test_a_check_that_needs_a_model_stays_open():
     task = chapter.module("checks").TASKS[0]
     result = grade(task, getattr(chapter.module("solution"), task.name), Bench())
     assert result.num_passed == len(task.checks) and result.open and not result.passed
+
+
+# -- a page's model in a browser; what it computes: test_page_model.py ------------------------------------------------
+
+
+KEPT = """async () => {
+    const caches_of_host = await Promise.all((await caches.keys()).map(name => caches.open(name)));
+    return (await Promise.all(caches_of_host.map(cache => cache.keys()))).flat().map(({ url }) => url).join();
+}"""
+
+
+def ready(phone) -> str:
+    """What the page says once the model has done what was asked."""
+    phone.wait_for_function("document.querySelector('.model').ariaBusy === 'false'")
+    assert phone.text_content(".model .failure") == ""
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 360
+    return phone.inner_text(".model .said")
+
+
+def start_model(phone, address: str, chapter: str) -> None:
+    phone.goto(f"{address}/{chapter}/lab.html")
+    assert "/model/" not in str(phone.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)"))
+    phone.click("text=Fetch the model")
+    phone.wait_for_selector(".shown .panel")
+
+
+def test_a_page_with_its_model(address, checkpoint_file, phone):
+    """Fetched by a click, then kept, once; a text, its candidates, a head's attention. Then drafts on
+    another page, with the same files."""
+    if not HAS_ZIG:
+        pytest.skip("needs PyPI's ziglang")
+    text = "the quick brown fox jumps over the lazy dog. "
+    llm = LLM(str(checkpoint_file), **OPTIONS)
+    start_model(phone, address, "ch01_inference")
+    phone.fill(".model textarea", text)
+    phone.click("text=Begin with this text")
+    [output] = llm.generate([text], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+    assert f"{len(output.prompt_token_ids)} tokens" in ready(phone)
+    phone.click("text=Take the likeliest")
+    ready(phone)
+    taken, next_one = (llm.get_tokenizer().decode([i]).replace(" ", "·") for i in output.outputs[0].token_ids)
+    assert phone.locator(".shown .panel >> nth=1").locator(".token b").all_inner_texts()[-1] == taken
+    assert phone.locator(".shown .panel >> nth=0").locator(".token b").all_inner_texts()[0] == next_one
+    assert_accessible(phone)
+
+    start_model(phone, address, "ch13_guess_and_check")
+    phone.fill(".model textarea", "dog dog dog dog dog dog")
+    phone.click("text=Begin with this text")
+    phone.click("[data-act=run]")
+    phone.wait_for_function("document.querySelector('.model .said').textContent.startsWith('95 tokens')")
+    ready(phone)
+    assert int(re.search(r"draft tokens\s+(\d+)", phone.inner_text(".shown .panel >> nth=2"))[1]) > 0
+    assert_accessible(phone)
+    assert phone.evaluate(KEPT).count("weights.bin") == 1
