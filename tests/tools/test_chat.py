@@ -8,6 +8,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import termios
 from contextlib import suppress
 from select import select
@@ -28,14 +29,10 @@ LEFT, UP, BACKSPACE, HOME, END = "\x1b[D", "\x1b[A", "\x7f", "\x01", "\x05"
 class Terminal:
     """A chat in a terminal: what a person types, and what stands on the screen."""
 
-    def __init__(self, processes, model, *arguments: str, columns: int = 80, missing: tuple[str, ...] = ()) -> None:
-        """missing: modules that this Python does not have."""
+    def __init__(self, processes, model, *arguments: str, columns: int = 80) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
-        program = (
-            f"import sys; sys.modules |= dict.fromkeys({missing}); from nanovllm.tools import cli; sys.exit(cli.main())"
-        )
-        command = ["-c", program, "chat", "--model", str(model), "--temperature", "0", *arguments]
+        command = ["-m", "nanovllm", "chat", "--model", str(model), "--temperature", "0", *arguments]
         environment = {
             name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
         }
@@ -97,10 +94,11 @@ def open_chat(processes, checkpoint):
     return get
 
 
-def expected_answer(llm: LLM, question: str, max_tokens: int) -> str:
+def expected_answer(llm: LLM, question: str, max_tokens: int, system: str | None = None) -> str:
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    [output] = llm.chat([{"role": "user", "content": question}], params, use_tqdm=False)
-    return output.outputs[0].text
+    beginning = [{"role": "system", "content": system}] if system else []
+    [output] = llm.chat([*beginning, {"role": "user", "content": question}], params, use_tqdm=False)
+    return CONTROLS.sub("", output.outputs[0].text)
 
 
 def text_of(answer: str) -> str:
@@ -108,70 +106,42 @@ def text_of(answer: str) -> str:
     return re.sub(r"\d+ prompt tokens, .*", "", answer, flags=re.DOTALL).rstrip()
 
 
-def test_a_conversation(open_chat):
-    """An answer, a command that is not known, a new conversation, and out."""
-    chat = open_chat("--system", "Be brief.", columns=100)
-    for line in ("two gulls", "/what", "/reset", "a red boat"):
-        chat.ask(line)
-    shown = chat.leave()
-    assert shown.count("/reset starts over") == 2
-    found = re.findall(r"(\d+) prompt tokens, (\d+) of them cached", shown)
-    assert len(found) == 2 and int(found[0][1]) == 0
-    assert 0 < int(found[1][1]) < 32, "of the second conversation the system message alone was known"
+def test_a_conversation(open_chat, llm):
+    """Lines that are edited and recalled, a command that is not known, new conversations, answers that are cut. All in
+    one process: its imports take longer than everything else."""
+    system = "Be brief."
+    chat = open_chat("--system", system, "--max-tokens", "200", "--max-model-len", "512", columns=100)
 
-
-def test_a_line_can_be_edited_and_recalled(open_chat, llm):
-    """The engine gets the line as it was when Enter came."""
-    chat = open_chat("--max-tokens", "12")
-    expected = expected_answer(llm, "two red gulls", 12)
-    assert text_of(chat.ask(f"red gulsl{LEFT}{BACKSPACE}{HOME}two {END}{BACKSPACE}ls")) == expected
-    chat.ask("/reset")
-    assert text_of(chat.ask(UP + UP)) == expected, "the line before /reset comes back"
-    chat.leave()
-
-
-def test_the_prompt_takes_as_much_room_as_it_looks(open_chat):
-    """Its colour codes are no characters: at the beginning of a line that fits, the cursor is in the same row."""
-    chat = open_chat(columns=40)
-    line = "gulls" * 6  # with the prompt, 36 of 40 columns
+    # The prompt takes as much room as it looks. Its colour codes are no characters: at the beginning of a line that
+    # fits, the cursor is in the same row.
+    line = "gulls" * 18  # with the prompt, 96 of 100 columns
     chat.type(f"{line}{HOME}a")
     chat.read_until(f"a{line}")
-    assert "\x1b[1;32m" in chat.raw and "\x1b[A" not in chat.raw
+    assert "\x1b[1;32m" in chat.raw and UP not in chat.raw
     chat.ask("")
-    chat.leave()
 
+    # The engine gets a line as it was when Enter came.
+    for command in ("/what", "/reset"):
+        chat.ask(command)
+    expected = expected_answer(llm, "two red gulls", 200, system).split()
+    assert text_of(chat.ask(f"red gulsl{LEFT}{BACKSPACE}{HOME}two {END}{BACKSPACE}ls")).split() == expected
+    chat.ask("/reset")
+    assert text_of(chat.ask(UP + UP)).split() == expected, "the line before /reset comes back"
+    assert chat.screen.count("/reset starts over") == 2, "at the beginning and for what is not known"
+    found = re.findall(r"(\d+) prompt tokens, (\d+) of them cached", chat.screen)
+    assert len(found) == 3 and int(found[0][1]) == 0
+    assert 0 < int(found[1][1]) < 32, "of the second conversation the system message alone was known"
 
-def test_a_python_without_readline(open_chat, llm):
-    chat = open_chat("--max-tokens", "12", missing=("readline",))
-    assert text_of(chat.ask("two gulls")) == expected_answer(llm, "two gulls", 12)
-    assert "\x01" not in chat.raw
-    chat.leave()
-
-
-def test_answers_wrap_at_words(processes, demo_checkpoint):
-    question = "What is the capital of France, and what is it known for?"
-    params = SamplingParams(temperature=0, max_tokens=60)
-    llm = LLM(str(demo_checkpoint), max_model_len=256)
-    [output] = llm.chat([{"role": "user", "content": question}], params, use_tqdm=False)
-    chat = Terminal(processes, demo_checkpoint, "--max-tokens", "60", "--max-model-len", "256", columns=24)
-    chat.read_until("\nyou > ")
-    chat.type(f"{question}\r")
-    answer = text_of(chat.read_until("\nyou > ").partition("for?")[2])
-    lines = answer.strip("\n").splitlines()
-    assert "\n".join(lines).split() == output.outputs[0].text.split()
-    assert len(lines) > 5 and all(len(line) <= 24 for line in lines)
-    chat.leave()
-
-
-def test_typing_waits_until_the_answer_has_ended(open_chat, llm):
-    """It is not shown in the middle of the answer, and is not lost. Ctrl-C cuts an answer, and typing is seen again."""
-    chat = open_chat("--max-tokens", "200", "--max-model-len", "512")
+    # Typing waits until the answer has ended: it is not shown in the middle of it, and is not lost.
+    chat.ask("/reset")
     chat.type("a gull\r")
     chat.read_some_of_an_answer()
     chat.type("two gulls")
     answer = chat.read_until("\nyou > ").split("\n", 1)[1]
-    assert text_of(answer).split() == expected_answer(llm, "a gull", 200).split()
+    assert text_of(answer).split() == expected_answer(llm, "a gull", 200, system).split()
     assert chat.read_until("two gulls") == "two gulls"
+
+    # Ctrl-C cuts an answer, and typing is seen again.
     chat.type("\r")
     chat.read_some_of_an_answer()
     chat.process.send_signal(signal.SIGINT)
@@ -179,6 +149,35 @@ def test_typing_waits_until_the_answer_has_ended(open_chat, llm):
     chat.type("a red boat")
     assert chat.read_until("a red boat") == "a red boat"
     chat.ask("")
+    chat.leave()
+
+
+def test_a_python_without_readline(checkpoint, llm, capsys, monkeypatch):
+    """Its terminal has no keys to edit a line with, and nobody who takes the prompt's marks away."""
+    ours, theirs = pty.openpty()
+    os.write(ours, b"two gulls\r/quit\r")
+    monkeypatch.setitem(sys.modules, "readline", None)
+    monkeypatch.setenv("COLUMNS", "200")
+    with open(ours, "rb"), open(theirs) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        given = ["--temperature", "0", "--max-tokens", "12", "--max-model-len", "256"]
+        assert cli.main(["chat", "--model", str(checkpoint()), *given]) == 0
+    shown = capsys.readouterr().out
+    assert CONTROLS.sub("", shown).split("you > ")[1].strip() == expected_answer(llm, "two gulls", 12)
+    assert "\x01" not in shown
+
+
+def test_answers_wrap_at_words(processes, demo_checkpoint):
+    """And the demo model, without its own sampling, knows a capital."""
+    question = "What is the capital of France, and what is it known for?"
+    chat = Terminal(processes, demo_checkpoint, "--max-tokens", "60", "--max-model-len", "256", columns=24)
+    chat.read_until("\nyou > ")
+    chat.type(f"{question}\r")
+    answer = text_of(chat.read_until("\nyou > ").partition("for?")[2])
+    lines = answer.strip("\n").splitlines()
+    assert "The capital of France is Paris" in " ".join(lines)
+    assert len(lines) > 5 and all(len(line) <= 24 for line in lines)
     chat.leave()
 
 
@@ -224,10 +223,3 @@ def test_the_demo_model_answers_greedily(demo_stand_in, tmp_path, capsys, monkey
         assert answered(*arguments) == expected
     assert answered("--model", str(copied)) != expected
     assert answered("--temperature", "2") != expected
-
-
-def test_the_demo_model_knows_a_capital(demo_checkpoint, capsys, monkeypatch):
-    lines = iter(["What is the capital of France?", "/quit"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    assert cli.main(["chat", "--max-model-len", "256"]) == 0
-    assert "The capital of France is Paris." in capsys.readouterr().out
