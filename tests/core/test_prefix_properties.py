@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
+from tests.marks import by_night
 
 # -- the radix tree ----------------------------------------------------------------------------------------------------
 
@@ -114,9 +116,10 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("time", [1, by_night(2), by_night(3)])  # other examples each time
+@settings(max_examples=100, deadline=None)
 @given(actions=ACTIONS, block_size=st.sampled_from([1, 2, 3]), num_blocks=st.integers(4, 14), free_order=FREE_ORDERS)
-def test_hits_misses_and_evictions_equal_a_radix_trees(actions, block_size, num_blocks, free_order):
+def test_hits_misses_and_evictions_equal_a_radix_trees(actions, block_size, num_blocks, free_order, time):
     """Equal, operation by operation, on any workload in which no two running sequences fill the same block.
 
     That condition is needed: the tree keeps one node for a content, while two sequences that compute the same tokens
@@ -290,5 +293,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert all(len(found) == 1 for found in hashes), "one content, one hash"
 
 
-TestBlockManagerMachine = BlockManagerMachine.TestCase
-TestBlockManagerMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+class TestBlockManagerMachine(BlockManagerMachine.TestCase):
+    settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.nightly
+class TestBlockManagerMachineAtLength(BlockManagerMachine.TestCase):
+    settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -11,6 +11,7 @@ from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
 from tests.core.by_hand import CacheModel, fail_step, make, run, sequence
 from tests.core.test_scheduler import chunks
+from tests.marks import by_night
 
 BLOCK_SIZE = 4
 
@@ -81,7 +82,8 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("time", [1, by_night(2), by_night(3)])  # other examples each time
+@settings(max_examples=100, deadline=None)
 @given(
     requests=REQUESTS,
     num_blocks=st.integers(12, 24),
@@ -90,7 +92,7 @@ REQUESTS = st.lists(
     threshold=st.sampled_from([0, 1, 3, 7]),
     failing=st.sets(st.integers(0, 20), max_size=2),
 )
-def test_every_step_is_the_twins(requests, num_blocks, budget, max_num_seqs, threshold, failing):
+def test_every_step_is_the_twins(requests, num_blocks, budget, max_num_seqs, threshold, failing, time):
     """requests: (step of arrival, priority, prompt tokens, max_tokens). failing: steps that fail and are made again.
 
     The first running sequence gets tokens in every step, so nobody of the highest priority waits for ever.
