@@ -11,6 +11,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.beam_search.params import BeamSearchParams
 from nanovllm.files.end_tokens import MARKED_TEXTS, TEXTS, gguf_sources
+from nanovllm.files.hub import cache_folder
 from tests.checkpoints import EOS, SMALL, edit
 from tests.gguf_files import write_gguf
 
@@ -109,6 +110,7 @@ PLACES = [
 
 def test_a_folder_in_ones_home(folder, token, monkeypatch):
     in_another_generation_config(folder, token)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_folder().parent))  # compiled kernels stay where they are
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("USERPROFILE", str(folder))
     assert len(answer(folder, generation_config="~/other", allowed_local_media_path="~/other")[0]) == 3

@@ -1,5 +1,6 @@
 """GGUF files: the weights and logits are those of transformers and of the gguf package."""
 
+import itertools
 import logging
 import math
 import random
@@ -23,7 +24,9 @@ from nanovllm.worker.loader import load_model
 from tests.checkpoints import CORPUS, HYBRIDS, VARIANTS, YARN_ROPE, make_checkpoint, reference_logits
 from tests.errors import expect
 from tests.gguf_files import of_type, write_gguf
+from tests.marks import by_night
 from tests.pretend_gpu import pretend_gpu
+from tests.varied_texts import varied_texts
 from tests.worker.test_model import logits_of
 
 CPU = torch.device("cpu")
@@ -84,17 +87,19 @@ def test_ordinary_weights_are_those_of_the_checkpoint(checkpoint, tmp_path, vari
     torch.testing.assert_close(logits_of(llm, TOKENS, [100]), reference_logits(folder, TOKENS), atol=1e-4, rtol=0)
 
 
+YARN = [  # what a file says beside the factor, and rope_parameters that mean it
+    ({}, {}),
+    (dict(yarn_beta_fast=16.0, yarn_beta_slow=2.0), dict(beta_fast=16.0, beta_slow=2.0)),
+    (dict(attn_factor=1.25), dict(attention_factor=1.25 * (1 + 0.1 * math.log(4)))),
+    (dict(original_context_length=None), dict(original_max_position_embeddings=512)),
+    (dict(yarn_ext_factor=1.0, finetuned=True), {}),
+]
+
+
 @pytest.mark.parametrize(
-    ("more", "rope"),
-    [
-        ({}, {}),
-        (dict(yarn_beta_fast=16.0, yarn_beta_slow=2.0), dict(beta_fast=16.0, beta_slow=2.0)),
-        (dict(attn_factor=1.25), dict(attention_factor=1.25 * (1 + 0.1 * math.log(4)))),
-        (dict(original_context_length=None), dict(original_max_position_embeddings=512)),
-        (dict(yarn_ext_factor=1.0, finetuned=True), {}),
-    ],
+    ("variant", "more", "rope"),
+    [("llama", *YARN[0]), *(by_night("llama", *said) for said in YARN[1:]), *(("qwen2", *said) for said in YARN)],
 )
-@pytest.mark.parametrize("variant", ["qwen2", "llama"])
 def test_yarn_of_a_file(tmp_path, variant, more, rope):
     """As llama.cpp has it: the paper's, with its factor on attention."""
     folder = make_checkpoint(tmp_path / "model", variant, rope_parameters=YARN_ROPE | rope)
@@ -127,8 +132,14 @@ def test_float16_of_a_file_is_not_computed_in(tmp_path, caplog):
     assert "With dtype='float16' the usual cause is overflow: hidden states exceed 65,504" in caplog.text
 
 
-@pytest.mark.parametrize("kind", QUANTIZERS)
-@pytest.mark.parametrize("variant", ["llama", "llama-mha-tied", "qwen2", "qwen3"])
+OTHERS = {"llama-mha-tied": ["Q4_0", "mixed"], "qwen2": ["Q8_0", "mixed"], "qwen3": ["Q4_1", "mixed"]}
+BY_DAY = {("llama", kind) for kind in QUANTIZERS} | {(name, kind) for name in OTHERS for kind in OTHERS[name]}
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind"),
+    [pair if pair in BY_DAY else by_night(*pair) for pair in itertools.product(["llama", *OTHERS], QUANTIZERS)],
+)
 def test_logits_against_transformers(checkpoint, qwen3, tmp_path, variant, kind):
     folder = qwen3 if variant == "qwen3" else checkpoint(variant)
     path = write_gguf(folder, tmp_path / "model.gguf", QUANTIZERS[kind])
@@ -256,6 +267,14 @@ def test_demo_file(demo_checkpoint, demo_gguf):
     token_ids = ours(text).input_ids
     assert token_ids == theirs(text).input_ids and ours.decode(token_ids) == theirs.decode(token_ids)
     assert ours.chat_template == theirs.chat_template
+    for text, pieces in {
+        "x =  12": ["x", "Ġ=", "ĠĠ", "1", "2"],
+        "\t\t3.14": ["ĉĉ", "3", ".", "1", "4"],
+        "a\n  1. b": ["a", "ĊĠĠ", "1", ".", "Ġb"],
+    }.items():
+        assert ours.tokenize(text) == theirs.tokenize(text) == pieces
+    for text in varied_texts(theirs.all_special_tokens, count=100):
+        assert ours(text).input_ids == theirs(text).input_ids
     computed, expected = (logits_of(x, token_ids[:200], [200]) for x in (llm, unpacked))
     exact = logits_of(restore(llm), token_ids[:200], [200])
     assert (exact - expected).norm() < 0.005 * expected.norm()
