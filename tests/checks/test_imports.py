@@ -4,6 +4,7 @@ import pytest
 
 from nanovllm import LLM
 from tests.errors import expect
+from tests.marks import by_night
 
 # Before 3.12 Python makes a RuntimeError of what is raised in a __set_name__: a KeyboardInterrupt, too.
 PROGRAM = """
@@ -24,7 +25,7 @@ except BaseException as error:
 """
 
 
-@pytest.mark.parametrize("package", ["torch", "transformers"])
+@pytest.mark.parametrize("package", [by_night("torch"), "transformers"])
 def test_ctrl_c_while_a_package_is_imported(checkpoint, processes, package):
     *_, said = processes.run("-c", PROGRAM, str(checkpoint()), package)[1].splitlines()
     assert said == "KeyboardInterrupt"

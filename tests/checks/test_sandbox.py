@@ -82,6 +82,7 @@ def test_a_server_tries_all_that_it_is_sent(checkpoint, adapter, monkeypatch):
     assert [box for box, _ in asked if box is not TRIAL] == [MATCHER]
 
 
+@pytest.mark.nightly
 def test_a_script_beside_a_file_with_a_name_of_the_standard_librarys(checkpoint, tmp_path, processes):
     """Python has imported its own types.py before it runs a script; a second process would find the script's."""
     (tmp_path / "types.py").write_text("raise ImportError('beside the script')\n")

@@ -48,6 +48,7 @@ def copy(tmp_path):
     return tmp_path
 
 
+@pytest.mark.nightly  # tests/test_wings.py asks most of it by day, where other folders are gone, too
 def test_without_compat(copy, checkpoint, processes):
     folder = str(checkpoint())
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
