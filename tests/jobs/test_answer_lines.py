@@ -24,6 +24,7 @@ from nanovllm.serving.openai.pooling import EMBEDDINGS
 from tests.checkpoints import SMALL
 from tests.faults import PanicException, plant
 from tests.jobs.lines import FOX, USER, line
+from tests.marks import by_night
 from tests.servers import serving
 
 
@@ -208,18 +209,17 @@ def test_a_schema_beside_the_type_is_obeyed(form, llm, server):
     """As users of llama.cpp and llama-cpp-python write it: completions and chats, alone and beside tools."""
     for tokenizer in (llm.get_tokenizer(), server.engine.tokenizer):
         tokenizer.chat_template = NAMES + CONTENTS
-    for seed in range(3):
-        given = dict(response_format=form, max_tokens=150, temperature=1, seed=seed)
-        record = answer(llm, line(prompt=FOX, **given)).record("r")["response"]
-        texts = [record["body"]["choices"][0]["text"]]
-        assert "warning" not in record
-        for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
-            body = dict(messages=USER, **given, **more)
-            status, raw, headers = server.exchange(CHAT, json.dumps(body).encode())
-            assert status == 200 and "warning" not in headers, raw
-            texts.append(json.loads(raw)["choices"][0]["message"]["content"])
-        for text in texts:
-            jsonschema.validate(json.loads(text), TOLD)
+    given = dict(response_format=form, max_tokens=150, temperature=1, seed=0)
+    record = answer(llm, line(prompt=FOX, **given)).record("r")["response"]
+    texts = [record["body"]["choices"][0]["text"]]
+    assert "warning" not in record
+    for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+        body = dict(messages=USER, **given, **more)
+        status, raw, headers = server.exchange(CHAT, json.dumps(body).encode())
+        assert status == 200 and "warning" not in headers, raw
+        texts.append(json.loads(raw)["choices"][0]["message"]["content"])
+    for text in texts:
+        jsonschema.validate(json.loads(text), TOLD)
 
 
 def test_a_json_object_without_a_schema(llm):
@@ -493,8 +493,19 @@ def test_a_panic_while_a_line_is_read(llm, monkeypatch):
     assert not llm.engine.has_unfinished_requests()
 
 
-@pytest.mark.parametrize("where", ["model_runner.run", "scheduler.schedule", "enqueue", "update"])
-@pytest.mark.parametrize("raised", [ValueError("no\n"), MemoryError(), PanicException("no")], ids=type)
+PARTS_OF_A_STEP = ["model_runner.run", "scheduler.schedule", "enqueue", "update"]
+FAULTS = [ValueError("no\n"), MemoryError(), PanicException("no")]
+
+
+@pytest.mark.parametrize(
+    ("where", "raised"),
+    [
+        *((PARTS_OF_A_STEP[0], raised) for raised in FAULTS),
+        *((where, FAULTS[0]) for where in PARTS_OF_A_STEP[1:]),
+        *(by_night(where, raised) for where in PARTS_OF_A_STEP[1:] for raised in FAULTS[1:]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
 def test_one_culprit_in_a_step_costs_one_record(llm, monkeypatch, where, raised):
     """Whatever part of a step it is: the other lines of the step are answered as ever."""
     expected = texts(answer_all(llm, some_lines()))

@@ -113,10 +113,17 @@ def answered(checkpoint, tmp_path_factory):
 check = settings(deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
-@settings(check, max_examples=100)
-@given(inputs)
-def test_any_input(answered, content):
-    answered(content)
+def test_any_input(answered):
+    """Not all of it is refused at the door."""
+    found = []
+
+    @settings(check, max_examples=100)
+    @given(inputs)
+    def ask(content):
+        found.extend(record["error"] is None for record in answered(content))
+
+    ask()
+    assert sum(found) > len(found) / 20
 
 
 @pytest.mark.soak
@@ -124,16 +131,3 @@ def test_any_input(answered, content):
 @given(inputs)
 def test_any_input_for_an_hour(answered, content):
     answered(content)
-
-
-def test_many_inputs_come_through(answered):
-    """The inputs above are not all refused at the door."""
-    found = []
-
-    @settings(check, max_examples=20)
-    @given(st.lists(requests(), min_size=5, max_size=9).map(b"\n".join))
-    def collect(content):
-        found.extend(record["error"] is None for record in answered(content))
-
-    collect()
-    assert sum(found) > len(found) / 20

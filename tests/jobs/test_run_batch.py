@@ -24,6 +24,7 @@ from nanovllm.serving.openai.json_lines import read_lines
 from nanovllm.tools import cli
 from nanovllm.tools.screen import Screen
 from tests.jobs.lines import FOX, line
+from tests.marks import by_night
 from tests.processes import LIMIT_S
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ def after_records(monkeypatch, change) -> None:
     monkeypatch.setattr(OutputFile, "append", append_then_change)
 
 
-MOMENTS = pytest.mark.parametrize("moment", [after_loading, after_records])
+CHANGES = ["replaced", "rewritten", "shortened", "deleted"]
 
 
 @pytest.fixture
@@ -348,8 +349,14 @@ def long_job(job):
     return job
 
 
-@MOMENTS
-@pytest.mark.parametrize("how", ["replaced", "rewritten", "shortened", "deleted"])
+@pytest.mark.parametrize(
+    ("moment", "how"),
+    [
+        *((after_records, how) for how in CHANGES),
+        *((after_loading, how) for how in ("replaced", "deleted")),
+        *(by_night(after_loading, how) for how in ("rewritten", "shortened")),
+    ],
+)
 def test_input_that_changes(long_job, monkeypatch, capsys, moment, how):
     """No record answers a line that came later, and the exit code says that something is wrong."""
     job, content = long_job, long_job.source.read_bytes()

@@ -13,6 +13,7 @@ from nanovllm.jobs.answer_lines import answer_lines
 from nanovllm.tools import cli
 from nanovllm.tools.workload import Workload, hit_rates, parse_requests
 from tests.checkpoints import make_tokenizer
+from tests.marks import by_night
 
 
 def make(requests, block_size=2) -> Workload:
@@ -42,7 +43,7 @@ def random_requests(rng: random.Random, num: int, max_blocks: int) -> list[list[
     return [[rng.randrange(3) for _ in range(rng.randint(1, max_blocks))] for _ in range(num)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(3), *map(by_night, range(3, 10))])
 def test_policies_against_bounds(seed):
     workload = make(random_requests(random.Random(seed), 200, 8), block_size=1)
     report = workload.report()
