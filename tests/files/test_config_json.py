@@ -16,6 +16,7 @@ from nanovllm.checkpoint import ModelConfig
 from tests.checkpoints import LLAMA3_ROPE, NULL, VARIANTS, YARN_ROPE, edit, make_checkpoint, make_tokenizer
 from tests.errors import expect
 from tests.image_checkpoints import make_image_checkpoint
+from tests.marks import by_night
 
 PROMPT = list(range(5, 60))
 LINEAR_ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
@@ -36,20 +37,27 @@ def assert_as_transformers(folder: Path, auto: Any = AutoModelForCausalLM, **opt
 # -- the rotary embedding ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "mistral"])
+CLASS_DEFAULT = dict(rope_parameters=None, rope_theta=None)
+SPELLINGS = [
+    dict(rope_scaling=YARN_ROPE),
+    dict(rope_scaling={**LINEAR_ROPE, "type": "linear"}),
+    dict(rope_scaling={"type": "linear", "factor": 2.0}),  # and no rope_theta: that of rope_parameters is not taken
+    dict(rope_scaling=LLAMA3_ROPE, rope_theta=77.0),
+    dict(rope_parameters=None, rope_scaling={"type": "yarn", "factor": 2.0}, rope_theta=5000.0),
+    dict(rope_parameters=None, rope_scaling=NULL, rope_theta=5000.0),
+    dict(rope_parameters=NULL),
+    CLASS_DEFAULT,
+    dict(rope_parameters={"rope_theta": 300.0}, rope_theta=5000.0),
+    dict(rope_parameters=YARN_ROPE | {"finetuned": True}, original_max_position_embeddings=64),
+]
+
+
 @pytest.mark.parametrize(
-    "spelling",
+    ("variant", "spelling"),
     [
-        dict(rope_scaling=YARN_ROPE),
-        dict(rope_scaling={**LINEAR_ROPE, "type": "linear"}),
-        dict(rope_scaling={"type": "linear", "factor": 2.0}),  # and no rope_theta: that of rope_parameters is not taken
-        dict(rope_scaling=LLAMA3_ROPE, rope_theta=77.0),
-        dict(rope_parameters=None, rope_scaling={"type": "yarn", "factor": 2.0}, rope_theta=5000.0),
-        dict(rope_parameters=None, rope_scaling=NULL, rope_theta=5000.0),
-        dict(rope_parameters=NULL),
-        dict(rope_parameters=None, rope_theta=None),
-        dict(rope_parameters={"rope_theta": 300.0}, rope_theta=5000.0),
-        dict(rope_parameters=YARN_ROPE | {"finetuned": True}, original_max_position_embeddings=64),
+        *(("llama", spelling) for spelling in SPELLINGS),
+        *((variant, CLASS_DEFAULT) for variant in ("qwen3", "mistral")),
+        *(by_night(variant, s) for variant in ("qwen3", "mistral") for s in SPELLINGS if s is not CLASS_DEFAULT),
     ],
 )
 def test_spellings_of_the_rotary_embedding(tmp_path, variant, spelling):
