@@ -9,7 +9,7 @@ from typing import TextIO
 
 import pytest
 
-from nanovllm import SamplingParams
+from nanovllm import LLM, SamplingParams
 from nanovllm.checks.names import neutral_options
 from nanovllm.config import EngineConfig
 from nanovllm.serving.http.options import ServeOptions
@@ -17,6 +17,7 @@ from nanovllm.tools import cli
 from nanovllm.tools.bench import measure, run_bench
 from nanovllm.tools.chat import run_generate
 from nanovllm.tools.flags import flag_of
+from tests.checkpoints import SMALL
 from tests.processes import LIMIT_S
 
 
@@ -38,9 +39,11 @@ def test_generate(checkpoint, llm, capsys, monkeypatch):
     printed = capsys.readouterr()
     assert printed.out == expected.outputs[0].text + "\n", "greedy is the default"
     assert "prompt tokens, 0 of them cached" in printed.err
-    [expected] = llm.generate(prompt, SamplingParams(max_tokens=12, temperature=1.5, top_k=9))
-    cli.main(["generate", prompt, "--max-tokens", "12", "--temperature", "1.5", "--top-k", "9", *options])
-    assert len(capsys.readouterr().out) > 1
+    seeded = LLM(str(checkpoint()), **SMALL, seed=7)
+    [expected] = seeded.generate(prompt, SamplingParams(max_tokens=12, temperature=1.5, top_k=9))
+    sampled = ["--temperature", "1.5", "--top-k", "9", "--seed", "7"]
+    assert cli.main(["generate", prompt, "--max-tokens", "12", *sampled, *options]) == 0
+    assert capsys.readouterr().out == expected.outputs[0].text + "\n"
     for arguments, text in (
         ([""], "the prompt is empty"),
         (["x", "--top-p", "3"], "top_p must be"),

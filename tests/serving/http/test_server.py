@@ -464,8 +464,7 @@ def test_keys_are_tenants(checkpoint):
         assert found("one") == 0 < found("one")
         assert found("two") == 0 < found("two")
         assert found("one", "a") == 0 < found("one", "a") and found("two", "a") == 0
-        salts = {server.call(lambda: len(server.engine.block_manager.hash_to_block))}
-        assert salts and found("one") > 0
+        assert found("one") > 0
         for key in ("three", "", "onetwo"):
             with pytest.raises(openai.AuthenticationError, match="key"):
                 server.client(key or "x").models.list()

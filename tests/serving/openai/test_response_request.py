@@ -315,7 +315,6 @@ REFUSED = [
     ({"truncation": "bogus"}, "takes 'truncation' only as 'auto' or 'disabled' (found 'bogus')"),
     ({"n": 2}, "takes 'n' only as 1 (found 2)"),
     ({"background": True, "store": False}, "background can only be used when `store` is true"),
-    ({"background": True, "store": False}, "only be used when `store` is true"),
     ({"store": 1}, "store must be true or false"),
     ({"instructions": [USER]}, "instructions must be a text"),
     ({"metadata": {"a": 1}}, "metadata must be an object whose values are texts"),
