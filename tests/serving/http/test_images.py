@@ -12,6 +12,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.serving.http.live_frames import Drawing
 from nanovllm.serving.http.options import ServeOptions
 from tests.image_checkpoints import make_image_checkpoint, picture
+from tests.marks import by_night
 from tests.servers import serving
 
 A, B = picture(40, 40), picture(40, 40, 1)
@@ -29,7 +30,7 @@ def question(url: str, text: str = "what is the quick fox") -> list[dict]:
     return [{"role": "user", "content": [{"type": "text", "text": "look: "}, part, {"type": "text", "text": text}]}]
 
 
-@pytest.fixture(scope="module", params=["smolvlm", "qwen3_5"])
+@pytest.fixture(scope="module", params=["smolvlm", by_night("qwen3_5")])
 def folder(request, tmp_path_factory):
     return make_image_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
 

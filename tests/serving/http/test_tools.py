@@ -15,6 +15,7 @@ from nanovllm.serving.openai.reading import Parsers
 from nanovllm.serving.openai.shown import CHAT
 from tests.checkpoints import CHAT_TEMPLATE, make_checkpoint
 from tests.errors import expect
+from tests.marks import by_night
 from tests.servers import serving
 
 USER = [{"role": "user", "content": "two gulls"}]
@@ -83,7 +84,7 @@ def called(message: dict) -> list[tuple[str, Any]]:
     return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, by_night(True)])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_required(server, stream, seed):
     """The call fits its function's schema, whatever a model of random weights would rather say."""
@@ -97,7 +98,7 @@ def test_required(server, stream, seed):
         assert (name, arguments) == ('now "and here"', {})
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, by_night(True)])
 def test_named(server, stream):
     for name in ("weather", 'now "and here"'):
         choice = {"type": "function", "function": {"name": name}}
@@ -106,7 +107,7 @@ def test_named(server, stream):
         assert (found, reason) == (name, "stop"), "OpenAI's reason for a function that was named"
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, by_night(True)])
 def test_a_forced_call_without_a_name_is_no_content(server, stream):
     named = {"type": "function", "function": {"name": "weather"}}
     for choice in ("required", named):
@@ -153,7 +154,7 @@ def test_auto(server, stream):
     assert (message["content"], reason, message.get("tool_calls")) == ("No.", "stop", None)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, by_night(True)])
 def test_none(server, stream):
     """What looks like a call is content then."""
     message, reason, _ = ask(server, stream, tools=TOOLS, tool_choice="none", **says(TWICE))
@@ -368,7 +369,7 @@ MAPS = {  # schema, arguments that Qwen3-Coder's form writes without quotes
 }
 
 
-@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "llama3_json", "mistral"])
+@pytest.mark.parametrize("parser", ["qwen3_coder", *map(by_night, ("hermes", "llama3_json", "mistral"))])
 def test_maps_of_values(tmp_path, parser):
     """The values have the types that their map says, in each format; strict or not; and what is no map is refused."""
     model = make_checkpoint(tmp_path, "llama", max_position_embeddings=4096)
@@ -445,7 +446,7 @@ def test_reasoning(server, template, stream):
     assert (message["reasoning"], message["content"], len(called(message))) == ("Look.", "Sure. ", 2)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, by_night(True)])
 def test_a_prompt_that_opens_the_reasoning(server, template, stream, monkeypatch):
     """A call is required, and it begins behind the reasoning, which this model ends with an "e"."""
     monkeypatch.setitem(TAGS, "qwen3", ("<think>", "e"))
