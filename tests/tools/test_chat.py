@@ -164,8 +164,8 @@ def test_a_python_without_readline(checkpoint, llm, capsys, monkeypatch):
         given = ["--temperature", "0", "--max-tokens", "12", "--max-model-len", "256"]
         assert cli.main(["chat", "--model", str(checkpoint()), *given]) == 0
     shown = capsys.readouterr().out
-    assert CONTROLS.sub("", shown).split("you > ")[1].strip() == expected_answer(llm, "two gulls", 12)
     assert "\x01" not in shown
+    assert CONTROLS.sub("", shown).split("you > ")[1].strip() == expected_answer(llm, "two gulls", 12)
 
 
 def test_answers_wrap_at_words(processes, demo_checkpoint):

@@ -52,12 +52,12 @@ def run(server, program):
     return run
 
 
-@pytest.mark.parametrize("name", ["openaiChat", "openaiResponses"])
+@pytest.mark.parametrize("name", ["openaiChat", by_night("openaiResponses")])
 def test_openai(run, name, weather_is_told):
     weather_is_told(run(name)["answer"])
 
 
-@pytest.mark.parametrize("name", ["compatible", by_night("chat"), "responses"])
+@pytest.mark.parametrize("name", ["compatible", by_night("chat"), by_night("responses")])
 def test_ai_sdk(run, name, weather_is_told):
     """An agent, whole and streamed; an answer in the form of a zod schema."""
     found = run(name)

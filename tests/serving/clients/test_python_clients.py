@@ -33,6 +33,7 @@ def called(message: Any) -> list[dict[str, Any]]:
 # -- openai ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci  # tests/serving/http has most of this by day, of a small model
 def test_openai_chat(server, weather_is_told):
     create = server.client().chat.completions.create
     given: dict[str, Any] = dict(model="demo", tools=[TOOL], **ONE_CALL, **BRIEF)
@@ -45,6 +46,7 @@ def test_openai_chat(server, weather_is_told):
     assert last.usage.completion_tokens >= len(chunks) - 2 > 5
 
 
+@pytest.mark.ci
 def test_openai_completions(server):
     given: dict[str, Any] = dict(model="demo", prompt="The capital of France is", **BRIEF)
     create = server.client().completions.create
@@ -52,6 +54,7 @@ def test_openai_completions(server):
     assert "Paris" in whole and "".join(chunk.choices[0].text for chunk in create(stream=True, **given)) == whole
 
 
+@pytest.mark.ci
 def test_openai_forms(server):
     """Its helpers: a class is the form of an answer or of a call; a stream has events."""
     client, tool = server.client().chat.completions, openai.pydantic_function_tool(Report)
@@ -65,6 +68,7 @@ def test_openai_forms(server):
     assert types.count("tool_calls.function.arguments.done") == 1 < types.count("tool_calls.function.arguments.delta")
 
 
+@pytest.mark.ci
 def test_openai_responses(server, weather_is_told):
     responses = server.client().responses
     given: dict[str, Any] = dict(model="demo", temperature=0, max_output_tokens=40)
