@@ -11,6 +11,9 @@ from functools import lru_cache
 from typing import Any
 from unicodedata import category
 
+import torch
+from torch import Tensor
+
 from nanovllm.core.sequence import SequencePart
 from nanovllm.files.token_bytes import token_bytes
 
@@ -18,8 +21,8 @@ from nanovllm.files.token_bytes import token_bytes
 class BadWord:
     """One word, in one vocabulary.
 
-    alone   tokens that have all of it
-    rests   n -> tokens that begin with all but its first n bytes, and so complete a text that ends with these
+    alone   int64, tokens that have all of it
+    rests   n -> int64, tokens that begin with all but its first n bytes, and so complete a text that ends with these
     """
 
     def __init__(self, text: str, vocabulary: "Vocabulary") -> None:
@@ -45,16 +48,15 @@ class BadWords(SequencePart):
             self._words.append(vocabulary.word(word.lstrip(" ") or word))  # with a space before it or without
         self._longest = max((len(word.bytes) for word in self._words), default=0)
 
-    def banned(self, generated: list[int]) -> list[int]:
-        """The tokens that would complete one of the words now."""
+    def banned(self, generated: list[int]) -> Tensor:
+        """The tokens that would complete one of the words now, some perhaps twice."""
         ends, starts = self._ending(generated)
-        found: set[int] = set()
+        found = [word.alone for word in self._words]
         for word in self._words:
-            found.update(word.alone)
             for num, tokens in word.rests.items():
-                if tokens and ends.endswith(word.bytes[:num]) and _may_begin(ends, len(ends) - num, starts, word.bytes):
-                    found.update(tokens)
-        return sorted(found)
+                if ends.endswith(word.bytes[:num]) and _may_begin(ends, len(ends) - num, starts, word.bytes):
+                    found.append(tokens)
+        return torch.cat(found)
 
     def _ending(self, generated: list[int]) -> tuple[bytes, set[int]]:
         """What was generated last, as long as a word may be, and where its tokens start."""
@@ -80,8 +82,10 @@ class Vocabulary:
         for text in self._texts:
             self._starts.append(self._starts[-1] + len(text))
         self.word = lru_cache(1000)(lambda text: BadWord(text, self))
+        # The words of a request may share a rest, such as a space, that half of all tokens begin with.
+        self.beginning_with = lru_cache(1000)(self._beginning_with)
 
-    def with_word(self, word: bytes) -> list[int]:
+    def with_word(self, word: bytes) -> Tensor:
         found: list[int] = []
         at = self._blob.find(word)
         while at >= 0:
@@ -90,16 +94,16 @@ class Vocabulary:
             if start + len(word) <= len(token) and _may_begin(token, start, {0}, word) and _may_end(token, start, word):
                 found.append(self._ids[place])
             at = self._blob.find(word, at + 1)
-        return sorted(set(found))
+        return torch.tensor(sorted(set(found)), dtype=torch.int64, device="cpu")
 
-    def beginning_with(self, rest: bytes) -> list[int]:
+    def _beginning_with(self, rest: bytes) -> Tensor:
         found = []
         for place in range(bisect_left(self._texts, rest), len(self._texts)):
             if not self._texts[place].startswith(rest):
                 break
             if _may_end(self._texts[place], 0, rest):
                 found.append(self._ids[place])
-        return sorted(found)
+        return torch.tensor(sorted(found), dtype=torch.int64, device="cpu")
 
 
 @lru_cache(4)

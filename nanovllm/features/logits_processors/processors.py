@@ -88,8 +88,8 @@ class LogitsProcessors:
             if p.allowed_token_ids is not None:
                 made.allowed.append((row, torch.tensor(p.allowed_token_ids, dtype=torch.int64, device="cpu")))
             bad_words = seq.parts.get("bad_words")
-            if bad_words is not None and (banned := bad_words.banned(seq.generated_token_ids)):
-                made.banned.append((row, torch.tensor(banned, dtype=torch.int64, device="cpu")))
+            if bad_words is not None and len(banned := bad_words.banned(seq.generated_token_ids)):
+                made.banned.append((row, banned))
             if p.logit_bias:
                 bias[row] = p.logit_bias.keys(), p.logit_bias.values()
             if "functions" in seq.parts:

@@ -204,6 +204,5 @@ def _joined(
 
 
 def _token_ids(engine: "LLMEngine", prompt: Joined, truncation: Truncation) -> list[int]:
-    if isinstance(prompt, str):
-        return tokenize(engine.tokenizer, prompt, add_special_tokens=truncation.add_special_tokens)
-    return tokenize(engine.tokenizer, prompt[0], text_pair=prompt[1])
+    text, pair = (prompt, None) if isinstance(prompt, str) else prompt
+    return tokenize(engine.tokenizer, text, text_pair=pair, add_special_tokens=truncation.add_special_tokens)

@@ -61,9 +61,9 @@ def llama3_json(source: Source) -> Reading[None]:
 def json_list(source: Source) -> Reading[None]:
     """[{"name": "f", "arguments": {...}}, ...], and nothing else: what an answer is made to be where no other form is.
 
-    What cannot be read on is text.
+    What cannot be read on is text, and so is a list of other objects that have a name.
     """
-    yield from _list(source, "")
+    yield from _list(source, "", is_bare=True)
     yield from source.until()
 
 
@@ -93,14 +93,14 @@ def mistral(source: Source) -> Reading[None]:
             yield from source.skip_brackets("}")
 
 
-def _list(source: Source, marker: str) -> Reading[None]:
+def _list(source: Source, marker: str, is_bare: bool = False) -> Reading[None]:
     """Calls in a list after a marker. It ends where no other item can be read."""
 
     def item(beginnings: tuple[str, ...]) -> Reading[None]:
         for text in beginnings:
             yield from source.skip_spaces()
             yield from source.skip(text) if text == "," else source.expect(text)
-        yield from _object(source, (MISTRAL,))
+        yield from _object(source, (MISTRAL,), is_bare)
 
     beginnings = (marker, "[") if marker else ("[",)
     while (yield from source.call(item(beginnings))):

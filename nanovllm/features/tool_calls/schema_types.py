@@ -8,7 +8,8 @@ says in a way that is not understood, is not known.
 import json
 import math
 import re
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from math import prod
 from typing import Any
@@ -40,6 +41,7 @@ ALIASES = {  # what people write for a type -> its name in JSON Schema
 }
 WORDS = {"None": None, "True": True, "False": False}  # Qwen's templates write str(value), and JSON only for containers
 MAX_STEPS = 2000  # for the alternatives of one value
+MAX_PLACES = 100  # inside one value, in which numbers are made what the schema says
 MAX_PATTERN, MAX_COUNT = 200, 1000  # characters of a pattern, and its counts multiplied: what is looked at
 NAMES = ("string", "integer", "number", "boolean", "null", "array", "object")
 
@@ -78,7 +80,11 @@ def options(schema: Any, root: Any = None) -> list[Parts]:
 
 def types_of(schema: Any, root: Any = None) -> set[str]:
     """Names of the types that a value may have. Empty where nothing is said of them."""
-    found = [_types(parts) for parts in options(schema, root)]
+    return _types_of(options(schema, root))
+
+
+def _types_of(ways: list[Parts]) -> set[str]:
+    found = [_types(parts) for parts in ways]
     return {name for types in found for name in types} if all(found) else set()
 
 
@@ -95,20 +101,14 @@ def names_of(schema: Any) -> list[str]:
 
 def member_of(schema: Any, name: str, root: Any = None) -> Schema:
     """What any of an object's alternatives says of the value under a key, whether that is declared or not."""
+    return _member_of(options(schema, root), name)
+
+
+def _member_of(ways: list[Parts], name: str) -> Schema:
     found = []
-    for parts in options(schema, root):
+    for parts in ways:
         if said := [each for part in parts for each in _said_of(part, name)]:
             found.append({"allOf": said})
-    return {"anyOf": found} if found else {}
-
-
-def item_of(schema: Any, place: int, root: Any) -> Schema:
-    """What any of an array's alternatives says of the item at a place."""
-    found = []
-    for parts in options(schema, root):
-        split = [items_of(part) for part in parts if part.keys() & {"items", "prefixItems"}]
-        if split:
-            found.append({"allOf": [first[place] if place < len(first) else more for first, more in split]})
     return {"anyOf": found} if found else {}
 
 
@@ -171,12 +171,53 @@ def _finite(digits: str) -> float:
 
 def fit(value: Any, schema: Any, root: Any = None) -> Any:
     """The value, 140.0 an integer where the schema says integer; likewise inside it."""
-    root = schema if root is None else root
-    if isinstance(value, float) and value.is_integer():
-        types = types_of(schema, root)
-        return int(value) if "integer" in types and "number" not in types else value
-    if isinstance(value, list):
-        return [fit(item, item_of(schema, place, root), root) for place, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {key: fit(item, member_of(schema, key, root), root) for key, item in value.items()}
-    return value
+    return Fitting(schema, schema if root is None else root, iter(range(MAX_PLACES))).of(value)
+
+
+class Fitting:
+    """What a schema says of a value and of those inside it. Each place is looked up once; a list's items share one.
+
+    places: an entry for each that may still be looked up. Of others nothing is known.
+    """
+
+    def __init__(self, schema: Any, root: Any, places: Iterator[int]) -> None:
+        self.schema, self.root, self.places = schema, root, places
+        self.inside: dict[int | str, Fitting] = {}
+
+    @cached_property
+    def ways(self) -> list[Parts]:
+        return options(self.schema, self.root)
+
+    @cached_property
+    def is_integer(self) -> bool:
+        types = _types_of(self.ways)
+        return "integer" in types and "number" not in types
+
+    @cached_property
+    def items(self) -> list[list[tuple[list[Any], Any]]]:
+        """For each alternative of a list, (schemas of the first items, that of the rest) of its parts."""
+        found = [[items_of(part) for part in parts if part.keys() & {"items", "prefixItems"}] for parts in self.ways]
+        return [split for split in found if split]
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, float) and value.is_integer():
+            return int(value) if self.is_integer else value
+        if isinstance(value, list):
+            rest = max((len(first) for split in self.items for first, _ in split), default=0)
+            return [self._inside(min(place, rest), self._item_of).of(item) for place, item in enumerate(value)]
+        if isinstance(value, dict):
+            return {key: self._inside(key, self._member_of).of(item) for key, item in value.items()}
+        return value
+
+    def _inside(self, place: Any, look_up: Callable[[Any], Schema]) -> "Fitting":
+        if place not in self.inside:
+            found = {} if next(self.places, None) is None else look_up(place)
+            self.inside[place] = Fitting(found, self.root, self.places)
+        return self.inside[place]
+
+    def _item_of(self, place: int) -> Schema:
+        ways = [[first[place] if place < len(first) else rest for first, rest in split] for split in self.items]
+        return {"anyOf": [{"allOf": said} for said in ways]} if ways else {}
+
+    def _member_of(self, name: str) -> Schema:
+        return _member_of(self.ways, name)

@@ -337,6 +337,24 @@ def test_classifier(classifier, num_labels):
     assert pair.outputs.score == pytest.approx(reference_labels(model, tokens).sigmoid().item(), abs=1e-5)
 
 
+def test_a_pair_without_special_tokens(classifier, tmp_path):
+    from tokenizers.processors import TemplateProcessing
+
+    folder, _ = classifier(1)
+    edit(folder / "config.json", use_sep_token=True)
+    tokenizer, ends = make_tokenizer(), [("<|eos|>", 1)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <|eos|>", pair="$A <|eos|> $B:1 <|eos|>:1", special_tokens=ends
+    )
+    tokenizer.save_pretrained(tmp_path)
+    llm = LLM(str(folder), tokenizer=str(tmp_path), **SMALL)
+    plain = [token for text in TEXTS[:2] for token in make_tokenizer()(text).input_ids]
+    [whole] = llm.score(*TEXTS[:2])
+    [without] = llm.score(*TEXTS[:2], tokenization_kwargs={"add_special_tokens": False})
+    assert without.prompt_token_ids == plain == [token for token in whole.prompt_token_ids if token != 1]
+    assert whole.prompt_token_ids.count(1) == 2
+
+
 def test_classifying_what_ends_in_padding(classifier):
     """transformers scores the last token that is not pad_token_id, the first one where all are."""
     folder, model = classifier(3)

@@ -96,6 +96,8 @@ BROKEN = [  # all of it is content
     ("qwen3_coder", "<function=weather>Oslo</function>"),
     ("json_list", '[{"name": "now", "argum'),
     ("json_list", '{"answer": 42}'),
+    ("json_list", '[{"name": "weather", "age": 3}, {"name": "Bob", "age": 5}]'),
+    ("json_list", '[{"name": "Ann", "arguments": {}}]'),
 ]  # fmt: skip
 
 

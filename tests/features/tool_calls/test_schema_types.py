@@ -59,6 +59,8 @@ INTEGER = {"type": "integer"}
         ({"type": "boolean"}, "True", True),
         ({"properties": {"a": INTEGER}}, '{"a": 2.0}', {"a": 2}),
         ({"items": INTEGER}, "['a', 1.0]", ["a", 1]),
+        ({"prefixItems": [INTEGER], "items": {"type": "number"}}, "[1.0, 2.0, 3.0]", [1, 2.0, 3.0]),
+        ({"anyOf": [{"items": INTEGER}] * 300}, str([1.0] * 10000), [1] * 10000),
         ({"$ref": "#/$defs/Tree"}, '{"left": {"left": {"size": 1.0}}}', {"left": {"left": {"size": 1}}}),
         ({"allOf": [{"properties": {"a": TEXT}}, {"properties": {"b": INTEGER}}]}, '{"b": 2.0}', {"b": 2}),
         ({"$ref": "#/$defs/Loop"}, "5", "5"),
