@@ -81,6 +81,12 @@ class Rules:
             self._add(f"{name}{key}")
         return self._names[key]
 
+    def _terminal(self, expression: str) -> str:
+        """The name of a terminal, which takes all the text that it can."""
+        name = f"TAGS_{len(self.lines)}"
+        self._add(f"{name}: {expression}")
+        return name
+
     def _add(self, line: str) -> None:
         if len(self.lines) == MAX_PARTS:
             raise ValueError(f"a structural tag has at most {MAX_PARTS} parts, found more")
@@ -110,13 +116,16 @@ class Rules:
     def _text_until(self, end: str, fits: Iterable[str] = ()) -> str:
         """Any text up to the first place where this end comes, and the end. fits: regular expressions for all of it."""
         head = self._tokens.split(end)[0]  # a token after it, or in its place, ends a text by itself
+        is_whole = head == end
         text = "TAGS_TEXT"
         if fits:
-            text = f"TAGS_TEXT_{len(self.lines)}"
-            others = [f"~/(?s:.*){in_regex(re.escape(head))}(?s:.*)/"] if head else []
-            self._add(f"{text}: {' & '.join([*(f'/{in_regex(pattern)}/' for pattern in fits), *others])}")
-        begins = self._rule(f"{text} {quoted(head)}", "[lazy]") if head else text
-        return self._rule(f"{begins} {self._literal(end[len(head) :])}")
+            others = [f"~/(?s:.*){in_regex(re.escape(head))}(?s:.*)/"] if is_whole else []
+            text = self._terminal(" & ".join([*(f"/{in_regex(pattern)}/" for pattern in fits), *others]))
+        if is_whole:
+            return self._rule(f"{text} {quoted(head)}", "[lazy]")
+        if head:  # the text may have it elsewhere, too: only the token that follows tells that this is the end
+            text = self._terminal(f"{text} {quoted(head)}")
+        return self._rule(f"{text} {self._literal(end[len(head) :])}")
 
     def _tags(self, form: dict[str, Any], trigger: str | None = None) -> str:
         """One of the tags; of those that begin with a trigger, what follows it."""

@@ -1,10 +1,67 @@
-"""Structural tags that are none: each is refused with a reason, whatever stands in place of a type."""
+"""Structural tags: the texts that one lets a model write, and those that are none, each refused with a reason."""
 
 from typing import Any
 
 import pytest
 
+from nanovllm.features.grammar.grammar import GrammarCompiler
 from nanovllm.features.grammar.tags import lark_of
+from nanovllm.sampling_params import StructuredOutputsParams
+from tests.checkpoints import make_tokenizer
+
+EOS = 1
+ANY = {"type": "any_text"}
+NUMBER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+
+
+def const(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
+
+
+def tag(begin: str, content: dict[str, Any], end: str | list[str]) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": [*elements]}
+
+
+def triggered(trigger: str, *tags: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "triggered_tags", "triggers": [trigger], "tags": [*tags], **more}
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])  # as Qwen3's have them
+    return GrammarCompiler(tokenizer, len(tokenizer), {EOS})
+
+
+def check(compiler: GrammarCompiler, form: Any, whole: list[str], refused: list[str]) -> None:
+    """The texts that are whole answers of this form, and those that no answer begins with."""
+    grammar = compiler.compile(StructuredOutputsParams(structural_tag={"format": form}))
+    for text in whole + refused:
+        token_ids = compiler.tokenizer.encode(text, add_special_tokens=False)
+        possible = grammar.possible([], token_ids)
+        assert (possible == token_ids) is (text in whole), text
+        if text in whole:
+            assert grammar.is_complete(token_ids) or grammar.possible(token_ids, [EOS]) == [EOS], text
+
+
+def test_text_before_a_special_token_in_an_end(compiler):
+    """It may come in the text before, too: only with the token after it is it the end."""
+    end = "\n</think>\n\n"
+    texts = ["<think>\nI see.\nTwo\n\ngulls\n</think>\n\n", "<think>\n\n</think>\n\n"]
+    no_ends = ["<think>\nI see.</think>", "<think>\nI see.\n</think>so", f"{texts[0]}so"]
+    check(compiler, tag("<think>\n", ANY, end), texts, no_ends)
+    fitting = tag("<think>\n", ANY | {"fits": ["(?s:.{0,9})"]}, end)
+    check(compiler, fitting, ["<think>\na\nb\nc\n</think>\n\n"], texts[:1])
+
+
+def test_text_before_a_special_token_in_a_trigger(compiler):
+    form = triggered("\n<tool_call>", tag("\n<tool_call>", NUMBER, "</tool_call>"))
+    texts = ["I see.\nSo\n", "I\nsee.\n<tool_call>5</tool_call> so\nor"]
+    check(compiler, form, texts, ["a\n<tool_call>x", "a<tool_call>"])
 
 
 def nested(depth: int) -> dict[str, Any]:
