@@ -15,6 +15,9 @@ from nanovllm.features.grammar.schemas import lark_of_json
 
 TEXT = "TAGS_TEXT: /(.|\\n)*/"
 MAX_PARTS = 2000  # of a structural tag: each is a rule
+# Texts, one of which comes after a format. It is translated together with them, as any text goes on until one of them
+# comes. None: the answer ends there. (): something else comes, and any text would never end.
+Ends = tuple[str, ...] | None
 
 
 def lark_of(
@@ -56,18 +59,18 @@ class Rules:
         self.lines: list[str] = []
         self._names: dict[str, str] = {}  # of rules, by what they are
 
-    def of(self, form: Any) -> str:
-        """An expression for a format. Raises ValueError."""
+    def of(self, form: Any, ends: Ends = None) -> str:
+        """An expression for a format and its ends. Raises ValueError."""
         kinds = {
-            "const_string": lambda: self._literal(_text(form, "value")),
-            "json_schema": lambda: self._json(form, "json"),
-            "qwen_xml_parameter": lambda: self._json(form, "parameters"),
-            "any_text": lambda: "TAGS_TEXT",
-            "sequence": lambda: " ".join(map(self.of, _objects(form, "elements"))),
-            "or": lambda: " | ".join(map(self.of, _objects(form, "elements"))),
-            "tag": lambda: self._tag(form, _text(form, "begin")),
-            "tags_with_separator": lambda: self._separated(form),
-            "triggered_tags": lambda: self._triggered(form),
+            "const_string": lambda: self._ended(self._literal(_text(form, "value")), ends),
+            "json_schema": lambda: self._ended(self._json(form, "json"), ends),
+            "qwen_xml_parameter": lambda: self._ended(self._json(form, "parameters"), ends),
+            "any_text": lambda: self._any_text(ends, form.get("fits", [])),
+            "sequence": lambda: self._sequence(_objects(form, "elements"), ends),
+            "or": lambda: " | ".join(self.of(part, ends) for part in _objects(form, "elements")),
+            "tag": lambda: self._ended(self._tag(form, _text(form, "begin")), ends),
+            "tags_with_separator": lambda: self._ended(self._separated(form), ends),
+            "triggered_tags": lambda: self._triggered(form, ends),
         }
         if not isinstance(form, dict) or form.get("type") not in list(kinds):  # a list is no key of a dict
             raise ValueError(f"a format is an object with a type ({', '.join(kinds)}), found {shorten(form)}")
@@ -101,27 +104,50 @@ class Rules:
         is_closed = self.is_closed or form.get("strict_mode") is True
         return nested(lark_of_json({} if given is True else given, is_closed, self.options, written))
 
-    def _tag(self, form: dict[str, Any], begin: str) -> str:
-        content = form.get("content")
-        end = _text(form, "end") if "end" in form else ""
-        if isinstance(content, dict) and content.get("type") == "any_text":
-            if not end:
-                raise ValueError("the content of a tag must say where it ends; any_text does not, without an end")
-            fits = content.get("fits", [])
-            if not isinstance(fits, list) or not all(isinstance(pattern, str) for pattern in fits):
-                raise ValueError(f"fits must be a list of regular expressions, found {shorten(fits)}")
-            return f"{self._literal(begin)} {self._text_until(end, fits)}"
-        return f"{self._literal(begin)} {self.of(content)} {self._literal(end)}"
+    def _ended(self, expression: str, ends: Ends) -> str:
+        return f"{expression} {self._one_of(map(self._literal, ends))}" if ends else expression
 
-    def _text_until(self, end: str, fits: Iterable[str] = ()) -> str:
-        """Any text up to the first place where this end comes, and the end. fits: regular expressions for all of it."""
-        head = self._tokens.split(end)[0]  # a token after it, or in its place, ends a text by itself
-        is_whole = head == end
+    def _one_of(self, expressions: Iterable[str]) -> str:
+        first, *others = expressions
+        return self._rule(" | ".join([first, *others])) if others else first
+
+    def _sequence(self, elements: list[dict[str, Any]], ends: Ends) -> str:
+        """A const_string is an end of the element before it."""
+        parts = []
+        rest = list(elements)
+        while rest:
+            element = rest.pop(0)
+            if rest and rest[0].get("type") == "const_string" and rest[0].get("value"):
+                parts.append(self.of(element, (_text(rest.pop(0), "value"),)))
+                if not rest:
+                    parts.append(self._ended("", ends))
+            else:
+                parts.append(self.of(element, () if rest else ends))
+        return " ".join(parts)
+
+    def _tag(self, form: dict[str, Any], begin: str) -> str:
+        end = _text(form, "end") if "end" in form else ""
+        return f"{self._literal(begin)} {self.of(form.get('content'), (end,) if end else ())}"
+
+    def _any_text(self, ends: Ends, fits: Any = ()) -> str:
+        """Any text up to the first place where an end comes, and the end. fits: regular expressions for all of it."""
+        if not isinstance(fits, list | tuple) or not all(isinstance(pattern, str) for pattern in fits):
+            raise ValueError(f"fits must be a list of regular expressions, found {shorten(fits)}")
+        if ends == ():
+            remedy = "its tag has an end, or a const_string follows in its sequence, or it is the last of the answer"
+            raise ValueError(f"the text of any_text and triggered_tags must say where it ends: {remedy}")
         text = "TAGS_TEXT"
         if fits:
-            others = [f"~/(?s:.*){in_regex(re.escape(head))}(?s:.*)/"] if is_whole else []
-            text = self._terminal(" & ".join([*(f"/{in_regex(pattern)}/" for pattern in fits), *others]))
-        if is_whole:
+            parts = [f"/{in_regex(pattern)}/" for pattern in fits]
+            if stops := [in_regex(re.escape(end)) for end in ends or () if not self._tokens.search(end)]:
+                parts.append(f"~/(?s:.*)({'|'.join(stops)})(?s:.*)/")  # other ends have a token, which no text has
+            text = self._terminal(" & ".join(parts))
+        return self._one_of(self._up_to(text, end) for end in ends) if ends else text
+
+    def _up_to(self, text: str, end: str) -> str:
+        """A terminal of texts, and the end at the first place where it comes."""
+        head = self._tokens.split(end)[0]  # a token after it, or in its place, ends a text by itself
+        if head == end:
             return self._rule(f"{text} {quoted(head)}", "[lazy]")
         if head:  # the text may have it elsewhere, too: only the token that follows tells that this is the end
             text = self._terminal(f"{text} {quoted(head)}")
@@ -138,7 +164,7 @@ class Rules:
         some = tags if form.get("stop_after_first") else f"{tags} ({separator} {tags})*"
         return some if form.get("at_least_one") else f"({some})?"
 
-    def _triggered(self, form: dict[str, Any]) -> str:
+    def _triggered(self, form: dict[str, Any], ends: Ends) -> str:
         """Text in which tags may stand: where a trigger comes, one of those that begin with it follows."""
         triggers = form.get("triggers")
         if not isinstance(triggers, list) or not triggers or not all(t and isinstance(t, str) for t in triggers):
@@ -147,11 +173,12 @@ class Rules:
             raise ValueError(f"a tag must begin with one of the triggers, found {shorten(lost[0])}")
         calls = []
         for trigger in triggers:
-            calls.append(self._rule(f"{self._text_until(trigger)} {self._tags(form, trigger)}"))
+            calls.append(self._rule(f"{self._any_text((trigger,))} {self._tags(form, trigger)}"))
         call = self._rule(" | ".join(calls))
         if form.get("stop_after_first"):
-            return call if form.get("at_least_one") else f"{call} | TAGS_TEXT"
-        return f"{call}{'+' if form.get('at_least_one') else '*'} TAGS_TEXT"
+            last = self._ended(call, ends)
+            return last if form.get("at_least_one") else f"{last} | {self._any_text(ends)}"
+        return f"{call}{'+' if form.get('at_least_one') else '*'} {self._any_text(ends)}"
 
 
 def in_regex(pattern: str) -> str:

@@ -212,7 +212,6 @@ FOREVER = [
     dict(grammar='start: %json {"x-guidance": {"whitespace_pattern": "1*"}, "items": {"const": 1}, "minItems": 1}'),
     dict(grammar='root ::= head rule "-\\n"\nhead ::= "x" | "y"\nrule ::= "-"+ (head rule)?'),
     dict(json={"x-guidance": {"whitespace_pattern": "1*"}, "type": "array", "items": {"const": 1}, "minItems": 1}),
-    dict(structural_tag={"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "any_text"}]}}),
 ]
 
 

@@ -64,6 +64,56 @@ def test_text_before_a_special_token_in_a_trigger(compiler):
     check(compiler, form, texts, ["a\n<tool_call>x", "a<tool_call>"])
 
 
+CALLS = triggered("[f", tag("[f=a]", NUMBER, "[/f]"))
+ENDED = {
+    "a sequence": (tag("<", sequence(const("a"), ANY), "."), ["<axy.", "<a."], ["<a.x", "<x"]),
+    "alternatives": (tag("<", {"type": "or", "elements": [NUMBER, ANY]}, "."), ["<5.", "<xy."], ["<5.x", "<x.x"]),
+    "tags in a text": (tag("<", CALLS, "."), ["<.", "<x[f=a]5[/f]y.", "<[f=a]5[/f]xy[f=a]6[/f]."], ["<.x", "<[f=a]x"]),
+    "one tag": (
+        tag("<", CALLS | {"stop_after_first": True}, "."),
+        ["<.", "<xy.", "<x[f=a]5[/f]."],
+        ["<.x", "<[f=a]5[/f]x"],
+    ),
+    "one tag at least": (
+        tag("<", CALLS | {"stop_after_first": True, "at_least_one": True}, "."),
+        ["<[f=a]5[/f]."],
+        ["<[f=a]5[/f]x"],
+    ),
+    "a special token": (
+        tag("<think>", CALLS, "\n</think>"),
+        ["<think>\n</think>", "<think>a\nb[f=a]5[/f]\nc\n</think>"],
+        ["<think>a</think>", "<think>\n[f=a]x"],
+    ),
+    "a const_string": (
+        sequence(const("<think>"), ANY, const("</think>"), NUMBER),
+        ["<think>so\nor</think>5"],
+        ["<think></think>x"],
+    ),
+    "a const_string of letters": (sequence(ANY, const("so "), const("x")), ["so x", "a\nso x"], ["so a", "so xx"]),
+    "both": (tag("<", sequence(sequence(CALLS), const(":")), "."), ["<x:.", "<[f=a]5[/f]:."], ["<:x", "<.:x"]),
+}
+
+
+@pytest.mark.parametrize("form, whole, refused", ENDED.values(), ids=ENDED)
+def test_what_comes_after_ends_a_text(compiler, form, whole, refused):
+    check(compiler, form, whole, refused)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        sequence(ANY, NUMBER),
+        sequence(CALLS, CALLS),
+        sequence(tag("<", CALLS, ""), NUMBER),
+        sequence(sequence(NUMBER, {"type": "or", "elements": [NUMBER, ANY]}), NUMBER),
+        triggered("<", tag("<", sequence(const("a"), ANY), "")),
+    ],
+)
+def test_a_text_that_could_not_end(compiler, form):
+    with pytest.raises(ValueError, match="the text of any_text and triggered_tags must say where it ends: its tag has"):
+        compiler.compile(StructuredOutputsParams(structural_tag={"format": form}))
+
+
 def nested(depth: int) -> dict[str, Any]:
     form: dict[str, Any] = {"type": "any_text"}
     for _ in range(depth):
