@@ -171,14 +171,14 @@ class Rules:
             raise ValueError(f"triggers must be a list of texts, none of them empty, found {shorten(triggers)}")
         if lost := [tag for tag in _objects(form, "tags") if not _text(tag, "begin").startswith(tuple(triggers))]:
             raise ValueError(f"a tag must begin with one of the triggers, found {shorten(lost[0])}")
+        first = self._tags(form) if form.get("at_least_one") else ""  # no text before it
+        if first and form.get("stop_after_first"):
+            return self._ended(first, ends)
         calls = []
         for trigger in triggers:
             calls.append(self._rule(f"{self._any_text((trigger,))} {self._tags(form, trigger)}"))
-        call = self._rule(" | ".join(calls))
-        if form.get("stop_after_first"):
-            last = self._ended(call, ends)
-            return last if form.get("at_least_one") else f"{last} | {self._any_text(ends)}"
-        return f"{call}{'+' if form.get('at_least_one') else '*'} {self._any_text(ends)}"
+        call, text = self._rule(" | ".join(calls)), self._any_text(ends)
+        return f"{self._ended(call, ends)} | {text}" if form.get("stop_after_first") else f"{first} {call}* {text}"
 
 
 def in_regex(pattern: str) -> str:

@@ -77,7 +77,12 @@ ENDED = {
     "one tag at least": (
         tag("<", CALLS | {"stop_after_first": True, "at_least_one": True}, "."),
         ["<[f=a]5[/f]."],
-        ["<[f=a]5[/f]x"],
+        ["<.", "<x", "<[f=a]5[/f]x"],
+    ),
+    "one tag or more": (
+        tag("<", CALLS | {"at_least_one": True}, "."),
+        ["<[f=a]5[/f].", "<[f=a]5[/f]x[f=a]6[/f]y."],
+        ["<.", "<x"],
     ),
     "a special token": (
         tag("<think>", CALLS, "\n</think>"),
