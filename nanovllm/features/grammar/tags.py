@@ -15,6 +15,19 @@ from nanovllm.features.grammar.schemas import lark_of_json
 
 TEXT = "TAGS_TEXT: /(.|\\n)*/"
 MAX_PARTS = 2000  # of a structural tag: each is a rule
+# Of each type, the fields that are heeded. fits and strict_mode are not XGrammar's.
+FIELDS = {
+    "const_string": {"value"},
+    "json_schema": {"json_schema", "style", "strict_mode"},
+    "qwen_xml_parameter": {"json_schema", "strict_mode"},
+    "any_text": {"excludes", "fits"},
+    "sequence": {"elements"},
+    "or": {"elements"},
+    "tag": {"begin", "content", "end"},
+    "tags_with_separator": {"tags", "separator", "at_least_one", "stop_after_first"},
+    "triggered_tags": {"triggers", "tags", "excludes", "at_least_one", "stop_after_first"},
+}
+STYLES = {"json": "json", "qwen_xml": "parameters"}  # of a JSON schema's texts
 # Texts, one of which comes after a format. It is translated together with them, as any text goes on until one of them
 # comes. None: the answer ends there. (): something else comes, and any text would never end.
 Ends = tuple[str, ...] | None
@@ -34,10 +47,11 @@ def lark_of(
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}; found {shorten(given)}") from error
     if isinstance(tag, dict) and "structures" in tag:
-        tags = [
-            {"begin": part.get("begin"), "content": {"type": "json_schema", "json_schema": part.get("schema")}} | part
-            for part in _objects(tag, "structures")
-        ]
+        tags = []
+        for part in _objects(tag, "structures"):
+            content = {"type": "json_schema", "json_schema": part.get("schema")}
+            others = {name: value for name, value in part.items() if name != "schema"}
+            tags.append({"begin": part.get("begin"), "content": content} | others)
         form: Any = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
     else:
         form = tag.get("format") if isinstance(tag, dict) else None
@@ -63,9 +77,9 @@ class Rules:
         """An expression for a format and its ends. Raises ValueError."""
         kinds = {
             "const_string": lambda: self._ended(self._literal(_text(form, "value")), ends),
-            "json_schema": lambda: self._ended(self._json(form, "json"), ends),
-            "qwen_xml_parameter": lambda: self._ended(self._json(form, "parameters"), ends),
-            "any_text": lambda: self._any_text(ends, form.get("fits", [])),
+            "json_schema": lambda: self._ended(self._json(form, form.get("style", "json")), ends),
+            "qwen_xml_parameter": lambda: self._ended(self._json(form, "qwen_xml"), ends),
+            "any_text": lambda: self._any_text(ends, _texts(form, "excludes"), _texts(form, "fits")),
             "sequence": lambda: self._sequence(_objects(form, "elements"), ends),
             "or": lambda: " | ".join(self.of(part, ends) for part in _objects(form, "elements")),
             "tag": lambda: self._ended(self._tag(form, _text(form, "begin")), ends),
@@ -74,6 +88,7 @@ class Rules:
         }
         if not isinstance(form, dict) or form.get("type") not in list(kinds):  # a list is no key of a dict
             raise ValueError(f"a format is an object with a type ({', '.join(kinds)}), found {shorten(form)}")
+        _check_fields(form, form["type"])
         return self._rule(kinds[form["type"]]())
 
     def _rule(self, expression: str, kind: str = "") -> str:
@@ -99,10 +114,12 @@ class Rules:
         parts = ((self.token_ids.get(part), part) for part in self._tokens.split(text) if part)
         return " ".join(quoted(part) if token_id is None else f"<[{token_id}]>" for token_id, part in parts)
 
-    def _json(self, form: dict[str, Any], written: str) -> str:
+    def _json(self, form: dict[str, Any], style: Any) -> str:
+        if style not in list(STYLES):
+            raise ValueError(f"style must be {' or '.join(STYLES)}, found {shorten(style)}")
         given = form.get("json_schema")
         is_closed = self.is_closed or form.get("strict_mode") is True
-        return nested(lark_of_json({} if given is True else given, is_closed, self.options, written))
+        return nested(lark_of_json({} if given is True else given, is_closed, self.options, STYLES[style]))
 
     def _ended(self, expression: str, ends: Ends) -> str:
         return f"{expression} {self._one_of(map(self._literal, ends))}" if ends else expression
@@ -118,7 +135,8 @@ class Rules:
         while rest:
             element = rest.pop(0)
             if rest and rest[0].get("type") == "const_string" and rest[0].get("value"):
-                parts.append(self.of(element, (_text(rest.pop(0), "value"),)))
+                _check_fields(end := rest.pop(0), "const_string")
+                parts.append(self.of(element, (_text(end, "value"),)))
                 if not rest:
                     parts.append(self._ended("", ends))
             else:
@@ -126,21 +144,24 @@ class Rules:
         return " ".join(parts)
 
     def _tag(self, form: dict[str, Any], begin: str) -> str:
+        _check_fields(form, "tag")
         end = _text(form, "end") if "end" in form else ""
         return f"{self._literal(begin)} {self.of(form.get('content'), (end,) if end else ())}"
 
-    def _any_text(self, ends: Ends, fits: Any = ()) -> str:
-        """Any text up to the first place where an end comes, and the end. fits: regular expressions for all of it."""
-        if not isinstance(fits, list | tuple) or not all(isinstance(pattern, str) for pattern in fits):
-            raise ValueError(f"fits must be a list of regular expressions, found {shorten(fits)}")
+    def _any_text(self, ends: Ends, excludes: Iterable[str] = (), fits: Iterable[str] = ()) -> str:
+        """Any text up to the first place where an end comes, and the end.
+
+        excludes: texts that do not come in it. fits: regular expressions for all of it.
+        """
         if ends == ():
             remedy = "its tag has an end, or a const_string follows in its sequence, or it is the last of the answer"
             raise ValueError(f"the text of any_text and triggered_tags must say where it ends: {remedy}")
         text = "TAGS_TEXT"
-        if fits:
-            parts = [f"/{in_regex(pattern)}/" for pattern in fits]
-            if stops := [in_regex(re.escape(end)) for end in ends or () if not self._tokens.search(end)]:
-                parts.append(f"~/(?s:.*)({'|'.join(stops)})(?s:.*)/")  # other ends have a token, which no text has
+        if fits or excludes:
+            stops = [end for end in ends or () if not self._tokens.search(end)]  # no text has a token
+            parts = ["TAGS_TEXT", *(f"/{in_regex(pattern)}/" for pattern in fits)]
+            if others := "|".join(in_regex(re.escape(other)) for other in [*excludes, *stops]):
+                parts.append(f"~/(?s:.*)({others})(?s:.*)/")
             text = self._terminal(" & ".join(parts))
         return self._one_of(self._up_to(text, end) for end in ends) if ends else text
 
@@ -174,10 +195,10 @@ class Rules:
         first = self._tags(form) if form.get("at_least_one") else ""  # no text before it
         if first and form.get("stop_after_first"):
             return self._ended(first, ends)
-        calls = []
+        excludes, calls = _texts(form, "excludes"), []
         for trigger in triggers:
-            calls.append(self._rule(f"{self._any_text((trigger,))} {self._tags(form, trigger)}"))
-        call, text = self._rule(" | ".join(calls)), self._any_text(ends)
+            calls.append(self._rule(f"{self._any_text((trigger,), excludes)} {self._tags(form, trigger)}"))
+        call, text = self._rule(" | ".join(calls)), self._any_text(ends, excludes)
         return f"{self._ended(call, ends)} | {text}" if form.get("stop_after_first") else f"{first} {call}* {text}"
 
 
@@ -188,6 +209,22 @@ def in_regex(pattern: str) -> str:
 
 def _text(form: Any, name: str) -> str:
     return check_text(name, form.get(name))
+
+
+def _texts(form: dict[str, Any], name: str) -> list[str]:
+    found = [] if form.get(name) is None else form[name]
+    if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
+        raise ValueError(f"{name} must be a list of texts, none of them empty, found {shorten(found)}")
+    return found
+
+
+def _check_fields(form: dict[str, Any], kind: str) -> None:
+    """Raises ValueError for what would be dropped. Null, false and [], as clients write defaults, say nothing."""
+    if form.get("type", kind) != kind:
+        raise ValueError(f"this must be a {kind}, found {shorten(form)}")
+    said = {name for name, value in form.items() if not (value is None or value is False or value == [])}
+    if unknown := sorted(said - FIELDS[kind] - {"type"}):
+        raise ValueError(f"{kind} has no {shorten(unknown[0])} here; it has {', '.join(sorted(FIELDS[kind]))}")
 
 
 def _objects(form: Any, name: str) -> list[dict[str, Any]]:

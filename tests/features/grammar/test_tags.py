@@ -119,6 +119,49 @@ def test_a_text_that_could_not_end(compiler, form):
         compiler.compile(StructuredOutputsParams(structural_tag={"format": form}))
 
 
+FIELDS = {
+    "excludes": (ANY | {"excludes": ["gull", "</"]}, ["a gul", "a<b"], ["a gull", "</"]),
+    "excludes and an end": (tag("<", ANY | {"excludes": ["gull"]}, ">"), ["<gul>"], ["<gull", "<a>b"]),
+    "excludes between tags": (
+        CALLS | {"excludes": ["gull"]},
+        ["gul[f=a]5[/f]gul", "gul"],
+        ["gull", "[f=a]5[/f]gull", "[f=a]5[/f][f=a]5[/f]gull"],
+    ),
+    "style": (
+        {"type": "json_schema", "json_schema": {"properties": {"a": {"type": "integer"}}}, "style": "qwen_xml"},
+        ["<parameter=a>\n5\n</parameter>\n"],
+        ["{", "<parameter=a>\nx"],
+    ),
+    "defaults": (
+        NUMBER | {"style": "json", "any_order": False, "max_whitespace_cnt": None, "excludes": []},
+        ["5"],
+        ["x"],
+    ),
+}
+
+
+@pytest.mark.parametrize("form, whole, refused", FIELDS.values(), ids=FIELDS)
+def test_fields(compiler, form, whole, refused):
+    check(compiler, form, whole, refused)
+
+
+@pytest.mark.parametrize(
+    "form, said",
+    [
+        (CALLS | {"atleast_one": True}, "triggered_tags has no 'atleast_one' here; it has at_least_one, excludes"),
+        (ANY | {"max_tokens": 0}, "any_text has no 'max_tokens' here"),
+        (ANY | {"excludes": [""]}, "excludes must be a list of texts, none of them empty"),
+        (NUMBER | {"style": "glm_xml"}, "style must be json or qwen_xml, found 'glm_xml'"),
+        (sequence(ANY, const("a") | {"values": ["b"]}), "const_string has no 'values' here"),
+        (triggered("<", tag("<", NUMBER, ">") | {"ends": "]"}), "tag has no 'ends' here"),
+        (triggered("<", tag("<", NUMBER, ">") | {"type": "or"}), "this must be a tag, found"),
+    ],
+)
+def test_fields_that_would_be_dropped(compiler, form, said):
+    with pytest.raises(ValueError, match=said):
+        compiler.compile(StructuredOutputsParams(structural_tag={"format": form}))
+
+
 def nested(depth: int) -> dict[str, Any]:
     form: dict[str, Any] = {"type": "any_text"}
     for _ in range(depth):

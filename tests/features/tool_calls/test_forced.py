@@ -381,7 +381,7 @@ def test_forms_that_are_none(compiler):
         ({"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": ""}, "must say where it ends"),
         (
             {"type": "tag", "begin": "<", "content": {"type": "any_text", "fits": [5]}, "end": ">"},
-            "fits must be a list",
+            "fits must be a list of texts",
         ),
         (
             {"type": "triggered_tags", "tags": [{"begin": "<f>"}], "triggers": ["<g>"]},
