@@ -10,7 +10,7 @@ import pytest
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.checks import sandbox
 from nanovllm.checks.sandbox import Sandbox
-from nanovllm.features.grammar.grammar import _as_lark
+from nanovllm.features.grammar.notations import _as_lark
 from nanovllm.features.grammar.schemas import _compiled
 from nanovllm.features.grammar.trial import LIMITS, SCRIPT, TRIAL
 from nanovllm.features.lora.adapter import MATCHER

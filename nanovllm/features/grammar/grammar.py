@@ -6,23 +6,23 @@ or a rejected draft token need no word from anybody. `pip install nanovllm[struc
 """
 
 import ctypes
-import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.features.grammar.after_reasoning import AfterReasoning
 from nanovllm.features.grammar.base import GrammarPart
 from nanovllm.features.grammar.lark import NO_FORCING, quoted
+from nanovllm.features.grammar.notations import lark_of_grammar, lark_of_regex
 from nanovllm.features.grammar.params import StructuredOutputsParams
-from nanovllm.features.grammar.schemas import lark_of_json, with_compiled_schemas
+from nanovllm.features.grammar.schemas import lark_of_json
 from nanovllm.features.grammar.tags import lark_of
-from nanovllm.features.grammar.trial import LIMITS, tried, try_to_compile
+from nanovllm.features.grammar.trial import LIMITS, try_to_compile
 from nanovllm.features.grammar.vocabulary import Vocabulary
 from nanovllm.files.token_bytes import WORD_BEGIN
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
     from nanovllm.request import Request
 
-MAX_SIGNS = 2000  # llguidance follows rules by recursion, and a full stack would end the process: half of what it holds
 # What a sequence may take of llguidance's time: this, and so much more for each mask, which takes 0.1 to 0.4 ms.
 FREE_S, MASK_S = 0.25, 0.002
 
@@ -197,15 +196,10 @@ def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = 
 
     token_ids: of texts that are special; a structural tag's come as these tokens.
     """
-    from llguidance import LLMatcher
-
     if params.regex is not None:
-        return json.loads(LLMatcher.grammar_from_regex(params.regex))["grammars"][0]["lark_grammar"]
+        return lark_of_regex(params.regex)
     if params.grammar is not None:
-        source = _as_lark(params.grammar)
-        if (num_signs := sum(map(source.count, ":([{"))) > MAX_SIGNS:
-            raise ValueError(f"it has {num_signs} signs of rules and brackets (: ( [ {{), and {MAX_SIGNS} are taken")
-        return with_compiled_schemas(source)
+        return lark_of_grammar(params.grammar)
     if params.choice is not None:
         lexeme = " | ".join(map(quoted, params.choice))  # one: as rules, 2,000 are too many
         return f"start: CHOICE\nCHOICE: {lexeme}"
@@ -214,8 +208,3 @@ def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = 
         return lark_of(params.structural_tag, params.disable_additional_properties, options, token_ids)
     given = params.json if params.json is not None else {"type": "object"}
     return lark_of_json(given, params.disable_additional_properties, options)
-
-
-@lru_cache(maxsize=64)
-def _as_lark(grammar: str) -> str:
-    return tried("convert", grammar)

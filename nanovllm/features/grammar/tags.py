@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from nanovllm.checks.values import check_text, shorten
-from nanovllm.features.grammar.lark import nested, quoted
+from nanovllm.features.grammar.lark import NO_FORCING, nested, quoted
+from nanovllm.features.grammar.notations import lark_of_grammar, lark_of_regex
 from nanovllm.features.grammar.schemas import lark_of_json
 
 TEXT = "TAGS_TEXT: /(.|\\n)*/"
@@ -21,6 +22,8 @@ FIELDS = {
     "json_schema": {"json_schema", "style", "strict_mode"},
     "qwen_xml_parameter": {"json_schema", "strict_mode"},
     "any_text": {"excludes", "fits"},
+    "regex": {"pattern"},
+    "grammar": {"grammar"},
     "sequence": {"elements"},
     "or": {"elements"},
     "tag": {"begin", "content", "end"},
@@ -60,17 +63,18 @@ def lark_of(
         beginning = rules.of(form)
     except RecursionError:
         raise ValueError("its formats are nested too deeply") from None
-    return "\n".join([f"start: {beginning}", *rules.lines, TEXT])
+    return "\n".join([f"start: {beginning}", *rules.lines, TEXT]) + NO_FORCING * rules.may_swallow
 
 
 class Rules:
-    """lines: the rules that what has been translated refers to."""
+    """lines: the rules that what has been translated refers to. may_swallow: whether NO_FORCING has to follow them."""
 
     def __init__(self, is_closed: bool, options: dict[str, Any], token_ids: dict[str, int]) -> None:
         self.is_closed, self.options, self.token_ids = is_closed, options, token_ids
         longest_first = sorted(filter(None, token_ids), key=len, reverse=True)
         self._tokens = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self.lines: list[str] = []
+        self.may_swallow = False
         self._names: dict[str, str] = {}  # of rules, by what they are
 
     def of(self, form: Any, ends: Ends = None) -> str:
@@ -80,6 +84,8 @@ class Rules:
             "json_schema": lambda: self._ended(self._json(form, form.get("style", "json")), ends),
             "qwen_xml_parameter": lambda: self._ended(self._json(form, "qwen_xml"), ends),
             "any_text": lambda: self._any_text(ends, _texts(form, "excludes"), _texts(form, "fits")),
+            "regex": lambda: self._regex(_text(form, "pattern"), ends),
+            "grammar": lambda: self._grammar(_text(form, "grammar"), ends),
             "sequence": lambda: self._sequence(_objects(form, "elements"), ends),
             "or": lambda: " | ".join(self.of(part, ends) for part in _objects(form, "elements")),
             "tag": lambda: self._ended(self._tag(form, _text(form, "begin")), ends),
@@ -121,6 +127,17 @@ class Rules:
         is_closed = self.is_closed or form.get("strict_mode") is True
         return nested(lark_of_json({} if given is True else given, is_closed, self.options, STYLES[style]))
 
+    def _regex(self, pattern: str, ends: Ends) -> str:
+        """Any text that fits, up to the first place where an end can come after it, and the end."""
+        self.may_swallow = True
+        text = self._terminal(lark_of_regex(pattern).removeprefix("start: "))
+        return self._one_of(self._up_to(text, end) for end in ends) if ends else text
+
+    def _grammar(self, grammar: str, ends: Ends) -> str:
+        """Its last terminal takes all the text that it can, which an end has no part in."""
+        self.may_swallow = True
+        return self._ended(nested(lark_of_grammar(grammar)), ends)
+
     def _ended(self, expression: str, ends: Ends) -> str:
         return f"{expression} {self._one_of(map(self._literal, ends))}" if ends else expression
 
@@ -145,8 +162,12 @@ class Rules:
 
     def _tag(self, form: dict[str, Any], begin: str) -> str:
         _check_fields(form, "tag")
-        end = _text(form, "end") if "end" in form else ""
-        return f"{self._literal(begin)} {self.of(form.get('content'), (end,) if end else ())}"
+        ends = form.get("end", "")
+        if not isinstance(ends, list):
+            ends = [_text(form, "end")] if ends != "" else []
+        elif not ends or not all(isinstance(end, str) and end for end in ends):
+            raise ValueError(f"end must be a text, or a list of texts, none of them empty, found {shorten(ends)}")
+        return f"{self._literal(begin)} {self.of(form.get('content'), tuple(ends))}"
 
     def _any_text(self, ends: Ends, excludes: Iterable[str] = (), fits: Iterable[str] = ()) -> str:
         """Any text up to the first place where an end comes, and the end.

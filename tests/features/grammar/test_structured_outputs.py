@@ -213,6 +213,9 @@ FOREVER = [
     dict(grammar='root ::= head rule "-\\n"\nhead ::= "x" | "y"\nrule ::= "-"+ (head rule)?'),
     dict(json={"x-guidance": {"whitespace_pattern": "1*"}, "type": "array", "items": {"const": 1}, "minItems": 1}),
 ]
+for part in ({"type": "regex", "pattern": "a*"}, {"type": "grammar", "grammar": "start: /a*/"}):
+    form = {"type": "sequence", "elements": [part, {"type": "regex", "pattern": "a"}]}
+    FOREVER.append(dict(structural_tag={"format": form}))
 
 
 @pytest.mark.parametrize("kinds", FOREVER)

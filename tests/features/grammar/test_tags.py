@@ -119,6 +119,45 @@ def test_a_text_that_could_not_end(compiler, form):
         compiler.compile(StructuredOutputsParams(structural_tag={"format": form}))
 
 
+def regex(pattern: str) -> dict[str, Any]:
+    return {"type": "regex", "pattern": pattern}
+
+
+def grammar(text: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": text}
+
+
+FORMS = {
+    "a regular expression": (regex("a/b\n\\d+"), ["a/b\n55"], ["a/bx"]),
+    "an end that fits it": (tag("<", regex(".*"), ">"), ["<>", "<ab>"], ["<a>b", "<a\n"]),
+    "a special token after it": (
+        tag("<think>", regex("(?s:.*)"), "\n</think>"),
+        ["<think>a\nb\n</think>"],
+        ["<think>a</think>"],
+    ),
+    "a quote in it and after it": (tag('"', regex(r'(\\"|[^"\\])*'), '"'), ['"a\\"b"'], ['"a"b']),
+    "GBNF": (tag("<", grammar('root ::= n ("," n)*\nn ::= [0-9]+'), ">"), ["<5,66>"], ["<a", "<>"]),
+    "Lark": (sequence(grammar('start: A "."\nA: /[ab]+/'), const("c")), ["ab.c"], ["c", "ab.d"]),
+    "ends": (tag("<", NUMBER, [">", "</think>"]), ["<5>", "<5</think>"], ["<5.", "<5>5"]),
+    "ends of a text": (
+        tag("<", ANY, [">", "]", "\n</think>"]),
+        ["<a]", "<a>", "<a\nb\n</think>"],
+        ["<a]b", "<a>]", "<a</think>"],
+    ),
+    "ends of a text that fits": (
+        tag("<", ANY | {"fits": [".{3}"]}, [">", "]"]),
+        ["<abc>", "<abc]"],
+        ["<a]c>", "<abcd"],
+    ),
+    "ends of tags": (tag("<", CALLS, [">", "\n</think>"]), ["<a[f=a]5[/f]\n\n</think>", "<b>"], ["<b>c"]),
+}
+
+
+@pytest.mark.parametrize("form, whole, refused", FORMS.values(), ids=FORMS)
+def test_forms(compiler, form, whole, refused):
+    check(compiler, form, whole, refused)
+
+
 FIELDS = {
     "excludes": (ANY | {"excludes": ["gull", "</"]}, ["a gul", "a<b"], ["a gull", "</"]),
     "excludes and an end": (tag("<", ANY | {"excludes": ["gull"]}, ">"), ["<gul>"], ["<gull", "<a>b"]),
@@ -155,6 +194,10 @@ def test_fields(compiler, form, whole, refused):
         (sequence(ANY, const("a") | {"values": ["b"]}), "const_string has no 'values' here"),
         (triggered("<", tag("<", NUMBER, ">") | {"ends": "]"}), "tag has no 'ends' here"),
         (triggered("<", tag("<", NUMBER, ">") | {"type": "or"}), "this must be a tag, found"),
+        (tag("<", NUMBER, []), "end must be a text, or a list of texts, none of them empty"),
+        (regex("a(") | {"json_schema": {}}, "regex has no 'json_schema' here"),
+        (regex("a("), "structural_tag cannot be used"),
+        (grammar("root ::= ("), "structural_tag cannot be used"),
     ],
 )
 def test_fields_that_would_be_dropped(compiler, form, said):
