@@ -30,9 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Files are handed out to processes as a whole: those that take longest come first, so that nobody waits for the last.
-LONGEST = """test_gpu_engine test_later_labs test_labs test_site_labs test_page_model test_digests test_batch_invariant
-test_kernels test_site test_exercises test_examples test_compilers test_wheel test_parallel test_lora
-test_speculation test_triton_kernels test_ray test_ray_serve""".split()
+LONGEST = """test_site_labs test_site test_gpu_engine test_examples test_later_labs test_lab_in_browser test_page_model
+test_published test_parity test_student test_exercises test_images test_other_systems test_ray test_ray_serve test_wheel
+test_journeys test_labs test_interruptions test_kernels test_sampling test_wings test_forced test_chat test_start_memory
+test_real_tokenizers test_python_clients test_slides test_colab test_compilers test_digests test_modes""".split()
 
 
 @cache
@@ -61,7 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("compiler"):
                 item.add_marker(lacks)
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    places = {stem: place for place, stem in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
     for item in items:
         fixtures = set(item.fixturenames)
         if (item.path.stem in CI_FILES or CI_FIXTURES & fixtures) and not item.get_closest_marker("nightly"):
