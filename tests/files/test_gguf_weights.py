@@ -257,10 +257,12 @@ def test_demo_file(demo_checkpoint, demo_gguf):
     """The checkpoint that is unpacked from it holds the same weights, rounded to bfloat16."""
     llm, unpacked = engine(demo_gguf, max_model_len=256), engine(demo_checkpoint, max_model_len=256)
     config, of_file = unpacked.engine.model_config, llm.engine.model_config
-    # The file's vocabulary has <|endoftext|>, too.
+    # The file's vocabulary has <|endoftext|> and <reponame>, too.
     config = replace(config, rope_scaling={"rope_type": "default"}, is_quantized=True, end_tokens=of_file.end_tokens)
     assert (
-        of_file == config and of_file.eos_token_ids == {0, 2} and llm.stats()["batch_invariant"] == "on every processor"
+        of_file == config
+        and of_file.eos_token_ids == {0, 2, 4}
+        and llm.stats()["batch_invariant"] == "on every processor"
     )
     ours, theirs = llm.engine.tokenizer, unpacked.engine.tokenizer
     text = Path(__file__).read_text() + "  naïve\n\n3.14159 你好 😀 <|im_start|>user\nhi<|im_end|>"
