@@ -564,6 +564,8 @@ class _Module:
     def __init__(self) -> None:
         self._is_in_bad_fork = lambda: False
         self.manual_seed_all = lambda seed: None
+        self.get_rng_state = lambda device: torch.empty(0, dtype=torch.uint8)  # torch.random.fork_rng asks every device
+        self.set_rng_state = lambda state, device: None
         self.is_available = lambda: True
         self.device_count = lambda: 1
         self.current_device = lambda: 0
