@@ -57,7 +57,7 @@ def gguf_sources(metadata: dict[str, Any]) -> list[tuple[str, Any]]:
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list):
         return sources
-    # -1, as some converters write for "none". The tokenizer warns of it, and so does llama.cpp.
+    # -1, as some converters write for "none". The tokenizer warns of that of a text, a turn or a message.
     sources = [(name, eos) for name, eos in sources if not isinstance(eos, int) or 0 <= eos < len(tokens)]
     wanted = {*TEXTS, *MARKED_TEXTS} - ({"<|end|>"} if set(tokens) >= HARMONY else set())
     for token_id, text in enumerate(tokens):

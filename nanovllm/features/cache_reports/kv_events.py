@@ -211,11 +211,14 @@ class KVEvents(Wing):
         self.take_notes()
         if not (events := self._events[:]):
             return
-        now, new = time.time(), events[self._num_written :]
-        if new:
+        now = time.time()
+        batch = KVEventBatch(now, list(_merged(events)))
+        if self._num_written == 0:
+            self._write(batch)
+        elif new := events[self._num_written :]:  # on_batch has raised since the others were written
             self._write(KVEventBatch(now, list(_merged(new))))
-            self._num_written = len(events)
-        if self.on_batch is not None and not notify(self.on_batch, KVEventBatch(now, list(_merged(events)))):
+        self._num_written = len(events)
+        if self.on_batch is not None and not notify(self.on_batch, batch):
             self._bound()
             return
         self._num_written = 0  # before they go: an exception between the two loses no line

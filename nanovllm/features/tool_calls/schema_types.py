@@ -199,21 +199,27 @@ class Fitting:
         found = [[items_of(part) for part in parts if part.keys() & {"items", "prefixItems"}] for parts in self.ways]
         return [split for split in found if split]
 
+    @cached_property
+    def rest(self) -> int:
+        """From this place on, all items of a list have one schema."""
+        return max((len(first) for split in self.items for first, _ in split), default=0)
+
     def of(self, value: Any) -> Any:
         if isinstance(value, float) and value.is_integer():
             return int(value) if self.is_integer else value
         if isinstance(value, list):
-            rest = max((len(first) for split in self.items for first, _ in split), default=0)
-            return [self._inside(min(place, rest), self._item_of).of(item) for place, item in enumerate(value)]
+            return [self._fit_inside(item, min(place, self.rest), self._item_of) for place, item in enumerate(value)]
         if isinstance(value, dict):
-            return {key: self._inside(key, self._member_of).of(item) for key, item in value.items()}
+            return {key: self._fit_inside(item, key, self._member_of) for key, item in value.items()}
         return value
 
-    def _inside(self, place: Any, look_up: Callable[[Any], Schema]) -> "Fitting":
+    def _fit_inside(self, value: Any, place: Any, look_up: Callable[[Any], Schema]) -> Any:
+        if not isinstance(value, float | list | dict):
+            return value  # nothing in it could change
         if place not in self.inside:
             found = {} if next(self.places, None) is None else look_up(place)
             self.inside[place] = Fitting(found, self.root, self.places)
-        return self.inside[place]
+        return self.inside[place].of(value)
 
     def _item_of(self, place: int) -> Schema:
         ways = [[first[place] if place < len(first) else rest for first, rest in split] for split in self.items]
