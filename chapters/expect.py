@@ -29,7 +29,7 @@ def read_again(section: str) -> Callable[[F], F]:
     """Of a check: the heading of the chapter that helps whoever fails it, if it is not the task's."""
 
     def name(check: F) -> F:
-        check.section = section  # type: ignore[attr-defined]
+        check.section = section  # pyrefly: ignore[missing-attribute]
         return check
 
     return name

@@ -63,7 +63,7 @@ class Stage:
             eos_token_ids=frozenset([EOS]),
             long_prefill_token_threshold=long_prefill_token_threshold,
         )
-        self.scheduler.make_chunk = self._make_chunk  # type: ignore[method-assign]
+        self.scheduler.make_chunk = self._make_chunk
         self.checking = checking
         self.seqs: dict[str, Sequence] = {}  # all there ever were, by name
         self.names: dict[int, str] = {}  # seq_id -> name
@@ -86,7 +86,8 @@ class Stage:
         """
         first = 1000 * (len(self.seqs) + 1)
         prompt = list(range(first, first + tokens)) if isinstance(tokens, int) else tokens
-        seq = Sequence(prompt, SamplingParams(**{"max_tokens": None} | params))
+        params.setdefault("max_tokens", None)
+        seq = Sequence(prompt, SamplingParams(**params))
         seq.priority = priority
         return self.enter(seq, answer)
 

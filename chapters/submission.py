@@ -26,7 +26,7 @@ class NoInput(io.StringIO):
     def read(self, size: int | None = -1) -> str:
         raise EOFError("there is no input: a check hands over all that your function needs")
 
-    readline = read  # type: ignore[assignment]  # typeshed has bytes
+    readline = read  # typeshed has bytes
 
 
 class NotLoaded(Exception):

@@ -79,7 +79,7 @@ def make_checkpoint(folder: Path) -> Path:
     disable_progress_bar()
     demo = demo_model_path()
     language = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.bfloat16)
-    tokenizer = AutoTokenizer.from_pretrained(demo)
+    tokenizer: Any = AutoTokenizer.from_pretrained(demo)
     tokenizer.add_special_tokens(
         {"additional_special_tokens": ["<image>", "<fake_token_around_image>", "<global-img>", *GRID]}
     )

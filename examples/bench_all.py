@@ -103,7 +103,7 @@ def machine(vllm_python: str | None) -> dict[str, str]:
     instructions = [name for name in INSTRUCTIONS if can.get(name)]
     found["instructions"] = " ".join(instructions) or torch.backends.cpu.get_cpu_capability()
     found["CPUs that a process may use"] = str(num_cpus())
-    with suppress(AttributeError, ValueError):
+    if sys.platform != "win32":
         found["memory, GB"] = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f}"
     found["reads, GB/s"] = f"{read_bandwidth():.0f}"
     for dtype in (torch.bfloat16, torch.float32):

@@ -102,7 +102,7 @@ def make_checkpoint(folder: Path, shape: str) -> Path:
     from nanovllm.tools.demo_model import demo_model_path
 
     config, processor, tokens, image_token = SHAPES[shape]
-    tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+    tokenizer: Any = AutoTokenizer.from_pretrained(demo_model_path())
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
     tokenizer.save_pretrained(folder)
     text = config["text_config"] | {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}

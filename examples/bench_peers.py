@@ -265,7 +265,7 @@ def peak_memory_mb() -> float | None:
     """The peaks of this process and of all that it has started and that still run (vLLM's engine), added up."""
     if sys.platform == "win32":
         return None
-    if sys.platform != "linux":
+    elif sys.platform != "linux":
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
@@ -295,7 +295,7 @@ def vllm_engine(name: str, args: argparse.Namespace) -> "VllmEngine":
 
         options: dict[str, Any] = {}
     else:
-        from vllm import LLM, SamplingParams  # type: ignore[no-redef]
+        from vllm import LLM, SamplingParams
 
         options = {"gpu_memory_utilization": 0.5}  # of the machine's memory: otherwise it wants nearly all
     if name.endswith("eager"):

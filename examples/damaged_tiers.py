@@ -70,19 +70,20 @@ def kills(number: int, path: Path, num_bytes: int = 600_000) -> Iterator[int]:
     """Processes that write in small steps and die at one of them. Yields how many right records each has left."""
     if sys.platform == "win32":
         raise SystemExit("part 4 forks processes and kills them: Linux or macOS; name other --parts")
-    for seed in range(number):
-        if (pid := os.fork()) == 0:
-            try:
-                write_and_die(random.Random(seed), path, num_bytes)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
-            raise RuntimeError(f"process {seed} has ended before it was killed, status {status}")
-        directory = opened(path, num_bytes)
-        rng = random.Random(seed)
-        yield sum(check_read(directory, some_chain(rng)) for _ in range(20))
-        directory.close()
+    else:
+        for seed in range(number):
+            if (pid := os.fork()) == 0:
+                try:
+                    write_and_die(random.Random(seed), path, num_bytes)
+                finally:
+                    os._exit(1)
+            _, status = os.waitpid(pid, 0)
+            if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+                raise RuntimeError(f"process {seed} has ended before it was killed, status {status}")
+            directory = opened(path, num_bytes)
+            rng = random.Random(seed)
+            yield sum(check_read(directory, some_chain(rng)) for _ in range(20))
+            directory.close()
 
 
 def write_and_die(rng: random.Random, path: Path, num_bytes: int) -> None:

@@ -6,6 +6,8 @@ Block size 4. After each step it draws the pool, the free queue and the hash map
 Chapter 7 explains what happens.
 """
 
+from collections.abc import Iterable
+
 from measuring import arguments, console
 from rich.console import Group
 from rich.panel import Panel
@@ -21,7 +23,7 @@ VOCABULARY = list(dict.fromkeys(WORDS + OTHER + [f"w{i}" for i in range(20)]))
 STYLES = {"in use": "black on green", "in use, shared": "black on bright_green", "cached, nobody's": "black on cyan"}
 
 
-def ids(words: list[str]) -> list[int]:
+def ids(words: Iterable[str]) -> list[int]:
     return [VOCABULARY.index(word) for word in words]
 
 
@@ -35,7 +37,7 @@ class Walkthrough:
         self.names: dict[int, str] = {}
         self.step = 0
 
-    def admit(self, name: str, words: list[str]) -> Sequence:
+    def admit(self, name: str, words: Iterable[str]) -> Sequence:
         seq = Sequence(ids(words))
         self.names[seq.seq_id] = name
         self.manager.allocate_with_prefix(seq)
@@ -44,7 +46,7 @@ class Walkthrough:
 
     def compute(self, seq: Sequence, *words: str) -> None:
         """K/V of the tokens so far, and of these, is in the cache now; full blocks get their hashes."""
-        seq.tokens += ids(list(words))
+        seq.tokens += ids(words)
         self.manager.append_slots(seq, len(seq.tokens) - seq.num_computed_tokens)
         seq.num_computed_tokens = len(seq.tokens)
         self.manager.register_prefix(seq)

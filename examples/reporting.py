@@ -108,7 +108,7 @@ def text_of(report: dict[str, Any]) -> str:
     for part in report["parts"]:
         pieces += [f"## {part['title']}", part["about"]]
         for columns, of in itertools.groupby(part["found"], key=columns_of):
-            rows = list(of)
+            rows: list[Any] = list(of)
             pieces += [markdown(columns, [[*map(shown, row.values())] for row in rows])] if columns else rows
         if part["state"].startswith("failed") or any(line.startswith("Traceback") for line in part["stderr"]):
             pieces += ["The last lines that it wrote to stderr:", code("\n".join(part["stderr"][-20:]))]

@@ -1,7 +1,7 @@
 """What other systems lack, hidden from this project's modules; others (torch, the standard library) see what is here.
 
 pretend("win32") or pretend("darwin"), before any module of the project is imported. What Windows alone has is there as
-a stand-in: msvcrt's locks, the call that says how much memory there is. mypy --platform finds the same without running.
+a stand-in: msvcrt's locks, the call that says how much memory there is. `pyrefly check` finds the same without running.
 """
 
 import builtins
@@ -66,7 +66,7 @@ def pretend(system: str) -> None:
     seen["sys"] = SeenFromThere(sys, set(), {"platform": system})
     hidden = set(MODULES[system].split())
     if system == "win32":
-        ctypes.windll = FakeKernel()  # type: ignore[attr-defined]
+        ctypes.windll = FakeKernel()
         sys.modules["msvcrt"] = FakeLocks("msvcrt")
         seen["ctypes"] = SeenFromThere(ctypes, set(), {"CDLL": windows_cdll})
     really_import = builtins.__import__

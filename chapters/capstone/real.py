@@ -140,6 +140,7 @@ def serve_for_real(policy: Path, rows: list[Row], limit_s: float, console: Conso
     """limit_s: for the policy alone."""
     run = Run("chapters.capstone.real:measure_both", policy=str(policy), rows=rows[:NUM_REQUESTS])
     phase, said = Phase("starting", 0), ""
+    found: list[Any]
     try:
         with console.status(phase.name) as status:
             while isinstance(heard := run.hear(limit_s if phase.name == YOURS else LOADING_S), Phase):

@@ -95,7 +95,7 @@ class Seams:
         block_hash = self.manager.blocks[event.block_id].block_hash
         if event.kind == "register":
             parent = self.manager.blocks[event.block_id].parent_hash
-            self._depths[block_hash] = 0 if parent is None else self._depths[parent] + 1  # type: ignore[index]
+            self._depths[block_hash] = 0 if parent is None else self._depths[parent] + 1  # pyrefly: ignore[unsupported-operation]
         elif event.kind == "free" and block_hash is not None:
             self._released.append(event.block_id)
         elif event.kind == "hit" and block_hash is not None:
@@ -208,10 +208,10 @@ class Seams:
         free = [manager.blocks[block_id] for block_id in manager.free_blocks]
         cached = [block for block in free if block.block_hash is not None]
         for block_id, worth in zip(released, worths, strict=True):
-            self._worth[manager.blocks[block_id].block_hash] = worth  # type: ignore[index]
-        worth_of = {block.block_hash: self._worth.get(block.block_hash, -math.inf) for block in cached}  # type: ignore[arg-type]
-        self._worth = dict(worth_of)  # type: ignore[arg-type]
-        for block in sorted(cached, key=lambda block: -self._depths[block.block_hash]):  # type: ignore[index]
+            self._worth[manager.blocks[block_id].block_hash] = worth  # pyrefly: ignore[unsupported-operation]
+        worth_of = {block.block_hash: self._worth.get(block.block_hash, -math.inf) for block in cached}  # pyrefly: ignore[no-matching-overload]
+        self._worth = dict(worth_of)  # pyrefly: ignore[bad-assignment]
+        for block in sorted(cached, key=lambda block: -self._depths[block.block_hash]):  # pyrefly: ignore[bad-index]
             parent = block.parent_hash
             if parent in worth_of:
                 worth_of[parent] = max(worth_of[parent], worth_of[block.block_hash])

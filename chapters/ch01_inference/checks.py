@@ -134,7 +134,7 @@ class ToyModel:
     """Its most likely token depends on all tokens so far. It notes what it is asked."""
 
     def __init__(self, favourites: list[int] | None = None) -> None:
-        self.favourites, self.asked = favourites, []  # type: ignore[var-annotated]
+        self.favourites, self.asked = favourites, []
 
     def __call__(self, token_ids: list[int]) -> Tensor:
         if len(self.asked) == 50:

@@ -64,7 +64,7 @@ def compare_blocks(
     """sizes: hidden_size, layers, query heads, KV heads, head_dim. memory: given, free."""
     hidden, layers, heads, kv_heads, head_dim = sizes
     named = dict(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim)
-    config = replace(published_config("Llama-2-7B"), hidden_size=hidden, **named)  # type: ignore[arg-type]
+    config = replace(published_config("Llama-2-7B"), hidden_size=hidden, **named)
     block_bytes = 2 * layers * kv_heads * head_dim * itemsize * block_size
     given, free = memory.get("given"), memory.get("free", 10**9)
     expected: Any = (free if given is None else given) // block_bytes
@@ -80,7 +80,7 @@ def compare_blocks(
         bytes_used = {
             (free if given is None else given) // (wrong * block_size): say for wrong, say in MISTAKES.items()
         }
-        hint = bytes_used.get(got, hint) if sizes == LLAMA else hint
+        hint = bytes_used.get(got, hint) if sizes == LLAMA else hint  # pyrefly: ignore[no-matching-overload]
         asked = f"block_size {block_size}, itemsize {itemsize}, given_bytes {given}, free_bytes {free}, "
         asked += f"{num_seqs} sequences of {max_model_len} tokens"
         raise Wrong(f"{hint} ({named}, {asked})", expected=expected, got=got)

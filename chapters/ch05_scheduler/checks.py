@@ -54,7 +54,7 @@ def compare_reason(function: Any, hint: str, params: dict, token_id: int, num_ge
     seq = Sequence([11] * 6, SamplingParams(**given))
     seq.tokens += [12] * (num_generated - 1) + [token_id] * (token_id != NO_TOKEN)
     if text is not None:
-        seq.stop_checker = Text()  # type: ignore[assignment]
+        seq.stop_checker = Text()  # pyrefly: ignore[bad-assignment]
         shown += "; with stop strings"
     before = list(seq.tokens)
     got = function(scheduler, seq, token_id)
@@ -64,7 +64,7 @@ def compare_reason(function: Any, hint: str, params: dict, token_id: int, num_ge
     call = f"token {token_id} as generated token {num_generated} of a prompt of 6; EOS is {EOS}; {shown}"
     expect(expected, got, f"{hint} ({call})")
     if text is not None:
-        heard = seq.stop_checker.token_ids  # type: ignore[union-attr]
+        heard = seq.stop_checker.token_ids  # pyrefly: ignore[missing-attribute]
         expect(text, heard, f"what the stop checker was given: {hint} ({call})")
 
 

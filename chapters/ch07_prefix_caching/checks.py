@@ -198,7 +198,8 @@ def allocates_on_collision(allocate: Any, bench: Bench) -> None:
     expect([3, 4, 5], seq.block_table, hint)
     expect((0, True), (seq.num_cached_tokens, seq.hash_collision), f"num_cached_tokens, hash_collision: {hint}")
     expect(1, manager.stats.collisions, "one collision goes into the statistics: the third argument of stats.record")
-    for keys in (dict(cache_salt="a"), dict(lora_id=1)):
+    others: tuple[dict[str, Any], ...] = (dict(cache_salt="a"), dict(lora_id=1))
+    for keys in others:
         seq = Sequence([2, 2, 2, 2, 5], **keys)
         expect_answer(True, allocate(manager, seq), "when 2 fresh blocks are needed and more are free")
         expect((0, True), (seq.num_cached_tokens, seq.hash_collision), f"{keys} makes it different content: {hint}")

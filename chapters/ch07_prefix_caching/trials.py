@@ -40,8 +40,8 @@ def pool(num_blocks: int, caching: bool = True, free_order: str = "uncached_firs
             )
         remove(block)
 
-    manager.hash_block = watched_name_block  # type: ignore[method-assign]
-    manager.free_blocks.remove = watched_remove  # type: ignore[method-assign]
+    manager.hash_block = watched_name_block
+    manager.free_blocks.remove = watched_remove
     return manager
 
 

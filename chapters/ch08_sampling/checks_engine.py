@@ -21,7 +21,7 @@ from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch, logit_threshold
 
 OUR_SAMPLE_RANDOMLY = sampler.sample_randomly
-OUR_FROM_SEQUENCES = SamplingBatch.from_sequences.__func__  # type: ignore[attr-defined]
+OUR_FROM_SEQUENCES = SamplingBatch.from_sequences.__func__
 TEXTS = [" a red boat", " a red boat in the fog", " a boat", " the lazy dog", " gulls"]  # the first begins the second
 
 
@@ -152,7 +152,7 @@ def generate_choices(bench: Bench) -> None:
     tokenizer, eos_token_ids = bench.llm.get_tokenizer(), bench.llm.engine.model_config.eos_token_ids
     asked = [(TEXTS, dict(temperature=0)), (TEXTS, dict(n=4, seed=1, temperature=1.5)), (TEXTS[2:], dict(seed=2))]
     params = [
-        SamplingParams(structured_outputs=StructuredOutputsParams(choice=texts), max_tokens=24, **options)  # type: ignore[arg-type]
+        SamplingParams(structured_outputs=StructuredOutputsParams(choice=texts), max_tokens=24, **options)  # pyrefly: ignore[bad-argument-type]
         for texts, options in asked
     ]
     for output, (texts, _) in zip(bench.llm.generate(PROMPTS, params, False), asked, strict=True):

@@ -316,7 +316,7 @@ def tell_logprobs(story, world):
     )
     _shown = table("penalty", "logit before", "logit after")
     for _name, _value in (("repetition_penalty", 1.2), ("presence_penalty", 0.5), ("frequency_penalty", 0.5)):
-        _params = SamplingParams(temperature=0, **{_name: _value})  # type: ignore[arg-type]
+        _params = SamplingParams(temperature=0, **{_name: _value})
         _seq = Sequence([_first + 1], _params)
         _seq.tokens += [_first] * 3
         _logits = world.logits[None].clone()

@@ -113,7 +113,7 @@ class World:
 
     @property
     def params(self) -> SamplingParams:
-        return SamplingParams(**self.settings)  # type: ignore[arg-type]
+        return SamplingParams(**self.settings)  # pyrefly: ignore[bad-argument-type]
 
     @property
     def best(self) -> list[int]:
@@ -197,7 +197,7 @@ class World:
 
     def reshaped(self, **settings: float) -> Reshaped:
         """By theory, with these settings."""
-        return reshape(self.logits.tolist(), SamplingParams(**settings))  # type: ignore[arg-type]
+        return reshape(self.logits.tolist(), SamplingParams(**settings))  # pyrefly: ignore[bad-argument-type]
 
     @property
     def fit(self) -> Fit:

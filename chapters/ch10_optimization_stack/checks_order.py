@@ -103,7 +103,7 @@ def _why_wrong(parts: list[Part], whole: Part, got: Tensor) -> str:
     causes = {
         "acc is still to be divided by running_sum": is_near(whole.acc),
         "each part is relative to its own maximum: bring both to the larger one before you add them": (
-            is_near(added[0] / added[1][..., None])  # type: ignore[index]
+            is_near(added[0] / added[1][..., None])  # pyrefly: ignore[unsupported-operation]
         ),
         "that is the parts' mean; a part should count as much as its running_sum, relative to the common maximum": (
             is_near(torch.stack(results).mean(0))

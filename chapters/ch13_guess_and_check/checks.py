@@ -58,7 +58,7 @@ class Counted(list):
             self.num_read += 1
             yield token
 
-    def _whole(name: str) -> Any:  # type: ignore[misc]
+    def _whole(name: str) -> Any:  # pyrefly: ignore[invalid-annotation]
         def method(self: "Counted", *args: Any) -> Any:
             self.num_read += len(self)
             return getattr(list, name)(self, *args)
@@ -186,8 +186,8 @@ def use_accept_tokens(function: AcceptTokens) -> AbstractContextManager[None]:
 
 
 def make(num_blocks: int = 40, **options: Any) -> Scheduler:
-    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 60} | options
-    return Scheduler(BlockManager(num_blocks, BLOCK_SIZE), eos_token_ids=frozenset({EOS}), **limits)
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 60, **options}
+    return Scheduler(BlockManager(num_blocks, BLOCK_SIZE), eos_token_ids=frozenset({EOS}), **options)
 
 
 def one_step(
@@ -474,7 +474,7 @@ def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
     with engine_of(bench) as other, replaced(speculation_module, "choose_num_draft_tokens", choose):
         expected = other.expected
         speculation = Speculation(remembers(other), 3, 10**6)
-        speculation.times = GivenTimes(lambda num_rows: 10 + 0.5 * num_rows)  # type: ignore[assignment]
+        speculation.times = GivenTimes(lambda num_rows: 10 + 0.5 * num_rows)  # pyrefly: ignore[bad-assignment]
         with patch.dict(other.llm.engine.wings, speculation=speculation), steps_watched(other.llm) as steps:
             compare_answers(other, expected)
         if not num_asked or not any(step.draft_token_ids for step in steps):

@@ -301,7 +301,7 @@ def check_many_ids(function: IdOfWeights, bench: Bench) -> None:
     """200 engines, in which adapters are named, replaced and brought back"""
     rng = random.Random(15)
     for _ in range(200):
-        asked = [(rng.choice([1, 2, 7, MAX_NUMBER]), rng.choice("abcde")) for _ in range(rng.randint(1, 14))]
+        asked = [(rng.choice([1, 2, 7, MAX_NUMBER]), rng.choice([*"abcde"])) for _ in range(rng.randint(1, 14))]
         ask_ids(function, asked, "work this one out by hand")
 
 

@@ -41,7 +41,7 @@ def trained_adapters(checkpoint: str) -> tuple[tempfile.TemporaryDirectory, dict
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).requires_grad_(False)
     folder = tempfile.TemporaryDirectory(prefix="nanovllm-adapters-")
     losses = {}

@@ -53,7 +53,7 @@ class Shelf:
         self._look()
 
     def _scheduler(self, policy: object, max_snapshots: int) -> Scheduler:
-        return make_scheduler(self.num_blocks, policy, max_snapshots, max_running=1)  # type: ignore[arg-type]
+        return make_scheduler(self.num_blocks, policy, max_snapshots, max_running=1)  # pyrefly: ignore[bad-argument-type]
 
     def _look(self) -> None:
         """What the cache has of the next prompt: blocks with K/V, and those with a snapshot."""

@@ -520,7 +520,7 @@ def packs_without_logits(engine: Any, bench: Bench) -> None:
 
 # -- 5. the model ------------------------------------------------------------------------------------------------------
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     **SIZES,
     "architecture": "LlamaForCausalLM",
     "max_position_embeddings": 512,
@@ -545,7 +545,7 @@ def their_config() -> Any:
 
 
 def config(**changed: Any) -> ModelConfig:
-    return ModelConfig(**{**CONFIG, "tie_word_embeddings": True, **changed})
+    return ModelConfig(**CONFIG | {"tie_word_embeddings": True} | changed)
 
 
 def near(expected: Tensor, got: Any, hint: str) -> None:

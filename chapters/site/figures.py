@@ -60,7 +60,7 @@ def embed_images(inline: Token, folder: Path) -> None:
     for at, child in enumerate(inline.children or []):
         if child.type == "image" and FOLDER in (source := str(child.attrs["src"])):
             drawn = Token("html_inline", "", 0, content=image(folder / source, caption_of(child)))
-            inline.children[at] = drawn  # type: ignore[index]
+            inline.children[at] = drawn  # pyrefly: ignore[unsupported-operation]
 
 
 def figure(drawn: str | Moved, caption: str) -> str:

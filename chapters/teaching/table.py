@@ -104,7 +104,7 @@ class Grader:
             if not copies.is_unharmed(course):
                 row |= NOTHING | {"note": HARMED}
                 flags.insert(0, HARMED)
-            row["suspicious"] = readable("; ".join(filter(None, [*flags, row.get("suspicious", "")])))
+            row["suspicious"] = readable("; ".join(flag for flag in [*flags, row.get("suspicious")] if flag))
         except Exception as error:  # whatever one submission leads to, the others are graded
             row = row_of(submission) | {"note": f"{REFUSED}: {kind_of(error)}: {readable(error)}"}
         finally:

@@ -82,14 +82,14 @@ def names_checked(what: str) -> Callable[[Class], Class]:
     """
 
     def check_names_of(cls: Class) -> Class:
-        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
-        with_known_names = cls.__init__  # type: ignore[misc]
+        known = cls.__dataclass_fields__  # pyrefly: ignore[missing-attribute]
+        with_known_names = cls.__init__
 
         @wraps(with_known_names)
         def __init__(self: Any, *args: Any, **given: Any) -> None:
             with_known_names(self, *args, **known_names(given, known, what))
 
-        cls.__init__ = __init__  # type: ignore[misc]
+        cls.__init__ = __init__
         return cls
 
     return check_names_of

@@ -29,14 +29,15 @@ def main(script: str, seconds: float, max_bytes: int, niceness: int) -> None:
     answer = runpy.run_path(script)["answer"]
     if sys.platform == "win32":  # it has no fork, and no limits: sandbox.py ends what takes too long
         return child(answer, replies, seconds, max_bytes, niceness)
-    while True:
-        if (pid := os.fork()) == 0:
-            child(answer, replies, seconds, max_bytes, niceness)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if status == 0:
-            return
-        if status != AGAIN:
-            print("null", file=replies, flush=True)
+    else:
+        while True:
+            if (pid := os.fork()) == 0:
+                child(answer, replies, seconds, max_bytes, niceness)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if status == 0:
+                return
+            if status != AGAIN:
+                print("null", file=replies, flush=True)
 
 
 def child(answer: Any, replies: TextIO, seconds: float, max_bytes: int, niceness: int) -> None:

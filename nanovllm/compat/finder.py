@@ -34,7 +34,7 @@ class Finder:
 class SharedFile(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        module.__getattr__ = partial(class_of_vllm, module.__name__)  # type: ignore[method-assign]
+        module.__getattr__ = partial(class_of_vllm, module.__name__)
 
 
 def class_of_vllm(module: str, name: str) -> Any:

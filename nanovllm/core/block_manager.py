@@ -36,7 +36,7 @@ This file never sees a tensor: it hands out block ids.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm.core import integrity
 from nanovllm.core.block_hash import BlockHasher, ExtraKeys, extra_keys
@@ -64,8 +64,8 @@ class Block:
     parent_hash: bytes | None = None
     token_ids: list[int] = field(default_factory=list)
     extra_keys: ExtraKeys = ()
-    prev_free: "Block" = None  # type: ignore[assignment]  # set while it is in the free queue
-    next_free: "Block" = None  # type: ignore[assignment]
+    prev_free: Any = None  # its neighbors, blocks, while it is in the free queue
+    next_free: Any = None
 
     def holds(self, content: Content) -> bool:
         """Is this really the cached block's content? Two contents may have the same hash."""
@@ -116,7 +116,7 @@ class FreeBlockQueue:
     def remove(self, block: Block) -> None:
         block.prev_free.next_free = block.next_free
         block.next_free.prev_free = block.prev_free
-        block.prev_free = block.next_free = None  # type: ignore[assignment]
+        block.prev_free = block.next_free = None
         self._len -= 1
 
     def popleft(self) -> Block:
@@ -372,7 +372,7 @@ class BlockManager:
         for block in self.blocks:
             block.ref_count = 0
             block.reset_hash()
-            block.prev_free = block.next_free = None  # type: ignore[assignment]
+            block.prev_free = block.next_free = None
         self.hash_to_block = {}
         self.free_blocks = FreeBlockQueue(self.blocks)
         if self.snapshots is not None:

@@ -119,7 +119,7 @@ def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[st
     whole = make_config(fields, path)
     text = whole.get_text_config()
     # Inside another model's config.json, a file may say what it was made of.
-    text.model_type = type(text).model_type  # type: ignore[misc]
+    text.model_type = type(text).model_type  # pyrefly: ignore[read-only]
     _reject_what_changes_all(whole, text, path)
     check_choice(f"{path}: model_type of text_config", text.model_type, FAMILIES)
     family = FAMILIES[text.model_type]

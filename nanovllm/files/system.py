@@ -36,8 +36,9 @@ def installed_bytes(root: Path = ROOT) -> int:
     """Bytes of memory that the machine has, or that the cgroup of this process (a container) may take if less."""
     if sys.platform == "win32":
         return _memory_status().physical
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([physical, *(limit for limit, _ in _cgroup_memory(root))])
+    else:
+        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min([physical, *(limit for limit, _ in _cgroup_memory(root))])
 
 
 def available_bytes(root: Path = ROOT) -> int:
@@ -101,9 +102,10 @@ def peak_memory_bytes() -> int:
     """The most that this process has had at a time; 0 on Windows."""
     if sys.platform == "win32":
         return 0
-    import resource
+    else:
+        import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def open_for_owner(path: str, flags: int) -> int:
@@ -120,16 +122,17 @@ def lock_file(fd: int, wait: bool = True) -> None:
             return fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise BlockingIOError("another process has locked the file") from error
-    import msvcrt
+    else:
+        import msvcrt
 
-    position = os.lseek(fd, 0, os.SEEK_CUR)
-    while True:
-        os.lseek(fd, LOCKED_BYTE, os.SEEK_SET)
-        try:
-            return msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        except PermissionError as error:
-            if not wait:
-                raise BlockingIOError("another process has locked the file") from error
-        finally:
-            os.lseek(fd, position, os.SEEK_SET)
-        time.sleep(RETRY_S)
+        position = os.lseek(fd, 0, os.SEEK_CUR)
+        while True:
+            os.lseek(fd, LOCKED_BYTE, os.SEEK_SET)
+            try:
+                return msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+            except PermissionError as error:
+                if not wait:
+                    raise BlockingIOError("another process has locked the file") from error
+            finally:
+                os.lseek(fd, position, os.SEEK_SET)
+            time.sleep(RETRY_S)

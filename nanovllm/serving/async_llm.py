@@ -14,6 +14,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
@@ -167,7 +168,7 @@ class AsyncLLM:
         async with aclosing(self.run(make, timeout_s)) as steps:
             async for outputs in steps:
                 for output in outputs:
-                    yield output  # type: ignore[misc]
+                    yield output  # pyrefly: ignore[invalid-yield]
 
     async def run(
         self, make: Callable[[], list[Request] | OpensImages[list[Request]]], timeout_s: float | None = None
@@ -461,11 +462,9 @@ async def wait_for(work: Coroutine[Any, Any, Result], timeout_s: float | None) -
 
 def _settled(future: asyncio.Future[Result], function: Callable[[], Result]) -> Callable[[], None]:
     """Call the function; what to do in the future's event loop so that it has the result, or the error."""
-    method: Callable[[Any], None]
-    value: Any
     try:
-        method, value = future.set_result, function()
+        settle = partial(future.set_result, function())
     except BaseException as error:  # a panic of Rust is no Exception; whoever waits must not wait for ever
         known = isinstance(error, Exception)
-        method, value = future.set_exception, error if known else RuntimeError(f"{type(error).__name__}: {error}")
-    return lambda: None if future.done() else method(value)  # whoever waited may have gone
+        settle = partial(future.set_exception, error if known else RuntimeError(f"{type(error).__name__}: {error}"))
+    return lambda: None if future.done() else settle()  # whoever waited may have gone

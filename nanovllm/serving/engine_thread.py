@@ -130,7 +130,7 @@ class EngineThread:
         if self._is_exit:
             return
         with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(function, *arguments)  # type: ignore[union-attr]
+            self.loop.call_soon_threadsafe(function, *arguments)  # pyrefly: ignore[missing-attribute]
 
     def set_pace(self, steps_left: float = math.inf, delay_s: float = 0.0) -> None:
         """Make so many steps and pause (0: pause now; infinity: go on), with a delay between two. For teaching."""

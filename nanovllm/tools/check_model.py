@@ -110,7 +110,7 @@ def warnings_in(found: list[str]) -> Iterator[None]:
     """What the engine warns of meanwhile is put into the list, and not written anywhere else."""
     logger = logging.getLogger("nanovllm")
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: found.append(record.getMessage())
     propagates = logger.propagate
     logger.propagate = False
     logger.addHandler(handler)

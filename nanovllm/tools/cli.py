@@ -241,8 +241,8 @@ def _load_and_sample(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
     SamplingParams(**given)  # complains before the model is loaded
     llm = _load(args)
     is_greedy = "temperature" not in llm.engine.model_config.generation or is_demo_model(llm.engine.config.model)
-    greedy = {"temperature": 0.0} if is_greedy else {}
-    return llm, replace(llm.get_default_sampling_params(), **{"max_tokens": MAX_TOKENS} | greedy | given)
+    ours: dict[str, Any] = {"max_tokens": MAX_TOKENS} | ({"temperature": 0.0} if is_greedy else {})
+    return llm, replace(llm.get_default_sampling_params(), **ours | given)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -67,7 +67,7 @@ class RMSNorm(nn.Module):
 
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
     """y = x W^T + b, summed in float32. out_dtype: float32 keeps the sums as they are, None rounds to x's dtype."""
-    if out_dtype in (None, x.dtype):
+    if out_dtype is None or out_dtype == x.dtype:
         return F.linear(x, weight, bias)
     if x.is_cpu or "dtype" not in torch.ops.aten.mm.overloads():  # mm has an out_dtype on a GPU, from PyTorch 2.8 on
         # A part of the weight, as float32, fits into a core's cache.
@@ -120,7 +120,7 @@ class GatedLinear(Linear):
     def __init__(self, in_size: int, size: int, bias: bool) -> None:
         super().__init__(in_size, (size, size), bias, ("gate_proj", "up_proj"))
 
-    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:  # pyrefly: ignore[bad-override]
         return context.kernels.gated_linear(x, self)
 
 

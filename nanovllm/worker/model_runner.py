@@ -68,7 +68,7 @@ def in_own_modes(method: Method) -> Method:
         with own_modes(self.device):
             return method(self, *args, **options)
 
-    return call  # type: ignore[return-value]
+    return call  # pyrefly: ignore[bad-return]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ class RecordedSteps(ABC):
 class Platform(ABC):
     """One kind of device. A ModelRunner has one of its own. device: the one that tensors of a step are on."""
 
-    device: torch.device
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     @abstractmethod
     def choose_kernels(

@@ -35,7 +35,7 @@ from nanovllm.worker.cpu.recorded_step import RecordedStep
 
 BASE = 4 << 20  # the program's own data and stack lie below
 ALIGNED = 64
-CODES = {PTR: "I", INT: "q", FLOAT: "f"}  # of a field, as the module struct names it; a pointer has 32 bits there
+CODES: dict[Any, str] = {PTR: "I", INT: "q", FLOAT: "f"}  # as the module struct names them; a pointer has 32 bits there
 
 
 class NotPortable(ValueError):

@@ -133,7 +133,7 @@ def model(layers: int, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
 
 def scheduler(num_blocks: int, block_size: int, budget: int, caching: bool = False, **options: Any) -> Scheduler:
     manager = BlockManager(num_blocks, block_size, enable_prefix_caching=caching)
-    options = {"max_num_seqs": 8, "max_model_len": num_blocks * block_size} | options
+    options = {"max_num_seqs": 8, "max_model_len": num_blocks * block_size, **options}
     return Scheduler(manager, max_num_batched_tokens=budget, **options)
 
 

@@ -14,7 +14,7 @@ def which_blocks_see_the_image(draw: Draw) -> Question:
     start, length = draw.until(
         lambda: (draw.number(9, 25), draw.number(10, 20)), lambda s: s[0] % size and sum(s) % size and sum(s) < 48
     )
-    touched = [i for i in range(num_blocks) if extra_keys(i, size, mm_spans=[(start, length, "one")])]  # type: ignore[list-item]
+    touched = [i for i in range(num_blocks) if extra_keys(i, size, mm_spans=[(start, length, "one")])]  # pyrefly: ignore[bad-argument-type]
     first, last = touched[0], touched[-1]
     return Question(
         text(f"""

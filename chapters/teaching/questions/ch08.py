@@ -42,7 +42,7 @@ def filter_after_filter(draw: Draw) -> Question:
         percents, min_p, top_k, top_p = made
         steps = [{"min_p": min_p}, {"min_p": min_p, "top_k": top_k}, {"min_p": min_p, "top_k": top_k, "top_p": top_p}]
         logits = [math.log(p) for p in percents]
-        return [reshape(logits, SamplingParams(temperature=1.0, **step)).num_left for step in steps]  # type: ignore[arg-type]
+        return [reshape(logits, SamplingParams(temperature=1.0, **step)).num_left for step in steps]  # pyrefly: ignore[bad-argument-type]
 
     def is_good(made: tuple[list[int], float, int, float]) -> bool:
         percents, min_p, top_k, top_p = made

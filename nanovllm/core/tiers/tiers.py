@@ -275,10 +275,10 @@ class Tiers:
             self._registered.pop(block.block_id, None)
             if self.memory is not None:
                 self._evicted.append((self.record_of(block), block.block_id))
-            if len(self.manager.hash_to_block[block.block_hash]) == 1:  # type: ignore[index]
+            if len(self.manager.hash_to_block[block.block_hash]) == 1:  # pyrefly: ignore[bad-index]
                 self._drop_snapshot(block)
         elif event.kind == "snapshot":
-            self._new_snapshots[block.block_hash] = False  # type: ignore[index]
+            self._new_snapshots[block.block_hash] = False  # pyrefly: ignore[unsupported-operation]
         elif event.kind == "drop_snapshot":
             self._drop_snapshot(block)
         elif event.kind == "computed":

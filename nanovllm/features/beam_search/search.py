@@ -54,7 +54,7 @@ class Search:
                 beam.finish_reason = sample.finish_reason
                 self.completed.append(beam)
                 continue
-            [entries] = sample.logprobs  # type: ignore[misc]
+            [entries] = sample.logprobs  # pyrefly: ignore[not-iterable]
             for token_id, entry in entries.items():
                 longer = BeamSearchSequence(
                     orig_prompt=beam.orig_prompt,
@@ -99,7 +99,7 @@ def beam_search(
         request = engine.make_request(prompt, one_token, adapter, priority)
         seq, tokens = request.samples[0].seq, request.prompt_token_ids
         # All that its beams' requests need.
-        prompt = {"prompt": request.prompt, "prompt_token_ids": tokens, "cache_salt": seq.cache_salt}
+        prompt: dict[str, Any] = {"prompt": request.prompt, "prompt_token_ids": tokens, "cache_salt": seq.cache_salt}
         if (images := seq.parts.get("images")) is not None:
             prompt["multi_modal_data"] = {"image": images}
         first = BeamSearchSequence(prompt, tokens, [], adapter)

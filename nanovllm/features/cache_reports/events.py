@@ -72,7 +72,7 @@ class KVEventBatch:
 
 
 def _to_dict(event: KVCacheEvent) -> dict[str, Any]:
-    fields = {"type": type(event).__name__, **vars(event)}
+    fields: dict[str, Any] = {"type": type(event).__name__, **vars(event)}
     if "block_hashes" in fields:
         fields["block_hashes"] = [block_hash.hex() for block_hash in fields["block_hashes"]]
     if fields.get("parent_block_hash") is not None:

@@ -153,7 +153,7 @@ class KVEvents(Wing):
         """Their K/V can be read. Parents come before their children."""
         new = {block.block_hash: block for block in blocks if block.block_hash not in self._hashes}
         self._events.extend(self.stored_events(MEDIUM_GPU, map(_told, new.values())))
-        self._hashes.update(new)  # type: ignore[arg-type]
+        self._hashes.update(new)  # pyrefly: ignore[bad-argument-type]
 
     def _block_evicted(self, block: Block) -> None:
         block_hash = block.block_hash
@@ -186,7 +186,7 @@ class KVEvents(Wing):
                 events.append(event)
             event.block_hashes.append(block.block_hash)
             event.token_ids.extend(block.token_ids)
-            event.extra_keys.append(block.extra)  # type: ignore[union-attr]
+            event.extra_keys.append(block.extra)  # pyrefly: ignore[missing-attribute]
             open_chains[block.block_hash] = event
         for event in events:
             if not any(event.extra_keys or ()):
@@ -268,7 +268,7 @@ def attach(engine: "LLMEngine", prepared: None) -> KVEvents:
 def _told(block: Block) -> Told:
     keys = dict.fromkeys(key[0] for key in block.extra_keys if key[0] != "lora")
     lora_id = next((key[1] for key in block.extra_keys if key[0] == "lora"), None)
-    return Told(block.block_hash, block.parent_hash, block.token_ids, lora_id, tuple(keys) or None)  # type: ignore[arg-type]
+    return Told(block.block_hash, block.parent_hash, block.token_ids, lora_id, tuple(keys) or None)  # pyrefly: ignore[bad-argument-type]
 
 
 def _told_of_record(record: Record) -> Told:
@@ -282,4 +282,4 @@ def _merged(events: list[KVCacheEvent]) -> Iterable[KVCacheEvent]:
         if medium is None:
             yield from group
         else:
-            yield BlockRemoved([each for event in group for each in event.block_hashes], medium)  # type: ignore[union-attr]
+            yield BlockRemoved([each for event in group for each in event.block_hashes], medium)  # pyrefly: ignore[missing-attribute]

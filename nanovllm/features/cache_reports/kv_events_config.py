@@ -52,7 +52,7 @@ def check_kv_events(config: "EngineConfig") -> None:
     """Raises ValueError for events that cannot be told."""
     if not config.enable_prefix_caching:
         raise ValueError("kv_events_config: without enable_prefix_caching there is nothing to tell of")
-    path = config.kv_events_config.path  # type: ignore[union-attr]
+    path = config.kv_events_config.path  # pyrefly: ignore[missing-attribute]
     try:
         open(path or os.devnull, "ab", opener=open_for_owner).close()
     except OSError as error:

@@ -45,7 +45,7 @@ class Profile:
     def of(cls, engine: "LLMEngine", prefix: str | None) -> "Profile":
         """Raises ValueError."""
         config = engine.config
-        where: ProfilerConfig | None = config.profiler_config  # type: ignore[assignment]
+        where: ProfilerConfig | None = config.profiler_config  # pyrefly: ignore[bad-assignment]
         if where is None:
             example = 'profiler_config={"profiler": "torch", "torch_profiler_dir": "./profile"}'
             raise ValueError(f"start_profile() needs to know where its trace goes: LLM({example})")

@@ -32,7 +32,7 @@ class AfterReasoning(GrammarPart):
         return AfterReasoning(copy(self.grammar), self.tokenizer, self.opening, self.closing)
 
     @property
-    def error(self) -> str:  # type: ignore[override]  # the grammar sets it
+    def error(self) -> str:  # pyrefly: ignore[bad-override]  # the grammar sets it
         return self.grammar.error
 
     def is_complete(self, token_ids: list[int]) -> bool:

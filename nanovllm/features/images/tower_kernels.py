@@ -66,7 +66,7 @@ def use_kernels(model: nn.Module, kernels: Kernels, quantization: str | None = N
     REGION.close()
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
-    model.config.vision_config._attn_implementation = NAME  # type: ignore[union-attr]
+    model.config.vision_config._attn_implementation = NAME  # pyrefly: ignore[missing-attribute]
 
 
 def _replaced(place: str, module: Any, kernels: Kernels, library: Any, quantization: str | None) -> nn.Module:

@@ -62,7 +62,7 @@ class RankRunner(ModelRunner):
         """Read or write this rank's share of what is in blocks and states, for the driver."""
         return getattr(self.rank_data, method)(*arguments)
 
-    def load_part(self, name: str) -> ValueError | None:  # type: ignore[override]
+    def load_part(self, name: str) -> ValueError | None:  # pyrefly: ignore[bad-override]
         """What is wrong with a part's files is an answer: whatever a rank raises ends the engine."""
         try:
             super().load_part(name)

@@ -60,7 +60,7 @@ class ParallelRunner:
         self._slots: dict[int, int] = {}  # as the ranks have them: what fails ends the engine
         self.part_counts: dict[str, dict[str, int]] = {}  # see ModelRunner; of all ranks
         self._asking = Lock()  # a tower is loaded by whoever brings the first image, beside the steps
-        self._connections: list[Connection] = []
+        self._connections: list[Any] = []  # Connection; on Windows, PipeConnection
         self._processes: list[subprocess.Popen] = []
         self._end = weakref.finalize(self, _kill, self._processes, self._connections)  # at exit, too
 
@@ -204,7 +204,7 @@ class ParallelRunner:
             if not pending:
                 raise RuntimeError(f"the ranks lost each other: {lost}")
             for connection in wait([self._connections[rank] for rank in pending], timeout=0.5):
-                rank = self._connections.index(connection)  # type: ignore[arg-type]
+                rank = self._connections.index(connection)
                 heard[rank] = time.monotonic()
                 try:
                     kind, content = pickle.loads(self._connections[rank].recv_bytes())

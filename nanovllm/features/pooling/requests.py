@@ -153,7 +153,7 @@ def make_request(
     check_range("a token id of the prompt", token_ids, 0, vocab_size - 1)
     priority = check_priority(priority, engine.config.scheduling_policy)
     adapter = None if lora_request is None else engine.known_adapters.check(lora_request)
-    nothing = SamplingParams(**SAMPLES_NOTHING)  # type: ignore[arg-type]
+    nothing = SamplingParams(**SAMPLES_NOTHING)
     lora_id = None if adapter is None else adapter.lora_id
     seq = Sequence(pooling.without_padding(token_ids), nothing, cache_salt=salt, lora_id=lora_id)
     seq.priority, seq.is_pooling = priority, True

@@ -20,7 +20,7 @@ def pooling_tensors(files: Mapping[str, Any], pooling: PoolingConfig) -> dict[st
     """
     has_prefix = any(name.startswith("model.") for name in files)
     heads = {name: file for name, file in files.items() if name in HEADS}
-    found = {name: file for name, file in files.items() if name not in HEADS}
+    found: dict[str, Any] = {name: file for name, file in files.items() if name not in HEADS}
     if not has_prefix:
         found = {f"model.{name}": OtherName(file, name) for name, file in found.items()}
     if pooling.task == "embed":

@@ -106,13 +106,13 @@ class CacheDirectory:
     def scan(self) -> None:
         """Take in what other processes have added to these spaces, and removed."""
         names = {space.name: space for space in self.spaces.values()}
-        there = [path for path in segments_in(self.path) if NAME.fullmatch(path.name)[1] in names]  # type: ignore[index]
+        there = [path for path in segments_in(self.path) if NAME.fullmatch(path.name)[1] in names]  # pyrefly: ignore[unsupported-operation]
         for path in self._segments.keys() - set(there):
             self._forget(self._segments[path])
         for path in there:
             segment = self._segments.get(path)
             if segment is None:
-                segment = self._segments[path] = Segment(path, names[NAME.fullmatch(path.name)[1]])  # type: ignore[index]
+                segment = self._segments[path] = Segment(path, names[NAME.fullmatch(path.name)[1]])  # pyrefly: ignore[unsupported-operation]
             first = len(segment.hashes)
             for slot, block_hash in enumerate(segment.refresh(), start=first):
                 self._places[_key(segment.space, block_hash)] = segment, slot

@@ -82,7 +82,7 @@ def attach(engine: "LLMEngine", weight_stamps: dict[Path, str]) -> EngineTiers:
 def open_disk(engine: "LLMEngine", data: Any, directory: Path, weight_stamps: dict[Path, str]) -> DiskStore | None:
     """None, with a warning, if the directory cannot even be read."""
     config, runner = engine.config, engine.model_runner
-    path = prepared(config.prefix_cache_dir)  # type: ignore[arg-type]
+    path = prepared(config.prefix_cache_dir)  # pyrefly: ignore[bad-argument-type]
     try:
         kept = open_directory(path, config.prefix_cache_bytes)
         key = fingerprint(config, engine.model_config, runner, directory, partial(digest_of, weight_stamps, kept))

@@ -100,8 +100,8 @@ class Connection(H11Protocol):
 
     # -- what asyncio and uvicorn say -----------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's 256 KiB hold up everybody
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        transport.max_size = READ_BYTES  # pyrefly: ignore[missing-attribute]  # asyncio's 256 KiB hold up everybody
         super().connection_made(transport)
         self.table.add(self)
 

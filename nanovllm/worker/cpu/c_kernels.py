@@ -151,7 +151,7 @@ class LinearArgs(ctypes.Structure):
     )
 
 
-SIGNATURES = {
+SIGNATURES: dict[str, type[ctypes.Structure]] = {
     "add_rms_norm": NormArgs,
     "silu_and_mul": SiluArgs,
     "rotary_and_write": RotaryArgs,

@@ -28,7 +28,7 @@ class CPUPlatform(Platform):
     """See worker/platform.py for the methods."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
+        super().__init__(torch.device("cpu"))
         self._freed_bytes = 0  # by weights that now lie in another order
 
     def choose_kernels(

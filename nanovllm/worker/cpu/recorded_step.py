@@ -203,7 +203,7 @@ class RecordedStep(RecordedSteps):
         """recorded_call[] of cpu/replay.c. It points to the calls' arguments, and keeps none of them."""
         entries = (RecordedCall * len(calls))()
         for entry, (function, args) in zip(entries, calls, strict=True):
-            entry.function = ctypes.cast(function, PTR)  # type: ignore[arg-type]
+            entry.function = ctypes.cast(function, PTR)  # pyrefly: ignore[bad-argument-type]
             entry.args = ctypes.addressof(args)
             entry.times, rest = divmod(args.num_rows, num_rows)  # experts: as many rows as each row has chosen
             if rest or not entry.times:

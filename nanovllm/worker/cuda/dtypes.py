@@ -50,7 +50,7 @@ def overflows(directory: Path, model_config: ModelConfig) -> str | None:
         if stored.get_dtype() not in FLOAT_BYTES.keys() - {"F16"} or not shape:
             continue
         others = (slice(None),) * (len(shape) - 1)
-        parts = (stored[(slice(i, i + ROWS),) + others] for i in range(0, shape[0], ROWS))  # noqa: RUF005 (mypy takes that for Python 3.11)
+        parts = (stored[(slice(i, i + ROWS), *others)] for i in range(0, shape[0], ROWS))
         if any(part.abs().max() > LARGEST for part in parts):
             return name
     return None

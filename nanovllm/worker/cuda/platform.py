@@ -25,7 +25,7 @@ class CUDAPlatform(Platform):
     """See worker/platform.py for the methods."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        super().__init__(torch.device("cuda", torch.cuda.current_device()))
 
     def choose_kernels(
         self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype

@@ -9,8 +9,6 @@ Nothing here asks the device anything, and the launch depends on nothing but sha
 can be captured in a CUDA graph. The last dimension of q, k, v and of the caches is contiguous. A sequence's keys are
 not split over several programs (Flash-Decoding does that), so a lone decode leaves most of a large GPU idle.
 """
-# mypy: allow-untyped-defs
-# A kernel's arguments are the device's pointers and numbers; Python has no types for them.
 
 import math
 from functools import cache

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from nanovllm import LLM, LoRARequest, PoolingParams, SamplingParams
-from nanovllm.config import EngineConfig, PoolerConfig  # type: ignore[attr-defined]
+from nanovllm.config import EngineConfig, PoolerConfig
 from nanovllm.features.pooling.cutting import Cut
 from nanovllm.features.pooling.outputs import PoolingOutput
 from nanovllm.features.pooling.scoring import INSTRUCTION, QWEN3_RERANKER
