@@ -155,8 +155,8 @@ def counters(step: Any, bench: Bench) -> None:
     expect(
         dict.fromkeys(got, 0) | counts | {"num_steps": 3},
         got,
-        "the counters of two requests with 5 and 3 prompt tokens, 3 and 2 output tokens; engine.schedule counts the "
-        "prefill and decode tokens, engine.stats.count_step the rest, each called once in a step",
+        "the counters of two requests with 5 and 3 prompt tokens, 3 and 2 output tokens; engine.stats.count_step "
+        "counts all of them: call it once in a step",
     )
 
 

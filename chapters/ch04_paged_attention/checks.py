@@ -189,6 +189,11 @@ def allocates_all_or_nothing(allocate: Any, bench: Bench) -> None:
     just = Sequence([*OTHERS, *range(8)])
     when = "when 2 fresh blocks are needed and 4 are free, of which 2 are the hits"
     expect_answer(True, allocate(manager, just), when)
+    manager = with_two_cached_blocks(4, in_use=False)
+    with our_engine():
+        manager.allocate_with_prefix(Sequence([*OTHERS[:4], 1]))
+    when = "when 2 blocks are free, 1 of 2 hits is one of them, the other is in use, and 1 fresh block is needed"
+    expect_answer(True, allocate(manager, Sequence([*OTHERS, 1])), when)
 
 
 def allocates_hashed_blocks(allocate: Any, bench: Bench) -> None:

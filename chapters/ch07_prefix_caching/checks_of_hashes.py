@@ -228,6 +228,12 @@ def forgeries(function: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     if both.startswith(alone):
         salt = "a" + both[len(alone) :].decode(errors="ignore")
         yield dict(parent=None, salt="a", lora=5), dict(parent=None, salt=salt)
+    # Without a content_hash's length: one that goes on with what is hashed up to the end of the next span's.
+    pair = dict(spans=[(0, 1, "cat"), (2, 1, "dog")])
+    both = hashed_for(**pair)
+    between = both[both.find(b"cat") : both.rfind(b"dog") + 3].decode(errors="ignore")
+    for start in (0, 2):  # of the first span if the start stands before the content_hash, else of the second
+        yield dict(parent=None, **pair), dict(parent=None, spans=[(start, 1, between)])
 
 
 def hashes_apart(function: Any, bench: Bench) -> None:

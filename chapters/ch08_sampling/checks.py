@@ -325,6 +325,10 @@ def check_unrelated(function: Callable, bench: Bench) -> None:
         a, b = next((i, found.index(x)) for i, x in enumerate(found) if found.index(x) < i)
         hint = "two (seed, index, position) share a number, and luck does not explain it: are the three told apart?"
         raise Wrong(hint, expected="a number for each", got=f"the same for {places[b]} and {places[a]}")
+    found = ask_draw(function, flat(8, 2**20), [make_seq(seed) for seed in range(8)])
+    if all(token_id % 16 == 0 for token_id in found):
+        hint = "8 rows of 2**20 equally likely tokens, most of which can never be drawn: u needs more bits, say 53"
+        raise Wrong(hint, expected="now and then a token id that 16 does not divide", got=found)
 
 
 def distribution(function: Callable, name: str, places: list[tuple[int, ...]]) -> None:

@@ -209,10 +209,13 @@ RESTORE_CHECKS = (
 
 
 class Dpbusd:
-    """The instruction: four products of an unsigned and a signed byte, added to a 32-bit sum. Counts its calls."""
+    """The instruction: four products of an unsigned and a signed byte, added to a 32-bit sum. Counts its calls.
 
-    def __init__(self) -> None:
-        self.num_calls = 0
+    too_much: what it adds beside them, to see what becomes of its sums.
+    """
+
+    def __init__(self, too_much: int = 0) -> None:
+        self.num_calls, self.too_much = 0, too_much
 
     def __call__(self, total: int, four_codes: list[int], four_activations: list[int]) -> int:
         self.num_calls += 1
@@ -221,7 +224,7 @@ class Dpbusd:
                 raise Wrong(f"dpbusd takes 4 {name}, ints from {low} to {high}", got=str(numbers))
         if not isinstance(total, int):
             raise Wrong("dpbusd adds to a whole number: scales come in at the end", got=repr(total))
-        return total + sum(a * b for a, b in zip(four_codes, four_activations, strict=True))
+        return total + self.too_much + sum(a * b for a, b in zip(four_codes, four_activations, strict=True))
 
 
 def compare_dot(function: GroupDot, args: tuple, hint: str) -> float:
@@ -242,7 +245,9 @@ def compare_dot(function: GroupDot, args: tuple, hint: str) -> float:
 def check_products(function: GroupDot, bench: Bench) -> None:
     """Products and scales: a zero of 0, no minimum"""
     args = list(range(-16, 16)), 0.5, [i % 16 for i in range(3, 35)], 0.25, 0.0, 0
-    compare_dot(function, args, "activation_scale * scale * the sum of the products")
+    got = compare_dot(function, args, "activation_scale * scale * the sum of the products")
+    if function(*args, Dpbusd(too_much=1000)) == got:
+        raise Wrong("the right number, but dpbusd's sums are thrown away: the products come from them")
 
 
 def check_dot_zero(function: GroupDot, bench: Bench) -> None:

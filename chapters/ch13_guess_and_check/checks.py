@@ -209,13 +209,16 @@ def one_step(
         if token_id != NO_TOKEN:
             taken.append(token_id)
             copy.append(token_id)
-        reason, _ = scheduler.check_stop(copy, token_id)
+        reason, stop_reason = scheduler.check_stop(copy, token_id)
         if reason is not None or token_id != draft_token_id:
             break
     function(scheduler, chunk, sampled)
     said = f"draft tokens {chunk.draft_token_ids}, sampled {sampled}: {hint}"
     expect(taken, seq.tokens[len(before) :], f"{said} (the tokens appended)")
     expect(reason, seq.finish_reason, f"{said} (the finish reason)")
+    expect(
+        stop_reason, seq.stop_reason, f"{said} (the stop reason: what a client hears of a stop token or stop string)"
+    )
     if reason is None:
         expect(SequenceStatus.DECODE, seq.status, "the sequence's status")
         said = f"draft tokens {chunk.draft_token_ids}, sampled {sampled}, so {len(taken)} appended"
@@ -233,7 +236,9 @@ def check_ends(function: AcceptTokens, bench: Bench) -> None:
     """The sequence ends within an accepted run"""
     hint = "EOS ends the sequence, even where the draft tokens after it are right"
     one_step(function, [21, EOS, 23], [21, EOS, 23, 24], hint)
-    one_step(function, [21, 22, 23], [21, 22, 23, 24], "max_tokens is reached", max_tokens=3)
+    one_step(
+        function, [21, 22, 23], [21, 22, 23, 24], "the draft is cut, so max_tokens ends its last row", max_tokens=3
+    )
     one_step(function, [21, 22], [21, 55, 23], "a stop token ends it", stop_token_ids=[55])
     one_step(function, [21, EOS, 23], [21, EOS, 23, 24], "EOS may be ignored", ignore_eos=True)
 

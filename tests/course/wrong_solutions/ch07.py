@@ -52,6 +52,12 @@ WRONG = {
             "look at every span",
         ),
         Edit("absolute_image_start", "span.start - start", "span.start", "a span's start counts relative"),
+        Edit(
+            "pictures_without_lengths",
+            "_text(span.content_hash)",
+            "span.content_hash.encode()",
+            "two contents give the",
+        ),
         Edit("without_lengths", 'struct.pack("<I", len(encoded)) + encoded', "encoded", "two contents give the same"),
     ],
     "allocate_with_prefix": [

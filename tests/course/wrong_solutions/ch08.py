@@ -59,6 +59,8 @@ draw
     sum_of_the_three: are the three told apart?
         - f"{seq.seed},{seq.sample_index},{seq.num_generated_tokens}"
         + str(seq.seed + seq.sample_index + seq.num_generated_tokens)
+    too_few_bits: u needs more bits
+        ~ digest_size=8).digest(), "little") >> 11) / 2**53 => digest_size=2).digest(), "little")) / 2**16
     python_hash: Python's hash() of a text is different in each process
         - (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) / 2**53
         + hash(key.decode()) % 2**53 / 2**53

@@ -42,6 +42,10 @@ group_dot
         ~ (total - zero * activation_sum) => total
     minimum_once: each product has a * minimum in it
         ~ minimum * activation_sum) => minimum * 32)
+    for_show: dpbusd's sums are thrown away
+        - total = dpbusd(total, codes[i : i + 4], activations[i : i + 4])
+        + dpbusd(0, codes[i : i + 4], activations[i : i + 4])
+        + total += sum(c * a for c, a in zip(codes[i : i + 4], activations[i : i + 4], strict=True))
     scales_first: scales come in at the end
         - total = dpbusd(total, codes[i : i + 4], activations[i : i + 4])
         + total = dpbusd(total * 1.0, codes[i : i + 4], activations[i : i + 4])

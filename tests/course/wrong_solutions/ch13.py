@@ -36,6 +36,8 @@ accept_tokens
         - scheduler.block_manager.register_prefix(seq)
         + scheduler.block_manager.register_prefix(seq)
         + seq.num_computed_tokens = len(seq.tokens) - 1
+    no_stop_reason: the stop reason
+        ~ scheduler.finish(seq, reason, stop_reason) => scheduler.finish(seq, reason, None)
     never_finishes: the finish reason
         ~ scheduler.finish(seq, reason, stop_reason) => pass
     blocks_back_first: registered before the sequence gives them back
