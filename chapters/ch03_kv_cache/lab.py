@@ -127,8 +127,8 @@ def _(story, world):
     _found = world.seqs[-1].num_cached_tokens
     story.say(
         f"The first {_found} tokens of B were found in a block of A. They are not computed, so they are no rows of "
-        "this Batch and have no slots in it. B's table names A's block, and B's own tokens go elsewhere. A and B have "
-        "the same positions and never the same slot."
+        "this Batch and have no slots in it. B's table names A's block, and B's own tokens go elsewhere: after "
+        "those that they share, A and B have the same positions and different slots."
     )
     story.show(world.draw_slots())
     return

@@ -17,7 +17,7 @@ def draw_steps(world: World, steps: list[Step], first: int = 1) -> Table:
     table = Table("step", "accepted", "rejected", "sampled", show_edge=False)
     for number, step in enumerate(steps, first):
         accepted, rejected = step.draft_token_ids[: step.num_accepted], step.draft_token_ids[step.num_accepted :]
-        last = pieces(world, step.taken[-1:], SAMPLED)
+        last = pieces(world, step.taken[step.num_accepted :], SAMPLED)
         table.add_row(str(number), pieces(world, accepted, ACCEPTED), pieces(world, rejected, REJECTED), last)
     return table
 
@@ -27,7 +27,8 @@ def draw_text(world: World) -> Text:
     decode = world.tokenizer.decode
     text = Text(world.prompt, "dim")
     for step in world.steps:
-        text.append(decode(step.taken[:-1]), ACCEPTED).append(decode(step.taken[-1:]), SAMPLED)
+        accepted, sampled = step.taken[: step.num_accepted], step.taken[step.num_accepted :]
+        text.append(decode(accepted), ACCEPTED).append(decode(sampled), SAMPLED)
     return text
 
 

@@ -7,6 +7,7 @@ The engine computes in float32, so that the tokens are the same on every machine
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -41,7 +42,7 @@ OPTIONS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 1, "num_gpu_blo
 class Step(NamedTuple):
     """What a step did for a sequence: draft tokens that were computed, and the tokens that it got.
 
-    The last one it got is no draft token: it was sampled after those that were accepted.
+    The last one it got was sampled after those that were accepted, unless an accepted one ends the text.
     """
 
     draft_token_ids: list[int]
@@ -49,12 +50,13 @@ class Step(NamedTuple):
 
     @property
     def num_accepted(self) -> int:
-        return len(self.taken) - 1
+        pairs = zip(self.draft_token_ids, self.taken, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     @property
     def num_checked(self) -> int:
         """After the first draft token that is rejected, none is checked."""
-        return min(self.num_accepted + 1, len(self.draft_token_ids))
+        return min(len(self.taken), len(self.draft_token_ids))
 
 
 def expected_run(acceptance: float, num_draft_tokens: int) -> float:

@@ -115,9 +115,7 @@ def tell_queue(story):
     )
     _table = make_table("busy", *(column for name in queues.SERVICES for column in (name, "formula")), width=8)
     for _rate in (0.3, 0.5, 0.7, 0.8, 0.9, 0.95):
-        _found = [
-            (queues.simulate(_rate, name).mean_s, queues.expected_wait_s(_rate, name)) for name in queues.SERVICES
-        ]
+        _found = [(queues.simulate(_rate, name), queues.expected_wait_s(_rate, name)) for name in queues.SERVICES]
         _table.add_row(f"{_rate:.0%}", *(f"{value:.1f}" for pair in _found for value in pair))
     story.show(_table)
     return

@@ -64,7 +64,7 @@ class World:
     def next_policy(self) -> str:
         names = list(POLICIES)
         self.policy = names[(names.index(self.policy) + 1) % len(names)]
-        return self.begin(f"{self.policy}. The same requests come again, to empty caches.", self.results)
+        return self.begin(f"{self.policy}. Caches are empty, and n and e send the same requests again.", self.results)
 
     def next_number(self) -> str:
         self.num_replicas = NUMS_REPLICAS[(NUMS_REPLICAS.index(self.num_replicas) + 1) % len(NUMS_REPLICAS)]

@@ -30,10 +30,15 @@ def draw_visits(kinds: dict[str, Tensor], layers: tuple[int, ...] = (), measured
 
 
 def draw_experts_of(text: str, chosen: Tensor) -> Text:
-    """A text, letter by letter, in the colour of its first expert in a layer. chosen: [tokens, num_chosen]."""
-    drawn = Text()
-    for letter, expert in zip(text, chosen[:, 0].tolist(), strict=False):
-        drawn.append(letter.replace("\n", "⏎"), f"black on {EXPERTS[expert % len(EXPERTS)]}")
+    """A text, letter by letter, in the colour of its first expert in a layer.
+
+    chosen: [tokens, num_chosen]. Each byte is a token; a letter of several has the color of its first.
+    """
+    drawn, experts = Text(), chosen[:, 0].tolist()
+    at = 0
+    for letter in text:
+        drawn.append(letter.replace("\n", "⏎"), f"black on {EXPERTS[experts[at] % len(EXPERTS)]}")
+        at += len(letter.encode())
     return drawn
 
 
