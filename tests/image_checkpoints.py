@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText
-from transformers.models.idefics3 import Idefics3Config, Idefics3ForConditionalGeneration
-from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
-from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-from transformers.models.smolvlm import SmolVLMConfig, SmolVLMForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.checkpoints import HYBRID, SIZES, make_tokenizer
 
@@ -66,45 +62,17 @@ QWEN3_TEXT = dict(
     head_dim=16,
     rope_parameters=dict(rope_type="default", rope_theta=10000.0, mrope_section=[4, 2, 2], mrope_interleaved=True),
 )
-KINDS: dict[str, tuple[Any, Any, dict, dict, dict, str]] = {
-    "idefics3": (
-        Idefics3Config,
-        Idefics3ForConditionalGeneration,
-        dict(TEXT, model_type="llama", head_dim=16),
-        SIGLIP,
-        IDEFICS_PROCESSOR,
-        IDEFICS_TEMPLATE,
-    ),
-    "smolvlm": (
-        SmolVLMConfig,
-        SmolVLMForConditionalGeneration,
-        dict(TEXT, model_type="llama", head_dim=16),
-        SIGLIP,
-        IDEFICS_PROCESSOR,
-        IDEFICS_TEMPLATE,
-    ),
-    "qwen3_vl": (
-        Qwen3VLConfig,
-        Qwen3VLForConditionalGeneration,
-        QWEN3_TEXT,
-        dict(QWEN_VISION, deepstack_visual_indexes=[0, 1]),
-        QWEN_PROCESSOR,
-        QWEN_TEMPLATE,
-    ),
-    "qwen3_5": (
-        Qwen3_5Config,
-        Qwen3_5ForConditionalGeneration,
-        dict(TEXT, **HYBRID),
-        QWEN_VISION,
-        QWEN_PROCESSOR,
-        QWEN_TEMPLATE,
-    ),
+KINDS: dict[str, tuple[dict, dict, dict, str]] = {
+    "idefics3": (dict(TEXT, model_type="llama", head_dim=16), SIGLIP, IDEFICS_PROCESSOR, IDEFICS_TEMPLATE),
+    "smolvlm": (dict(TEXT, model_type="llama", head_dim=16), SIGLIP, IDEFICS_PROCESSOR, IDEFICS_TEMPLATE),
+    "qwen3_vl": (QWEN3_TEXT, dict(QWEN_VISION, deepstack_visual_indexes=[0, 1]), QWEN_PROCESSOR, QWEN_TEMPLATE),
+    "qwen3_5": (dict(TEXT, **HYBRID), QWEN_VISION, QWEN_PROCESSOR, QWEN_TEMPLATE),
 }
 
 
 def make_image_checkpoint(folder: Path, kind: str, vision: dict[str, Any] | None = None, **changes: Any) -> Path:
     """vision: of vision_config's fields. changes: of the processor's."""
-    config_class, model_class, text, fields, processor, template = KINDS[kind]
+    text, fields, processor, template = KINDS[kind]
     fields = fields | (vision or {})
     tokenizer = make_tokenizer()
     tokens = IDEFICS_TOKENS if kind in ("idefics3", "smolvlm") else QWEN_TOKENS
@@ -116,9 +84,9 @@ def make_image_checkpoint(folder: Path, kind: str, vision: dict[str, Any] | None
         options |= dict(scale_factor=2)
     else:
         options |= dict(vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"])
-    config = config_class(text_config=dict(text), vision_config=fields, tie_word_embeddings=False, **options)
+    options |= dict(text_config=dict(text), vision_config=fields, tie_word_embeddings=False)
     torch.manual_seed(0)
-    model = model_class(config).float()
+    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(kind, **options)).float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "visual" in name or "vision" in name or "connector" in name:

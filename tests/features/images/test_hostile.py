@@ -34,7 +34,7 @@ def png(width: int, height: int, depth: int, colour: int, rows: bytes, *more: tu
     return b"\x89PNG\r\n\x1a\n" + b"".join(sealed)
 
 
-BOMB_OF_TEXT = (b"zTXt", b"a\0\0" + zlib.compress(bytes(100_000_000), 9))
+BOMB_OF_TEXT = (b"zTXt", b"a\0\0" + zlib.compress(bytes(100_000_000), 1))
 SEVERAL = dict(save_all=True, append_images=[picture(40, 40, 1), picture(40, 40, 2)])
 PICTURES = {
     "CMYK": encoded(A.convert("CMYK"), "JPEG"),
