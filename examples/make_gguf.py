@@ -69,6 +69,8 @@ def write_gguf(directory: Path, path: Path, type_name: str) -> None:
         is_small = (
             tensor.dim() == 1 or "conv1d" in name or name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
         )
+        if tensor.dim() == 2 and len(tensor) == 1:
+            tensor = tensor[0]  # as llama-quantize leaves out a first dimension of 1
         kind = gguf.GGMLQuantizationType["F32" if is_small else type_name]
         data = gguf.quants.quantize(tensor.contiguous().numpy(), kind)
         writer.add_tensor(stored, data, raw_dtype=kind)

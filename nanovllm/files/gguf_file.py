@@ -193,6 +193,8 @@ class GGUFFile:
             shape = self._take("Q" * min(num_dims, 5))[::-1]
             kind, offset = self._take("IQ")
             stored = _checkpoint_name(name, self.metadata.get("general.architecture"))
+            if len(shape) == 1 and _is_matrix(stored):
+                shape = (1, *shape)  # llama.cpp leaves out a first dimension of 1
             if stored in table:
                 raise ValueError(f"{self.path} has the tensor {shorten(stored)} twice")
             table[stored] = name, shape, kind, offset
@@ -280,6 +282,11 @@ def _checkpoint_name(name: str, architecture: Any) -> str:
         return f"model.layers.{layer[1]}.{LAYER_NAMES[layer[2]]}{layer[3]}"
     part, _, kind = name.rpartition(".")
     return f"{NAMES[part]}.{kind}" if part in NAMES else name
+
+
+def _is_matrix(stored: str) -> bool:
+    """In every checkpoint: among the weights of layers only those of norms are vectors."""
+    return stored.startswith("model.layers.") and stored.endswith(".weight") and not stored.endswith("norm.weight")
 
 
 def gguf_package() -> Any:
