@@ -16,6 +16,7 @@ FIELDS = {
 LINEAR = {"attn_qkv.weight": "in_proj_qkv.weight", "attn_gate.weight": "in_proj_z.weight"}
 LINEAR |= {"ssm_beta.weight": "in_proj_b.weight", "ssm_alpha.weight": "in_proj_a.weight"}
 LINEAR |= {"ssm_ba.weight": "in_proj_ba.weight", "ssm_out.weight": "out_proj.weight"}
+LINEAR |= {"ssm_in.weight": "in_proj_qkvz.weight"}  # in older files of Qwen3-Next, as Hugging Face has it
 LINEAR |= {"ssm_conv1d.weight": "conv1d.weight", "ssm_norm.weight": "norm.weight"}
 LINEAR |= {"ssm_a": "A_log", "ssm_dt.bias": "dt_bias"}
 EXPERTS = {"ffn_gate_inp.weight": "gate.weight", "ffn_gate_inp_shexp.weight": "shared_expert_gate.weight"}

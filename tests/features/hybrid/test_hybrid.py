@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from examples import make_gguf
 from examples.make_gguf import write_gguf
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.checkpoint import ModelConfig
@@ -250,6 +251,15 @@ def test_gguf(tmp_path, variant):
         llm = LLM(str(tmp_path / f"{kind}.gguf"), tokenizer=str(folder), **SMALL)
         found = logits_of(llm, TOKENS, [60])
         assert (found - expected).abs().mean() < error * expected.abs().mean()
+
+
+def test_an_older_gguf_file_of_qwen3_next(tmp_path, monkeypatch):
+    """q, k, v and z are one tensor in it (ssm_in), in the order of safetensors."""
+    monkeypatch.setattr(make_gguf, "split_by_key_head", lambda name, tensor, config: [(name, tensor)])
+    folder = make_checkpoint(tmp_path / "model", "qwen3-next", **IN_GGUF["qwen3-next"])
+    write_gguf(folder, tmp_path / "model.gguf", "F32")
+    found = logits_of(LLM(str(tmp_path / "model.gguf"), tokenizer=str(folder), **SMALL), TOKENS, [60])
+    torch.testing.assert_close(found, reference_logits(folder, TOKENS), atol=1e-3, rtol=0)
 
 
 def test_a_share_of_a_shared_expert_is_whole_groups(tmp_path):
