@@ -112,7 +112,7 @@ PRE_TOKENIZERS = {
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CHINESE_KOREAN, DIGIT)),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT_2, "[0-9][0-9][0-9]")),
-    "qwen35": PreTokenizer((_words(DIGIT, r"[\p{L}\p{M}]", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),)),
+    "qwen35": PreTokenizer((_words(DIGIT, r"[\p{L}\p{M}]", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),), nfc=True),
     **dict.fromkeys("bloom gpt3-finnish poro-chat".split(), BLOOM),
     "viking": PreTokenizer((*BLOOM.patterns, DIGIT)),
     "jais-2": PreTokenizer((_words(THREE_DIGITS, lines=rf"\s*[\r\n]+|{HALVED_BLANKS}"),)),

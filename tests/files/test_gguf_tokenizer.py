@@ -109,7 +109,8 @@ def test_a_word_that_no_merges_lead_to(tmp_path):
 def test_composed_characters(tmp_path):
     """Qwen's tokenizers normalize a text, and the file does not say so."""
     apart = "e\u0301"
-    assert ids_of(byte_level(tmp_path, pre="qwen2"), apart) == [ALPHABET.index(sign) for sign in spelled("é")]
+    for pre in ("qwen2", "qwen35"):
+        assert ids_of(byte_level(tmp_path, pre=pre), apart) == [ALPHABET.index(sign) for sign in spelled("é")]
     assert ids_of(byte_level(tmp_path, pre="llama-bpe"), apart) == [ALPHABET.index(sign) for sign in spelled(apart)]
 
 

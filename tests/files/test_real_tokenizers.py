@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unicodedata import is_normalized
 
 import pytest
 from tokenizers import Tokenizer
@@ -84,6 +85,9 @@ def test_ids_are_those_that_llama_cpp_expects(name):
     texts = (models / f"ggml-vocab-{name}.gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     expected = (models / f"ggml-vocab-{name}.gguf.out").read_text().splitlines()
     for text, line in zip(texts, expected, strict=False):  # one separator too many
+        if not is_normalized("NFC", text):  # Qwen3.5's tokenizer normalizes it, and llama.cpp does not
+            assert name == "qwen35"
+            continue
         assert tokenizer(text, add_special_tokens=False).input_ids == [int(number) for number in line.split()], text
     assert len(texts) - 1 <= len(expected) <= len(texts)
 
