@@ -71,6 +71,13 @@ class ModelConfig:
         return int(self.head_dim * self.rope_scaling.get("partial_rotary_factor", 1.0))
 
     @property
+    def default_max_model_len(self) -> int:
+        """max_model_len where the caller gives none."""
+        if self.pooling is not None and self.pooling.max_model_len is not None:
+            return self.pooling.max_model_len
+        return self.max_position_embeddings
+
+    @property
     def most_positions(self) -> int:
         """The largest max_model_len. Of a model with linear scaling, more than it has by default.
 

@@ -171,7 +171,7 @@ class ModelRunner:
         self.device = self.platform.device
         dtype = model_config.dtype if config.dtype == "auto" else config.dtype
         self.dtype = getattr(torch, dtype)
-        self.max_model_len = config.max_model_len or model_config.max_position_embeddings
+        self.max_model_len = config.max_model_len or model_config.default_max_model_len
         if self.max_model_len > (most := model_config.most_positions):
             raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {most} positions")
         self.kernels, block_size = self.platform.choose_kernels(config, self.local_config, self.dtype)

@@ -6,14 +6,18 @@ reranker). A classifier's last token is the last one that is not padding, as in 
 """
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanovllm.checks.values import check_number, list_of, typed
 from nanovllm.features.pooling.params import PoolerConfig, check_pooling_type
+from nanovllm.files.config_json import read_json
+
+logger = logging.getLogger("nanovllm")
 
 ENCODERS = re.compile(r"bert|electra|mpnet|xlm|^t5|^mt5|^gte|^new|nomic|jina|^clip|siglip|luke|funnel", re.IGNORECASE)
 TWO_WAY, EACH_TOKEN = "from_2_way_softmax", "no_post_processing"  # vLLM's names for what `token_ids` are used for
@@ -34,6 +38,7 @@ class PoolingConfig:
     is_reranker      an original Qwen3-Reranker, which expects its own template (scoring.py)
     pad_token_id     tokens at the end of a text that a classifier does not look at; None: it looks at all
     joins_texts      the two texts of a pair are tokenized as one; otherwise each alone
+    max_model_len    of a text, where the caller does not say it; None: as many as the model has positions
     """
 
     task: str
@@ -47,6 +52,7 @@ class PoolingConfig:
     is_reranker: bool = False
     joins_texts: bool = True
     pad_token_id: int | None = None
+    max_model_len: int | None = None
 
     def without_padding(self, token_ids: list[int]) -> list[int]:
         """Up to the token that is pooled: the first one, if all are padding."""
@@ -86,7 +92,7 @@ def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, pa
     """
     config = vars(text)
     modules = _sentence_transformers(path.parent) if path.name == "config.json" else None
-    made_for = "embed" if kind == "generate" and modules is not None else kind
+    made_for = "embed" if kind == "generate" and modules is not None and modules.pools else kind
     runner, convert = ("generate", "auto") if engine_config is None else (engine_config.runner, engine_config.convert)
     is_converted = convert in ("embed", "classify")
     if runner == "auto":
@@ -108,7 +114,13 @@ def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, pa
     task = convert if is_converted else pooler.task or ("classify" if made_for == "classify" else "embed")
     if task == "classify":
         return _classifier(text, architecture, kind, pooler, engine_config, path)
-    pooling_type, normalizes = modules or (config.get("gguf_pooling_type", "LAST"), True)
+    if modules is None:
+        pooling_type, normalizes = config.get("gguf_pooling_type", "LAST"), True
+    else:
+        pooling_type, normalizes = modules.pooling_type, modules.normalizes
+        if modules.unknown:
+            found, known = modules.unknown[0], ", ".join(ST_MODULES)
+            raise ValueError(f"{path.parent / 'modules.json'} has a module {found!r:.80}; this engine knows {known}")
     if pooler.pooling_type is None and pooler.seq_pooling_type is None:
         source = f"{path}: the pooling_type" if modules is None else f"{path.parent}: the pooling of modules.json"
         check_pooling_type(source, pooling_type)
@@ -118,7 +130,13 @@ def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, pa
     dimensions = tuple(allowed) if allowed or any_dimension else None
     check_dimensions(pooler.dimensions, dimensions, text.hidden_size)
     use_activation = normalizes if pooler.use_activation is None else pooler.use_activation
-    return PoolingConfig("embed", use_activation, dimensions=pooler.dimensions, allowed=dimensions)
+    return PoolingConfig(
+        "embed",
+        use_activation,
+        dimensions=pooler.dimensions,
+        allowed=dimensions,
+        max_model_len=_max_model_len(text, engine_config, path),
+    )
 
 
 def check_dimensions(dimensions: int | None, allowed: tuple[int, ...] | None, hidden_size: int) -> None:
@@ -135,8 +153,23 @@ def check_dimensions(dimensions: int | None, allowed: tuple[int, ...] | None, hi
         raise ValueError(f"dimensions must be one of {list(allowed)}, found {dimensions}")
 
 
-def _sentence_transformers(directory: Path) -> tuple[str, bool] | None:
-    """(how it pools, does it normalize), of a directory with modules.json. Raises ValueError for other layers there."""
+class Modules(NamedTuple):
+    """What modules.json says.
+
+    pooling_type    how it pools
+    pools           is there a module that says so? Not in a reranker
+    normalizes      vectors have the length 1
+    unknown         modules that this engine does not know
+    """
+
+    pooling_type: str
+    pools: bool
+    normalizes: bool
+    unknown: list[str]
+
+
+def _sentence_transformers(directory: Path) -> Modules | None:
+    """Of a directory with modules.json. Raises ValueError for one that cannot be read."""
     path = directory / "modules.json"
     if not path.is_file():
         return None
@@ -152,9 +185,25 @@ def _sentence_transformers(directory: Path) -> tuple[str, bool] | None:
                 pooling_type = " and ".join("LAST" if kind.startswith("last") else kind for kind in kinds)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}, or the pooling that it names, cannot be read: {error!r:.200}") from error
-    if other := [name for name in names if name not in ST_MODULES]:
-        raise ValueError(f"{path} has a module {other[0]!r:.80}; this engine knows {', '.join(ST_MODULES)}")
-    return pooling_type, "Normalize" in names
+    return Modules(
+        pooling_type,
+        pools="Pooling" in names,
+        normalizes="Normalize" in names,
+        unknown=[name for name in names if name not in ST_MODULES],
+    )
+
+
+def _max_model_len(text: Any, engine_config: Any, path: Path) -> int | None:
+    """That of sentence-transformers. None: all of the model's positions."""
+    beside = path.with_name("sentence_bert_config.json")
+    if path.name != "config.json" or not beside.is_file():
+        return None
+    found, positions = read_json(beside).get("max_seq_length"), text.max_position_embeddings
+    if found is None or check_number(f"{beside}: max_seq_length", found, Integral, 2) >= positions:
+        return None
+    if engine_config.max_model_len is None:
+        logger.info("max_model_len %d -> %d: max_seq_length of %s", positions, found, beside)
+    return int(found)
 
 
 def _classifier(
@@ -188,6 +237,7 @@ def _classifier(
         is_reranker=is_reranker,
         joins_texts=not typed(config, "use_sep_token", method is None, path),
         pad_token_id=None if names else text.pad_token_id,
+        max_model_len=_max_model_len(text, engine_config, path),
     )
 
 
@@ -200,6 +250,10 @@ def _activation_of(config: dict[str, Any], num_labels: int, path: Path) -> str:
     sentence_transformers = config.get("sentence_transformers")
     written = sentence_transformers.get("activation_fn") if isinstance(sentence_transformers, dict) else None
     written = written or config.get("sbert_ce_default_activation_function")
+    beside = path.with_name("config_sentence_transformers.json")  # from version 5.4 on
+    if written is None and path.name == "config.json" and not config.get("classifier_from_token") and beside.is_file():
+        written = read_json(beside).get("activation_fn")
+        path = beside
     known = {"Identity": IDENTITY, "Sigmoid": by_number, "Softmax": by_number, "None": by_number}
     if (name := str(written).rpartition(".")[2]) not in known:
         raise ValueError(

@@ -245,6 +245,17 @@ def test_truncation(llm):
     expect("truncation_side must be one of", llm.embed, "x", tokenization_kwargs={"truncation_side": "up"})
 
 
+def test_as_many_tokens_as_sentence_transformers_takes(embedder, tmp_path, caplog):
+    caplog.set_level("INFO", "nanovllm")
+    folder = shutil.copytree(embedder, tmp_path / "embedder")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    llm = LLM(str(folder), **SMALL | {"max_model_len": None})
+    [cut] = llm.embed("gulls " * 20, truncate_prompt_tokens=-1)
+    assert cut.prompt_token_ids == llm.get_tokenizer()("gulls " * 20).input_ids[:20]
+    assert "max_model_len 512 -> 20: max_seq_length of" in caplog.text
+    assert len(LLM(str(folder), **SMALL).embed("gulls " * 20)[0].prompt_token_ids) > 20, "the caller has the last word"
+
+
 def test_truncation_keeps_special_tokens(checkpoint, tmp_path):
     """Qwen3-Embedding reads the state of a token that its tokenizer puts behind every text."""
     from tokenizers.processors import TemplateProcessing
@@ -334,7 +345,12 @@ def test_classifier(classifier, num_labels):
     [pair] = llm.score("two gulls", " a red boat")
     tokens = [token for text in ("two gulls", " a red boat") for token in llm.get_tokenizer()(text).input_ids]
     assert pair.prompt_token_ids == tokens
-    assert pair.outputs.score == pytest.approx(reference_labels(model, tokens).sigmoid().item(), abs=1e-5)
+    logit = reference_labels(model, tokens)
+    assert pair.outputs.score == pytest.approx(logit.sigmoid().item(), abs=1e-5)
+    # As sentence-transformers 5.4 writes it.
+    (folder / "config_sentence_transformers.json").write_text('{"activation_fn": "torch.nn.modules.linear.Identity"}')
+    [raw] = LLM(str(folder), **SMALL).score("two gulls", " a red boat")
+    assert raw.outputs.score == pytest.approx(logit.item(), abs=1e-4)
 
 
 def test_a_pair_without_special_tokens(classifier, tmp_path):
@@ -392,6 +408,20 @@ def test_reranker(yes_no):
     )
     ranks = make(yes_no, hf_overrides=RERANKER, max_model_len=512, num_gpu_blocks_override=600, quantization="int8")
     assert 0 < ranks.score("a", "b")[0].outputs.score < 1
+
+
+def test_a_reranker_of_sentence_transformers(yes_no, tmp_path):
+    """What reads its scores off the logits is no pooling: it generates, or scores as the caller says."""
+    folder = shutil.copytree(yes_no, tmp_path / "model")
+    names = ["base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore"]
+    modules = [{"path": "", "type": f"sentence_transformers.{name}"} for name in names]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert LLM(str(folder), **SMALL).generate("two", SamplingParams(max_tokens=1))[0].outputs[0].token_ids
+    template = "{{ messages[0]['content'] }}|{{ messages[1]['content'] }}"
+    [pair] = make(folder, hf_overrides=RERANKER).score("a", "b", chat_template=template)
+    [same] = make(yes_no, hf_overrides=RERANKER).score("a", "b", chat_template=template)
+    assert pair.outputs == same.outputs
+    expect("has a module 'LogitScore'", make, folder)
 
 
 @pytest.mark.compiler
