@@ -438,7 +438,10 @@ def test_a_model_that_sees_none(tmp_path):
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
     folder = make_image_checkpoint(tmp_path_factory.mktemp("qwen"), "qwen3_vl")
-    options = dict(limit_mm_per_prompt={"image": 2, "video": 0}, mm_processor_kwargs={"do_resize": True})
+    options = dict(
+        limit_mm_per_prompt={"image": {"count": 2, "width": 9}, "video": {"count": 0}},
+        mm_processor_kwargs={"do_resize": True},
+    )
     return LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks_override=80, max_model_len=200, **options)
 
 
@@ -597,6 +600,8 @@ def test_a_tower_with_numbers_that_are_none(tmp_path, num_ranks):
 def test_options_of_images():
     for options, said in (
         ({"limit_mm_per_prompt": {"audio": 1}}, "no \\['audio'\\]"),
+        ({"limit_mm_per_prompt": {"video": {"num_frames": 9}}}, "no \\['video'\\]"),
+        ({"limit_mm_per_prompt": {"image": {"cuont": 4}}}, "'image' may have count, .*, found \\['cuont'\\]"),
         ({"limit_mm_per_prompt": 3}, "must be a dict"),
         ({"mm_processor_kwargs": 3}, "must be a dict"),
         ({"allowed_local_media_path": "/nowhere"}, "no folder"),
