@@ -92,7 +92,8 @@ def resolve_checkpoint(model: str, revision: str | None = None, load_format: str
         raise FileNotFoundError(
             f"model {model!r} is not a local directory and could not be downloaded from the hub: {reason}"
         ) from error
-    if load_format != "dummy" and not any(folder.glob("*.safetensors")):
+    is_adapter = (folder / "adapter_config.json").is_file()  # whoever reads one says what it lacks
+    if load_format != "dummy" and not is_adapter and not any(folder.glob("*.safetensors")):
         hint = f"if it has GGUF files, choose one by its quantization, as in '{model}:Q8_0'"
         raise FileNotFoundError(f"the hub's {model!r} has no *.safetensors file; {hint}")
     return folder

@@ -393,8 +393,8 @@ def test_the_wrong_base_and_too_high_a_rank(checkpoint, base, adapters):
     expect("3 prompts need 3 lora_request (or one for all), found 2", llm.generate, [SHARED] * 3, lora_request=bad[:2])
 
 
-def test_files_that_are_not_there(llm, adapters, tmp_path):
-    def refused(text: str, path: Path) -> None:
+def test_files_that_are_not_there(llm, adapters, tmp_path, monkeypatch):
+    def refused(text: str, path: Path | str) -> None:
         expect(text, llm.generate, [SHARED], GREEDY, lora_request=LoRARequest("x", 1, str(path)))
 
     refused("is neither a directory nor a hub id", tmp_path / "nowhere")
@@ -405,6 +405,8 @@ def test_files_that_are_not_there(llm, adapters, tmp_path):
     (folder / "adapter_model.safetensors").unlink()
     (folder / "adapter_model.bin").write_bytes(b"")
     refused("has no adapter_model.safetensors", folder)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **options: str(folder))
+    refused("has no adapter_model.safetensors", "owner/name")
 
 
 @pytest.mark.parametrize(
