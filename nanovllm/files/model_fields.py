@@ -41,7 +41,7 @@ GENERATES, SEES_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 POOLS = {"Model": "embed", "ForSequenceClassification": "classify"}
 
 # Where others say how they have quantized a checkpoint's weights: fields of config.json, and files beside it.
-QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config", "quantization")  # the last one: MLX
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 # Bounds that no model comes near: a damaged file is refused before anything of its size is built.

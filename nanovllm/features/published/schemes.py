@@ -110,8 +110,9 @@ def read_published(whole: Any, text: Any, path: Path) -> Published:
     if method is None and (found.get("load_in_4bit") or found.get("load_in_8bit")):
         method = "bitsandbytes"
     if not isinstance(method, str) or method not in METHODS:
-        read = ", ".join(METHODS)
-        raise ValueError(f"{where}: quant_method is {shorten(method)}, which is not read; {read} are; {OTHERWISE}")
+        is_mlx = method is None and {"group_size", "bits"} <= found.keys() and not FIELDS_OF["gptq"] & found.keys()
+        named = "the format is MLX's" if is_mlx else f"quant_method is {shorten(method)}"
+        raise ValueError(f"{where}: {named}, which is not read; {', '.join(METHODS)} are; {OTHERWISE}")
     return METHODS[method](found, where)
 
 

@@ -150,6 +150,7 @@ REFUSED = [
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_method is 'modelopt'"),
     ({"quant_method": "hqq"}, "quant_method is 'hqq'"),
     ({"bits": 4}, "quant_method is None"),
+    ({"group_size": 64, "bits": 4, "mode": "affine"}, "the format is MLX's, which is not read; fp8, gptq, awq"),
     (gptq_config(bits=3), "bits is 3, which is not read; 4, 8 are"),
     (gptq_config(bits=4.0), "bits must be a whole number, found 4.0"),
     (gptq_config(checkpoint_format="marlin"), "checkpoint_format is 'marlin', which is not read; gptq and gptq_v2 are"),
@@ -190,6 +191,11 @@ REFUSED = [
 def test_what_is_not_read_is_refused_by_name(broken, config, text):
     edit(broken / "config.json", quantization_config=config)
     expect(text, LLM, str(broken), **SMALL)
+
+
+def test_an_older_checkpoint_of_mlx(broken):
+    edit(broken / "config.json", quantization={"group_size": 64, "bits": 4})
+    expect("the format is MLX's, which is not read", LLM, str(broken), **SMALL)
 
 
 def test_words_in_any_case_of_letters(copied):
