@@ -40,7 +40,7 @@ def fingerprint(
         "numbers": (config.dtype, config.round_to, config.tower_quantization, config.kv_cache_dtype, runner.block_size),
         "how": (config.optimizations, config.tensor_parallel_size, torch.cuda.is_available(), batch_invariant),
         "layout": runner.kv_layout,
-        "processor": "any" if batch_invariant == "on every processor" else cpu(),
+        "processor": "any" if batch_invariant == "on every processor" else processor(),
         "code": (torch.__version__, metadata.version("gguf") if directory.is_file() else None, code_digest()),
         "images": None if model.images is None else processor_digest(directory, config.mm_processor_kwargs),
     }
@@ -48,8 +48,10 @@ def fingerprint(
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def cpu() -> tuple[str, dict[str, Any]]:
-    """What PyTorch's libraries choose their code by."""
+def processor() -> tuple[str, dict[str, Any]]:
+    """What PyTorch's libraries choose their code by: the GPU where there is one."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name(), {}
     more = getattr(torch.cpu, "get_capabilities", dict)  # not in every version that we support
     return torch.backends.cpu.get_cpu_capability(), dict(more())
 

@@ -255,7 +255,7 @@ def test_fewer_bits_are_refused(checkpoint, gpu, option):
 
 
 @pytest.mark.parametrize("variant", [by_night("llama"), "qwen3.5"])
-def test_tiers(checkpoint, tmp_path, variant):
+def test_tiers(checkpoint, tmp_path, monkeypatch, variant):
     """What one engine has written, the next one finds; what the pool has evicted comes back from memory."""
     options = OPTIONS | dict(optimizations=PYTORCH, num_gpu_blocks_override=20, cpu_cache_bytes=1 << 20)
     expected = tokens_of(LLM(str(checkpoint(variant)), enforce_eager=True, **OPTIONS))
@@ -266,6 +266,10 @@ def test_tiers(checkpoint, tmp_path, variant):
         llm = LLM(str(checkpoint(variant)), prefix_cache_dir=tmp_path / "cache", **options)
         [output] = llm.generate([prompts_of()[4]], GREEDY)
         assert output.num_cached_tokens >= 16 and output.outputs[0].token_ids == expected[4]
+        llm.engine.tiers.disk.close()
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "another GPU")
+        llm = LLM(str(checkpoint(variant)), prefix_cache_dir=tmp_path / "cache", **options)
+        assert llm.generate([prompts_of()[4]], GREEDY)[0].num_cached_tokens == 0, "its bits may be others"
 
 
 @pytest.mark.nightly
