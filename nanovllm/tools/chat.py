@@ -14,8 +14,11 @@ YOU = Text.assemble(("you", "bold green"), " > ")
 
 
 def run_generate(llm: LLM, params: SamplingParams, prompt: str) -> int:
+    """Returns the exit code: 0, 1 if the answer ends with an error, 130 if it was cut short."""
     output = _stream(llm, prompt, params)
-    return 0 if output is not None and output.finished else 130
+    if output is None or not output.finished:
+        return 130
+    return 1 if output.outputs[0].finish_reason == "error" else 0
 
 
 def run_chat(llm: LLM, params: SamplingParams, system: str | None, images: list[str]) -> int:

@@ -8,6 +8,7 @@ import sys
 from typing import TextIO
 
 import pytest
+import torch
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.names import neutral_options
@@ -129,7 +130,7 @@ def test_help(command, said, capsys):
     assert said in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_answer_that_is_cut_short_says_so_to_the_shell(llm, monkeypatch, capsys):
+def test_an_answer_that_is_not_whole_says_so_to_the_shell(llm, monkeypatch, capsys):
     def interrupted(*args):
         yield next(stream(*args))
         raise KeyboardInterrupt
@@ -140,6 +141,9 @@ def test_an_answer_that_is_cut_short_says_so_to_the_shell(llm, monkeypatch, caps
     assert "(cut short)" in capsys.readouterr().out
     monkeypatch.undo()
     assert run_generate(llm, SamplingParams(max_tokens=5, ignore_eos=True), "the quick") == 0
+    with torch.no_grad():
+        llm.engine.model_runner.model.norm.weight.fill_(float("nan"))
+    assert run_generate(llm, SamplingParams(max_tokens=5), "a red boat") == 1
 
 
 MARKUP = "[/foo] [bold]b[/] :smile:"
