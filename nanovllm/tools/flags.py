@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from ast import literal_eval
 from collections.abc import Iterable, Mapping
@@ -24,11 +25,14 @@ ENGINE_GROUPS = {
     "adapters and draft tokens": "enable_lora max_loras max_lora_rank speculative_config".split(),
 }
 ALIASES = {"tensor_parallel_size": ["-tp"], "pipeline_parallel_size": ["-pp"], "data_parallel_size": ["-dp"]}
+ALIASES |= {"quantization": ["-q"], "speculative_config": ["-sc"]}
 ALIASES |= {"disable_log_requests": ["--disable-uvicorn-access-log"]}
+# --name.key VALUE, --name.key=VALUE, --name.key.other VALUE
+KEY_OF_FLAG = re.compile(r"(--?[A-Za-z][\w-]*)\.([\w.-]+)(?:=(.*))?", re.DOTALL)
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """An ArgumentParser to which --max_model_len is the same as --max-model-len."""
+    """To it, --max_model_len is the same as --max-model-len, and --name.key VALUE as --name '{"key": VALUE}'."""
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
         return super().add_argument(*map(_with_dashes, names), **options)
@@ -36,7 +40,31 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         end = given.index("--") if "--" in given else len(given)
-        return super().parse_known_args([*map(_with_dashes, given[:end]), *given[end:]], namespace)
+        plain = [*map(_with_dashes, self._with_dicts(given[:end]))]
+        return super().parse_known_args([*plain, *given[end:]], namespace)
+
+    def _with_dicts(self, args: list[str]) -> list[str]:
+        """All keys of a flag as one JSON object, behind the other flags."""
+        rest: list[str] = []
+        dicts: dict[str, dict[str, Any]] = {}
+        left = iter(args)
+        for arg in left:
+            found = KEY_OF_FLAG.fullmatch(arg)
+            if found is None:
+                rest.append(arg)
+                continue
+            flag, path, text = found.groups()
+            text = next(left, None) if text is None else text
+            if text is None:
+                self.error(f"argument {arg}: expected one argument")
+            inner = dicts.setdefault(_with_dashes(flag), {})
+            *outer_keys, key = path.split(".")
+            for name in outer_keys:
+                if not isinstance(inner.get(name), dict):
+                    inner[name] = {}
+                inner = inner[name]
+            inner[key] = _json_or_text(text)
+        return rest + [word for flag, keys in dicts.items() for word in (flag, json.dumps(keys))]
 
 
 def _with_dashes(arg: str) -> str:
@@ -102,6 +130,12 @@ class _OneOrMore(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
+def _json_or_text(text: str) -> Any:
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return text
 
 
 def literal(text: str) -> Any:

@@ -30,6 +30,25 @@ def test_flags_become_options():
     expected = EngineConfig(model="m", **options, optimizations=["c_kernels"])
     assert cli._engine_config(args) == expected
     assert cli._engine_config(cli._parser().parse_args(["chat", "--model", "m"])) == EngineConfig(model="m")
+    ngram = ["-sc", '{"method": "ngram"}']
+    dotted = ["-sc.method", "ngram", "--limit-mm-per-prompt.image=4", "--hf_overrides.text_config.rope_theta", "2e4"]
+    for arguments, options in (
+        (["-q", "int8", *ngram], dict(quantization="int8", speculative_config={"method": "ngram"})),
+        (
+            [*dotted, "--hf-overrides.text_config.x=a.b", "--hf-overrides.y", "null", "--seed", "-3"],
+            dict(
+                speculative_config={"method": "ngram"},
+                limit_mm_per_prompt={"image": 4},
+                hf_overrides={"text_config": {"rope_theta": 2e4, "x": "a.b"}, "y": None},
+                seed=-3,
+            ),
+        ),
+    ):
+        args = cli._parser().parse_args(["serve", *arguments, "m"])
+        assert cli._engine_config(args) == EngineConfig(model="m", **options)
+    for wrong in (["--hf-overrides.a"], ["--unknown.a", "1"]):
+        with pytest.raises(SystemExit):
+            cli._parser().parse_args(["serve", "m", *wrong])
 
 
 def test_generate(checkpoint, llm, capsys, monkeypatch):
