@@ -105,6 +105,7 @@ def test_flags(capsys, tmp_path):
         (["-dp", "2"], "takes 'data_parallel_size' only as 1 (found 2)"),
         (["--middleware", "a.b", "c.d"], "takes 'middleware' only as [] (found ['a.b', 'c.d'])"),
         (["--chat-template-content-format", "xml"], "must be one of auto, string, openai"),
+        (["--chat-template", "none.jinja"], "'none.jinja' is neither a template's file nor a template"),
     ):
         assert main(["serve", missing, *words]) == 2
         assert reason in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nanovllm.checks.names import check_options, option
@@ -18,7 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "names": ("served_model_name", "lora_modules", "allow_runtime_lora_updating"),
     "limits": ("max_waiting", "request_timeout", "shutdown_timeout", "max_body_bytes", "max_logprobs"),
     "tool calls and reasoning": ("tool_call_parser", "reasoning_parser", "exclude_tools_when_tool_choice_none"),
-    "the chat template": ("default_chat_template_kwargs", "chat_template_content_format"),
+    "the chat template": ("chat_template", "default_chat_template_kwargs", "chat_template_content_format"),
     "answers": ("return_tokens_as_token_ids", "enable_force_include_usage", "enable_tokenizer_info_endpoint"),
     "the log and the page": ("disable_log_requests", "disable_log_stats", "classroom"),
 }
@@ -68,6 +69,9 @@ class ServeOptions:
         None, f"how the model marks its reasoning: {', '.join(TAGS)}, or {OFF} (default: what its chat template shows)"
     )
     exclude_tools_when_tool_choice_none: bool = option(False, "a request with tool_choice none shows no tools")
+    chat_template: str | None = option(
+        None, "a file with the chat template of all chats, or the template itself (default: the checkpoint's)"
+    )
     default_chat_template_kwargs: dict[str, Any] | None = option(
         None, 'what the chat template asks for by name, such as {"enable_thinking": false}; a request may say otherwise'
     )
@@ -92,6 +96,8 @@ class ServeOptions:
             raise ValueError("an --api-key travels in a header: it must be printable ASCII without spaces")
         if not isinstance(kwargs := self.default_chat_template_kwargs, dict | None):
             raise ValueError(f"--default-chat-template-kwargs must be a JSON object, found {shorten(kwargs)}")
+        if self.chat_template is not None:
+            object.__setattr__(self, "chat_template", _chat_template(self.chat_template))
         check_choice("--chat-template-content-format", self.chat_template_content_format, FORMATS_OF_CONTENT)
         for name, known in (("tool_call_parser", FORMATS), ("reasoning_parser", (*TAGS, OFF))):
             if getattr(self, name):  # vLLM's reasoning parser is "" by default
@@ -106,6 +112,19 @@ class ServeOptions:
             template_kwargs=self.default_chat_template_kwargs or {},
             content_format=self.chat_template_content_format,
         )
+
+
+def _chat_template(given: str) -> str:
+    """A template's text: that of a file, if there is one of this name, or else, as in vLLM, it is given itself."""
+    text = given
+    try:
+        if os.path.isfile(given):
+            text = Path(given).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--chat-template: {shorten(given)} cannot be read: {error}") from error
+    if "{" not in text:
+        raise ValueError(f"--chat-template: {shorten(given)} is neither a template's file nor a template")
+    return text
 
 
 def _origins(text: str) -> list[str]:

@@ -99,5 +99,13 @@ class _Call:
         body, self.unknown = without_unknown(parse_json(raw), known, INSIDE_OF_PAIRS)
         header_id = self.request.headers.get("x-request-id", "")
         state.request_id, unique_id = take_ids(body, header_id, state.request_id)
-        self.job = translate(self.llm.llm, url, body, self.api.names, getattr(state, "tenant", ""), unique_id)
+        self.job = translate(
+            self.llm.llm,
+            url,
+            body,
+            self.api.names,
+            salt=getattr(state, "tenant", ""),
+            request_id=unique_id,
+            chat_template=self.api.options.chat_template,
+        )
         state.requests = self.job.requests

@@ -103,6 +103,8 @@ def make_app(
     if options.max_body_bytes == 0:
         sees_images = llm.engine.model_config.images is not None
         options = replace(options, max_body_bytes=50_000_000 if sees_images else 2_000_000)
+    if options.chat_template is not None:
+        llm.engine.tokenizer.chat_template = options.chat_template
     inside = Inside(llm, options.classroom, closing)
     api, operation = Api(llm, names, options), Operation(llm, names, options, metrics)
     updates = AdapterUpdates(llm, names, options)

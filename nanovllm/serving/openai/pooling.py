@@ -48,9 +48,18 @@ class PoolingJob(NamedTuple):
 
 
 def translate(
-    llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...], salt: str = "", request_id: str = ""
+    llm: LLM,
+    url: str,
+    body: dict[str, Any],
+    served_names: tuple[str, ...],
+    salt: str = "",
+    request_id: str = "",
+    chat_template: str | None = None,
 ) -> PoolingJob:
-    """salt: a tenant's. request_id: what the requests' ids begin with. ValueError for what cannot be honoured."""
+    """salt: a tenant's. request_id: what the requests' ids begin with. chat_template: of a classifier's pairs.
+
+    Raises ValueError for what cannot be honoured.
+    """
     pooling_of(llm.engine, url)
     body = known_names(body, sorted(KNOWN_BY_URL[url]), BODY)
     model, adapter = model_of(llm, body, served_names)
@@ -68,6 +77,7 @@ def translate(
         salt=salt + (own or ""),
         request_id=request_id,
         priority=body.get("priority"),
+        chat_template=chat_template,
     )
     if url in (EMBEDDINGS, POOLING):
         return asked.texts(url, body)
@@ -84,6 +94,7 @@ class _Asked:
     salt: str
     request_id: str
     priority: int | None
+    chat_template: str | None
 
     def texts(self, url: str, body: dict[str, Any]) -> PoolingJob:
         form = body.get("encoding_format", "float")
@@ -139,6 +150,7 @@ class _Asked:
             self.params,
             lora_requests=[self.adapter] * num,
             truncation=self.truncation,
+            chat_template=self.chat_template if is_pair else None,
             instruction=said,
             salt=self.salt or None,
             request_id=self.request_id or None,

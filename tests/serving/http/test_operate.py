@@ -421,6 +421,17 @@ def test_tokens_and_texts(server):
         assert found == status and message in answer["error"]["message"], (body, answer)
 
 
+def test_a_chat_template_of_the_operators(checkpoint, tmp_path):
+    """All chats have it, and none the checkpoint's."""
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    with serving(checkpoint(), ServeOptions(chat_template=str(tmp_path / "chat.jinja"))) as server:
+        tokens = server.llm.llm.get_tokenizer()("[two gulls circled]", add_special_tokens=False).input_ids
+        assert ask(server, {"messages": USER}, "/tokenize")[1]["tokens"] == tokens
+        chat = ask(server, {"messages": USER, "max_tokens": 1}, CHAT)[1]
+        response = ask(server, {"input": USER, "max_output_tokens": 16}, "/v1/responses")[1]
+        assert chat["usage"]["prompt_tokens"] == response["usage"]["input_tokens"] == len(tokens)
+
+
 def test_what_the_server_says_of_itself(server):
     assert json.loads(server.send("/version")[1]) == {"version": nanovllm.__version__}
     assert server.send("/ping") == server.send("/ping", b"{}") == (200, b"")

@@ -213,6 +213,11 @@ def test_a_classifier(checkpoint):
         same = {"query": "w", "documents": ["two gulls circled"], "max_tokens_per_doc": 2}
         scores = [post(server, "/v1/rerank", **each)[1]["results"][0]["relevance_score"] for each in (short, same)]
         assert scores[0] == scores[1]
+    template = "{{ messages[0].content }}|{{ messages[1].content }}"
+    with serving(checkpoint("qwen3"), ServeOptions(chat_template=template), hf_overrides=heads) as server:
+        num_tokens = len(server.llm.llm.get_tokenizer()("who?|two gulls").input_ids)
+        answer = post(server, "/score", queries="who?", documents="two gulls")[1]
+        assert answer["usage"]["prompt_tokens"] == num_tokens, "the operator's template comes before the reranker's"
         assert post(server, "/rerank", **short, max_tokens_per_doc=-1)[0] == 400
         many = {"query": "x" * 20_000, "documents": ["y"] * 1500}  # it reads the query with each of them
         assert "the number of characters of all pairs" in post(server, "/rerank", **many)[1]["error"]["message"]
