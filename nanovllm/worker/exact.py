@@ -47,7 +47,8 @@ def exp_in_steps(x: Tensor) -> Tensor:
     """
     x = x.clamp(min=-30)  # exp(-30) counts as 0: it is less than half of QUANTUM
     n = (x * 1.44269504).sub_(0.5).to(torch.int32)
-    f = x.sub_(n * 0.693359375).add_(n * 2.12194440e-4)
+    whole = n.float()  # integers times a number would have the caller's default dtype
+    f = x.sub_(whole * 0.693359375).add_(whole * 2.12194440e-4)
     highest, next_highest, *others = EXP_COEFFICIENTS
     p = (f * highest).add_(next_highest)
     for coefficient in others:

@@ -15,6 +15,7 @@ import nanovllm
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.features.beam_search.params import BeamSearchParams
 from nanovllm.sampling_params import StructuredOutputsParams
+from nanovllm.worker.exact import weights_of
 from tests.checkpoints import SMALL
 from tests.features.lora.adapters import make_adapter
 from tests.gguf_files import of_type, write_gguf
@@ -218,6 +219,16 @@ def test_on_a_gpu(folders, name, states):
             with enter(gpu.device):
                 found = ask(make_llm(folders, name, **options))
             assert found == right, f"{name}, {state}"
+
+
+@EACH
+def test_weights_of_tokens(states):
+    """Too close to wrong ones for a few tokens to tell them apart."""
+    x = torch.linspace(-25, 0, 1000, dtype=torch.float32, device="cpu")[None]
+    right = weights_of(x)
+    for state, enter in states.items():
+        with enter("meta"):
+            assert torch.equal(weights_of(x), right), state
 
 
 @EACH
