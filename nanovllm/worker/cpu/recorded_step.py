@@ -267,12 +267,15 @@ class OnlyCalls(TorchDispatchMode):
         raise NotRecordable(f"a layer computes {func} in PyTorch")
 
     def _place(self, new: Tensor) -> Tensor:
-        at = self.num_used
-        self.num_used += 1
-        if at == len(self.memory):
+        """The next place of this shape and dtype. Those before it are in use, or left out: layers of several kinds may
+        share the memory."""
+        for at in range(self.num_used, len(self.memory)):
+            if (self.memory[at].shape, self.memory[at].dtype) == (new.shape, new.dtype):
+                break
+        else:
+            at = len(self.memory)
             self.memory.append(new)
-        elif (self.memory[at].shape, self.memory[at].dtype) != (new.shape, new.dtype):
-            self.memory.insert(at, new)
+        self.num_used = at + 1
         return self.memory[at]
 
 

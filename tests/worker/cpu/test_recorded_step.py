@@ -264,6 +264,12 @@ def test_only_memory_and_views_are_not_calls():
     assert [len(made) for made in memory] == [3, 4] and second.shape == (4, 4)
     with torch.inference_mode(), OnlyCalls(memory):  # the same places again
         assert x.new_empty(3).data_ptr() == memory[0].data_ptr()
+    shared, kinds = [], [((3,), (5,), (3,)), ((3,), (7,), (3,))]
+    for shapes in kinds * 3:  # layers of two kinds take turns, and the places of both are enough
+        with torch.inference_mode(), OnlyCalls(shared):
+            found = [x.new_empty(shape) for shape in shapes]
+        assert [tuple(place.shape) for place in found] == [*shapes] and len({id(place) for place in found}) == 3
+    assert len(shared) == 5
     copies = [lambda: x + 1, lambda: x.add_(1), lambda: first.reshape(8), lambda: first.contiguous(), lambda: x[[0, 1]]]
     for copy in (*copies, lambda: x[0, 0].item(), lambda: x.tolist(), lambda: torch.tensor([1])):
         with pytest.raises(NotRecordable), torch.inference_mode(), OnlyCalls([]):
