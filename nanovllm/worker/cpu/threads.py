@@ -77,8 +77,8 @@ def pytorch_threads(number: int) -> Iterator[None]:
     if before == number:
         yield
         return
-    torch.set_num_threads(number)
     try:
+        torch.set_num_threads(number)
         yield
     finally:
         torch.set_num_threads(before)
@@ -110,8 +110,8 @@ def one_kind_of_threads(on_pytorchs: bool) -> Iterator[None]:
         yield
         return
     # Of this thread only: torch.set_num_threads() would change what other threads of the program get, too.
-    _openmp().omp_set_num_threads(1)
     try:
+        _openmp().omp_set_num_threads(1)
         yield
     finally:
         _openmp().omp_set_num_threads(before)

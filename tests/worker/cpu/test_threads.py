@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -243,6 +244,19 @@ def test_a_step_runs_on_one_kind_of_threads(checkpoint, monkeypatch, two_threads
         llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2))
     assert torch.get_num_threads() == 2
     assert seen == [1 if in_c else 2] * 3
+    openmp = threads._openmp()
+    if not in_c or not hasattr(openmp, "omp_set_num_threads"):
+        return
+
+    def interrupted(number):
+        openmp.omp_set_num_threads(number)
+        if number == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threads, "_openmp", lambda: SimpleNamespace(omp_set_num_threads=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2))
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 8])
