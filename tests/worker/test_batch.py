@@ -1,6 +1,7 @@
 """Batch: a step by hand, packed into tensors."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 
@@ -8,7 +9,8 @@ from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.attention import TorchMetadata
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu.c_kernels import TASK_ROWS, tasks_of
+from nanovllm.worker.cpu import c_kernels
+from nanovllm.worker.cpu.c_kernels import TASK_ROWS, AttentionStep, tasks_of
 
 
 def chunk(num_tokens: int, start: int, end: int, table: list[int], write_start: int | None = None) -> ScheduledChunk:
@@ -49,6 +51,18 @@ def test_tasks_of():
     tasks, most_rows = tasks_of(batch)
     assert tasks.tolist() == [[0, 1, 0, 3], [1, TASK_ROWS, 1, 11], [1 + TASK_ROWS, 3, 1, 11 + TASK_ROWS]]
     assert most_rows == TASK_ROWS
+
+
+def test_parts_of_keys_take_no_more_memory_than_they_may(monkeypatch):
+    """Where their sums would take gigabytes, a thread computes all parts of its rows."""
+    monkeypatch.setattr(c_kernels, "num_pool_threads", lambda: 64)
+    heads = SimpleNamespace(part_keys=lambda: 256, partial_bytes=lambda: 4 * 130 * 4)  # of Llama-3.1-8B
+    found = []
+    for num_rows in (1, 16, 496):
+        long = chunk(1 << 17, (1 << 17) - num_rows, 1 << 17, [0] * (1 << 13))
+        batch = Batch.from_scheduler_output(SchedulerOutput([long], [], num_rows), 16)
+        found.append(AttentionStep.build(batch, heads, num_kv_heads=8).num_parts)
+    assert found == [512, 512, 1]
 
 
 def test_metadata_is_built_once_for_each_backend_and_anew_for_a_changed_batch():

@@ -40,6 +40,7 @@ BIDIRECTIONAL_ROWS = 96  # the same for an image's patches, of which each head i
 FEW_ROWS = 9  # of a sequence: computed one by one, as decodes are, they fill vectors better than in a tile
 WHOLE_BLOCKS = 32  # columns: a multiple of linear.c's COLS, whatever the processor
 ITEMS_PER_THREAD = 4  # threads that are done early find another item
+MAX_SCRATCH_BYTES = 256 << 20  # of a step: what attention to the parts of long contexts leaves to be added up
 TILE_K = 32  # of cpu/amx.h: numbers of a query, in a tile
 # Of a task's queries, padded to whole tiles: a thread's stack holds four times as many, 2 MiB, or eight times where
 # cpu/attention_amx.c computes; on Windows, where it is smaller, half of one.
@@ -84,12 +85,12 @@ class AttentionStep(ctypes.Structure):
         tables = batch.block_tables
         num_items = len(tasks) * num_kv_heads
         num_parts = cdiv(batch.max_key_len, lib.part_keys())
+        num_bytes = num_items * num_parts * most_rows * lib.partial_bytes()
         scratch = None
         # Whether the parts of a row's keys are computed side by side or not, the result has the same bits.
-        if num_parts == 1 or num_items >= ITEMS_PER_THREAD * num_pool_threads():
+        if num_parts == 1 or num_items >= ITEMS_PER_THREAD * num_pool_threads() or num_bytes > MAX_SCRATCH_BYTES:
             num_parts = 1
         else:
-            num_bytes = num_items * num_parts * most_rows * lib.partial_bytes()
             scratch = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
         return cls.of_tasks(tasks, tables, scratch, num_parts=num_parts, most_rows=most_rows)
 
