@@ -115,8 +115,11 @@ class Batch:
         def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=dtype, device="cpu")
 
-        # By way of numpy: torch.tensor() takes several times as long for the many numbers of long contexts.
-        block_tables = np.array([table + [0] * (width - len(table)) for table in tables], np.int32)
+        # By way of numpy: torch.tensor() takes several times as long for the many numbers of long contexts. Padded as
+        # lists, each short context would take as long as the longest.
+        block_tables = np.zeros((len(tables), width), np.int32)
+        for row, table in zip(block_tables, tables, strict=True):
+            row[: len(table)] = table
 
         batch = cls(
             input_ids=tensor(input_ids),
