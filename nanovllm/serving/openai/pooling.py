@@ -135,14 +135,15 @@ class _Asked:
         assert pooling is not None
         is_pair = pooling.task == "classify"
         times = len(pairs.documents) if is_pair and len(pairs.queries) == 1 else 1
-        num_chars = times * sum(map(len, pairs.queries)) + sum(map(len, pairs.documents))
-        check_number("the number of characters of all pairs", num_chars, Integral, 0, MAX_CHARS_OF_PAIRS)
         options = body.get("chat_template_kwargs", {})
         if not isinstance(options, dict) or options.keys() - {"instruction"}:
             raise ValueError(f"chat_template_kwargs of a pair may have an instruction, found {shorten(options)}")
         said = options.get("instruction", body.get("instruction"))
         if not isinstance(said, str | None):
             raise ValueError(f"instruction must be a text, found {shorten(said)}")
+        num_chars = times * sum(map(len, pairs.queries)) + sum(map(len, pairs.documents))
+        num_chars += len(pairs.documents) * len(said or "")  # where it is not refused, each pair's prompt has it
+        check_number("the number of characters of all pairs", num_chars, Integral, 0, MAX_CHARS_OF_PAIRS)
         lengths = {name: check_number(name, body.get(name, 0), Integral, 0) for name in LENGTHS}
         num = len(pairs.documents) + (0 if is_pair else len(pairs.queries))
         requests = pairs.make_requests(

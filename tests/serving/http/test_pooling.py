@@ -219,5 +219,6 @@ def test_a_classifier(checkpoint):
         answer = post(server, "/score", queries="who?", documents="two gulls")[1]
         assert answer["usage"]["prompt_tokens"] == num_tokens, "the operator's template comes before the reranker's"
         assert post(server, "/rerank", **short, max_tokens_per_doc=-1)[0] == 400
-        many = {"query": "x" * 20_000, "documents": ["y"] * 1500}  # it reads the query with each of them
-        assert "the number of characters of all pairs" in post(server, "/rerank", **many)[1]["error"]["message"]
+        for long in ("query", "instruction"):  # it reads both with each of the documents
+            many = {"query": "x", "documents": ["y"] * 1500, long: "x" * 20_000}
+            assert "the number of characters of all pairs" in post(server, "/rerank", **many)[1]["error"]["message"]
