@@ -25,6 +25,8 @@ MAX_BYTES = 32 << 20  # of a file
 MAX_PIXELS = 64_000_000  # of a prompt's images together
 MAX_NAME = 1 << 14  # characters of a path or of a URL other than data:
 LARGE_PIXELS = 8_000_000  # of a prompt's images together, which take a second of a processor and more
+# Of a prompt's images together, in which their sizes are looked for: Pillow takes a second for each MB of some headers.
+MAX_HEADER_BYTES = 256 << 10
 # They decode what strangers send, one image at a time. Honest ones with all pixels that they may have take 3 s.
 DECODER = "nanovllm.features.images.sandboxed_images"
 DECODING, DECODING_LARGE = (Sandbox(DECODER, seconds=5, max_mb=768, niceness=5, packages=("PIL",)) for _ in range(2))
@@ -39,8 +41,18 @@ class ClientImages(list[Any]):
 
     @cached_property
     def are_large(self) -> bool:
-        """By the headers of those that came with the request. What has to be fetched is not looked at."""
-        return sum(map(_num_pixels, self)) > LARGE_PIXELS
+        """By the headers of those that came with the request, or because these are too long to be read here.
+
+        What has to be fetched is not looked at.
+        """
+        num_pixels, bytes_left = 0, MAX_HEADER_BYTES
+        for source in filter(_is_data_url, self):
+            num_more, num_bytes = _header_of(source, bytes_left)
+            num_pixels += num_more
+            bytes_left -= num_bytes
+            if num_pixels > LARGE_PIXELS or bytes_left <= 0:
+                return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class Sources:
         if not isinstance(source, str) or not source:
             kinds = "a PIL image, bytes, a path, or a data:, file: or http(s): URL"
             raise ValueError(f"an image is {kinds}, found {type(source).__name__}")
-        if source[:32].lstrip()[:5].lower() == "data:":
+        if _is_data_url(source):
             return _data_of(source.strip()), "the data: URL"
         if len(source) > MAX_NAME:
             raise ValueError(f"{shorten(source)} {BAD_NAME}")
@@ -147,21 +159,52 @@ def _named(name: str, decode: Callable[[], "Image"]) -> "Image":
         raise ValueError(f"{name} {error}") from None
 
 
-def _num_pixels(source: Any) -> int:
-    """0 where that is not known; what is wrong with it is found out when it is opened."""
-    if not isinstance(source, str) or source[:32].lstrip()[:5].lower() != "data:":
-        return 0
-    from nanovllm.features.images.sandboxed_images import FORMATS
+def _is_data_url(source: Any) -> bool:
+    return isinstance(source, str) and source[:32].lstrip()[:5].lower() == "data:"
 
+
+def _header_of(url: str, num_bytes: int) -> tuple[int, int]:
+    """(pixels of a data: URL's image, bytes that its header takes), of which no more than num_bytes are read.
+
+    0 pixels where they are not known: the header has not ended by then, or something is wrong, which is found out when
+    the image is opened.
+    """
+    num_chars = 4 * num_bytes // 3
+    file = io.BytesIO()
     with suppress(Exception):
-        width, height = pil().open(io.BytesIO(_data_of(source.strip())), formats=FORMATS).size
-        return int(width * height)
-    return 0
+        from nanovllm.features.images.sandboxed_images import FORMATS
+
+        file = io.BytesIO(_data_of(url, num_chars))
+        width, height = _webp_size(file.read(30)) or pil().open(file, formats=FORMATS).size
+        return width * height, file.tell()
+    return 0, num_bytes if len(url) > num_chars else file.tell()
 
 
-def _data_of(url: str) -> bytes:
-    """The bytes of base64 as it may be written: in lines, with escapes, with URL-safe letters."""
-    head, comma, body = url.partition(",")
+def _webp_size(start: bytes) -> tuple[int, int] | None:
+    """A WebP file's width and height, if it is one, by its first 30 bytes: Pillow opens nothing but whole ones.
+
+    developers.google.com/speed/webp/docs/riff_container
+    """
+
+    def number(first: int, end: int) -> int:
+        return int.from_bytes(start[first:end], "little")
+
+    kind = start[8:16]
+    if kind == b"WEBPVP8X":
+        return number(24, 27) + 1, number(27, 30) + 1
+    if kind == b"WEBPVP8L":
+        return (number(21, 25) & 0x3FFF) + 1, (number(21, 25) >> 14 & 0x3FFF) + 1
+    if kind == b"WEBPVP8 ":
+        return number(26, 28) & 0x3FFF, number(28, 30) & 0x3FFF
+    return None
+
+
+def _data_of(url: str, num_chars: int | None = None) -> bytes:
+    """The bytes of base64 as it may be written: in lines, with escapes, with URL-safe letters.
+
+    num_chars: only those that so many characters of the URL hold.
+    """
+    head, comma, body = url[:num_chars].partition(",")
     if not comma or not head[-20:].lower().endswith(";base64"):
         raise ValueError("a data: URL of an image looks like data:image/png;base64,...")
     if len(body) > 2 * MAX_BYTES:
@@ -170,6 +213,10 @@ def _data_of(url: str) -> bytes:
         plain = body.encode("ascii")
         for escape, letter in ESCAPES.items():
             plain = plain.replace(escape, letter)
-        return base64.b64decode(plain.translate(URL_SAFE, SPACES), validate=True)
+        plain = plain.translate(URL_SAFE, SPACES)
+        if num_chars is not None and len(url) > num_chars:  # an escape, or a group of four letters, may be cut
+            plain = plain.partition(b"%")[0]
+            plain = plain[: len(plain) // 4 * 4]
+        return base64.b64decode(plain, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"the data: URL is no base64: {shorten(str(error))}") from None

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 import struct
 import subprocess
 import sys
@@ -18,11 +19,11 @@ from PIL import Image
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.sandbox import Sandbox
 from nanovllm.features.images import processor, sources
-from nanovllm.features.images.sources import MAX_BYTES, Sources
+from nanovllm.features.images.sources import MAX_BYTES, ClientImages, Sources
 from nanovllm.serving.http.options import ServeOptions
 from tests.faults import plant
 from tests.features.images.test_hostile import ORIENTED, png
-from tests.features.images.test_sources import encoded
+from tests.features.images.test_sources import as_url, encoded
 from tests.image_checkpoints import make_image_checkpoint, picture
 from tests.marks import by_night
 from tests.servers import PATIENCE_S, Running, serving
@@ -172,6 +173,44 @@ def test_texts_do_not_wait_for_pictures(are_large, server, monkeypatch):
         assert not any(each.done() for each in (*pictures, *counts))
         goes_on.set()
         assert {each.result(PATIENCE_S)[0] for each in (*pictures, *counts)} == {200}
+
+
+NOISE = Image.frombytes("RGB", (700, 701), random.Random(0).randbytes(700 * 701 * 3))  # its files are long
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in ("PNG", "GIF")),
+        ("JPEG", {"quality": 100}),
+        *(("WEBP", options) for options in ({"quality": 100}, {"lossless": True}, {"exif": ORIENTED})),
+    ],
+    ids=str,
+)
+def test_a_pictures_size_is_found_at_its_beginning(kind, options, monkeypatch):
+    """However its base64 is written."""
+    data = encoded(NOISE, kind, **options)
+    url = as_url(data)
+    assert len(data) > sources.MAX_HEADER_BYTES or "exif" in options
+    for limit in (700 * 701 - 1, 700 * 701):
+        monkeypatch.setattr(sources, "LARGE_PIXELS", limit)
+        lines = "\n".join(url[i : i + 77] for i in range(0, len(url), 77))
+        for written in (url, lines, " " + url.replace("+", "%2B").replace("/", "_")):
+            assert ClientImages([written]).are_large == (limit < 700 * 701)
+
+
+def test_a_picture_with_a_long_header_counts_as_large(server):
+    """Pillow takes a second of the server's process for each MB of some. It is decoded as others are."""
+
+    def padded(num_bytes: int, filling: bytes = b"\xff") -> str:
+        photo = encoded(picture(40, 40), "JPEG")
+        return as_url(photo[:2] + filling * (num_bytes // len(filling)) + photo[2:])
+
+    for filling in (b"\xff", b"\xff\xe0\0\2"):
+        assert ClientImages([padded(300_000, filling)]).are_large
+    assert not ClientImages([padded(100_000)]).are_large
+    assert ClientImages([padded(100_000)] * 3).are_large
+    assert send(server, padded(300_000))[0] == 200
 
 
 @pytest.mark.parametrize("kind", ["qwen3_vl", "qwen3_5"])
