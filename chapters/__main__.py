@@ -189,7 +189,7 @@ def run_lab(chapter: Chapter, args: argparse.Namespace, console: Console, progre
         return 0
     if not args.plain and (args.browser or console.is_terminal):
         if find_spec("marimo") is not None:
-            return lab_notebook.open_in_browser(notebook, args.model)
+            return lab_notebook.open_in_browser(notebook, local_model(args.model))
         what = (
             'This lab is a notebook to play with and to change:  pip install -e ".[labs]"  Here it prints its tables.\n'
         )
@@ -267,9 +267,15 @@ def find_model(name: str | None) -> tuple[str | None, str]:
     if find_spec("torch") is None:
         return None, "torch is not installed"
     try:
-        return name or str(demo_model_path()), ""
+        return local_model(name) or str(demo_model_path()), ""
     except DemoModelError as error:
         return None, str(error)
+
+
+def local_model(name: str | None) -> str | None:
+    """A path that exists, in full: checks, graders and notebooks run in other folders. Other names stay as they are."""
+    path = os.path.expanduser(name or "")
+    return os.path.abspath(path) if os.path.exists(path) else name
 
 
 def whole_number(text: str) -> int:

@@ -95,7 +95,8 @@ def test_exercise_of_a_student(tmp_path, monkeypatch, checkpoint, capsys):
     source += "\n\ndef free(manager, seq):\n    print('so')\n    return 1 / 0\n"
     (theirs.folder / "exercise.py").write_text(source, "utf-8")
     monkeypatch.setattr("chapters.__main__.find_chapter", lambda number: theirs)
-    assert main(["check", "4", "--model", str(checkpoint())]) == 1
+    monkeypatch.chdir(checkpoint().parent)
+    assert main(["check", "4", "--model", checkpoint().name]) == 1
     assert Progress().get(chapter)["solved"] == ["allocate"]
     shown = capsys.readouterr().out
     assert (
