@@ -18,6 +18,8 @@ from site import getuserbase
 from threading import Thread
 from typing import IO, Any
 
+from nanovllm.files.hub import resolve_checkpoint
+
 ENGINES = ("docker", "podman")
 MEMORY_GB = 6  # of a submission: Python, PyTorch, and the engine with the demo model take less than one and a half
 # In blocks of 512 bytes and in KiB: no core files, files of at most 256 MiB, so much memory of its own.
@@ -40,7 +42,9 @@ class Process:
     """Of this user, without the environment's variables. Limits are the shell's."""
 
     def readable(self, model: str, base: Path) -> str:
-        return model
+        """Where it lies on this machine. A hub's model is downloaded here: each submission has a home of its own, and
+        would download it anew. Raises FileNotFoundError."""
+        return str(resolve_checkpoint(model))
 
     def command(self, name: str, course: Path, work: Path, check: list[str], model: str | None) -> list[str]:
         python = [sys.executable, "-m", "chapters", *check, "--file", str(work / "exercise.py")]

@@ -268,6 +268,8 @@ def test_what_may_come_to_more_is_graded_again(tmp_path, said, monkeypatch, caps
     (tmp_path / "class" / "cid").mkdir()
     command = ["grade", str(tmp_path / "class"), "--csv", str(tmp_path / "details.csv"), "--limit"]
     said["x = 1"] = record_of(2)
+    (tmp_path / "=model").mkdir()
+    monkeypatch.chdir(tmp_path)
 
     def percents(limit: str, model: str | None) -> tuple[str, ...]:
         monkeypatch.setattr("chapters.__main__.find_model", lambda name: (model, "a test"))
@@ -282,6 +284,27 @@ def test_what_may_come_to_more_is_graded_again(tmp_path, said, monkeypatch, caps
     said["x = 1"] = record_of(0)
     assert percents("5", None) == percents("3", "=model") == ("32", "100", "0")
     assert percents("6", "=model") == ("0", "100", "0")
+
+
+def test_a_hubs_model_is_downloaded_once(tmp_path, monkeypatch, small_course):
+    """Not by each submission, whose home is a new folder."""
+    hand_in(tmp_path / "class", {"ada": "x = 1", "bob": "x = 2"})
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").touch()
+    downloads, models = [], []
+
+    def record(running, place, course, work, check, model, limit_s):
+        models.append(model)
+        return record_of()
+
+    def download(name, **options):
+        downloads.append(name)
+        return str(tmp_path / "model")
+
+    monkeypatch.setattr(isolation.Running, "record", record)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    command = ["grade", str(tmp_path / "class"), "--csv", str(tmp_path / "details.csv"), "--model", "owner/name"]
+    assert main(command) == 0 and downloads == ["owner/name"] and models == [str(tmp_path / "model")] * 2
 
 
 def test_cells():
