@@ -92,7 +92,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         why = "the checks could not be run, or had no model, another one, or less time"
         console.print(f"graded again: {grader.num_again} ({why})", markup=False, soft_wrap=True)
     grader.run(args.jobs or os.cpu_count() or 1, console)
-    rows = sort_rows(details, submissions)
+    rows = sort_rows(details, submissions, args.chapters)
     num_passed = sum(row["passed"] == "yes" for row in rows)
     console.print(f"{details}: {len(rows)} rows, {num_passed} passed", markup=False, soft_wrap=True)
     unknown = [row for row in rows if row["note"] and not row["checks"]]

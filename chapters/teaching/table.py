@@ -197,16 +197,20 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     raise ValueError(f"{path} is another table; name a new file")
 
 
-def sort_rows(path: Path, submissions: list[Submission]) -> list[dict[str, str]]:
-    """A row for each submission, in their order; rows of files that have changed or gone since are dropped."""
+def sort_rows(path: Path, submissions: list[Submission], chapters: list[int]) -> list[dict[str, str]]:
+    """A row for each submission, in their order; rows of files that have changed or gone since are dropped.
+
+    chapters: that were graded (none named: all). The table keeps its rows of other chapters, which are not returned.
+    """
     rows = {key_of(row): row for row in read_rows(path)}
+    of_others = [row for row in rows.values() if chapters and row["chapter"] not in map(str, chapters)]
     kept = [rows[key] for each in submissions if (key := key_of(row_of(each))) in rows]
     equal = _equal(submissions)
     for row in kept:
         others = [f"{SAME}{who}" for who in equal.get(f"{row['chapter']}: {as_it_was(row['file'])}", ())]
         flags = [flag for flag in as_it_was(row["suspicious"]).split("; ") if flag and not flag.startswith(SAME)]
         row["suspicious"] = as_text("; ".join(others + flags))
-    write(path, COLUMNS, kept)
+    write(path, COLUMNS, [*of_others, *kept])
     return kept
 
 

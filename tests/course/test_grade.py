@@ -286,6 +286,19 @@ def test_what_may_come_to_more_is_graded_again(tmp_path, said, monkeypatch, caps
     assert percents("6", "=model") == ("0", "100", "0")
 
 
+def test_a_table_keeps_the_rows_of_other_chapters(tmp_path, said):
+    """Graded one after another, each with marks of its own."""
+    hand_in(tmp_path / "class", {"ada": "x = 1"})
+    (tmp_path / "class" / "ada" / "ch18").mkdir()
+    (tmp_path / "class" / "ada" / "ch18" / "exercise.py").touch()
+    command = ["grade", str(tmp_path / "class"), "--csv", str(tmp_path / "details.csv"), "--marks"]
+    assert main([*command, str(tmp_path / "one.csv")]) == 0
+    before = (tmp_path / "details.csv").read_text("utf-8")
+    assert main([*command, str(tmp_path / "other.csv"), "--chapters", "4"]) == 0
+    assert sorted((tmp_path / "details.csv").read_text("utf-8").splitlines()) == sorted(before.splitlines())
+    assert "18" not in (tmp_path / "other.csv").read_text("utf-8")
+
+
 def test_a_hubs_model_is_downloaded_once(tmp_path, monkeypatch, small_course):
     """Not by each submission, whose home is a new folder."""
     hand_in(tmp_path / "class", {"ada": "x = 1", "bob": "x = 2"})
