@@ -15,7 +15,9 @@ or a number that the engine gives:
 Options may have an `engine`, too: its `answer` is the index of the right one.
 """
 
+import math
 import random
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +31,8 @@ from chapters.words import ENGLISH, Words, languages_of
 
 TRIES = 2  # to a question; then the solution is said
 MOST_LINES = 5  # that are read for a question, with those that are no answer
+GROUPS = {"de": ",."}  # by language: signs before groups of three digits; in others the comma
+PLAIN = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?")  # a number
 
 
 def load(chapter: Chapter, language: str = "en") -> list[dict[str, Any]]:
@@ -59,12 +63,13 @@ def _in_other_words(question: dict[str, Any], texts: dict[str, Any]) -> dict[str
 def run(chapter: Chapter, console: Console, read: Callable[[str], str], words: Words = ENGLISH) -> tuple[int, int]:
     """Ask every question; `read` gets an answer. Returns (right answers, questions). EOFError ends it."""
     questions = load(chapter, words.language)
+    groups = groups_of(words.language if words.language in languages_of(chapter) else "en")
     num_right = 0
     heading = words("quiz.heading", number=chapter.number, title=words.title(chapter))
     console.print(f"\n[bold]{heading}[/], {words('quiz.questions', count=len(questions))}\n")
     for number, question in enumerate(questions, start=1):
         console.print(Markdown(f"**{number}.** {question['ask']}"))
-        right, comment = _ask(question, number, console, read, words)
+        right, comment = _ask(question, number, console, read, words, groups)
         num_right += right
         console.print(f"[green]{words('quiz.right')}[/]" if right else f"[red]{words('quiz.no')}[/]", end=" ")
         console.print(Markdown(comment))
@@ -107,7 +112,9 @@ def within(question: dict) -> float:
     return (0.5 * 10**-num_decimals if question.get("rounded") else 0.0) + 1e-9
 
 
-def _ask(question: dict, number: int, console: Console, read: Callable[[str], str], words: Words) -> tuple[bool, str]:
+def _ask(
+    question: dict, number: int, console: Console, read: Callable[[str], str], words: Words, groups: str
+) -> tuple[bool, str]:
     """Is it right, at last, and what is to be said of it."""
     said, is_number = verdicts(question, number), "answer" in question
     letters, num_tries = list(said)[:-1], 0
@@ -118,7 +125,7 @@ def _ask(question: dict, number: int, console: Console, read: Callable[[str], st
         unit = f" ({question['unit']})" if "unit" in question else ""
         prompt = words("quiz.ask_number", unit=unit) if is_number else f"a-{letters[-1]}: "
         given = read(prompt).strip().lower()
-        answer = known(question, given) if is_number else given
+        answer = known(question, given, groups) if is_number else given
         if answer not in letters and not (is_number and answer is None):
             letter = words("quiz.type_a_letter", letters=", ".join(map(str, letters)))
             console.print(words("quiz.type_a_number") if is_number else letter)
@@ -134,11 +141,29 @@ def _ask(question: dict, number: int, console: Console, read: Callable[[str], st
     return False, f"{comment} {solution(question, number, words)}".strip()
 
 
-def known(question: dict, given: str) -> str | None:
+def known(question: dict, given: str, groups: str = ",") -> str | None:
     """The number of verdicts() that is meant; None for another number, "" for what is none."""
-    try:
-        number = float(given.replace(",", ""))
-    except ValueError:
+    number = number_in(given, groups)
+    if not math.isfinite(number):
         return ""
     values = [value for value in verdicts(question, 0) if value is not None]
     return next((value for value in values if abs(number - float(value)) <= within(question)), None)
+
+
+def groups_of(language: str) -> str:
+    return GROUPS.get(language, ",")
+
+
+def number_in(given: str, groups: str) -> float:
+    """The number that was typed; NaN if it is none. numberIn() in site/assets/course.js reads the same.
+
+    groups: signs that are left out between groups of exactly three digits, as in 49,152. Any other comma is a decimal
+    point.
+    """
+    text = given.strip().lower()
+    for sign in groups:
+        point = "." if sign == "," else ","
+        if re.fullmatch(rf"[+-]?[1-9][0-9]{{0,2}}([{sign}][0-9]{{3}})+([{point}][0-9]*)?", text):
+            text = text.replace(sign, "")
+    text = text.replace(",", ".")
+    return float(text) if PLAIN.fullmatch(text) else math.nan

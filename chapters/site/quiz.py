@@ -80,8 +80,8 @@ def _options(question: dict[str, Any], number: int) -> str:
 
 
 def _number(question: dict[str, Any], words: Words) -> str:
-    return f"""<form class="number">
-<label>{words("quiz.your_answer")} <input name="number" inputmode="decimal" autocomplete="off">
+    return f"""<form class="number" data-groups="{quiz.groups_of(words.language)}">
+<label>{words("quiz.your_answer")} <input name="number" inputmode="text" autocomplete="off">
 {html.escape(question.get("unit", ""))}</label>
 <button>{words("quiz.answer")}</button>
 </form>"""

@@ -1,6 +1,7 @@
 """The quizzes: what the engine says of each answer, and how they are asked."""
 
 import io
+import math
 
 import pytest
 
@@ -99,6 +100,28 @@ def test_what_rounds_to_the_answer_is_right(given, meant):
 def test_a_count_is_exact():
     question = {"answer": 12, "why": "three times four", "wrong": {"13": "one too many"}}
     assert [quiz.known(question, given) for given in ("12", "12.0", "12.3", "13")] == ["12", "12", None, "13"]
+
+
+NUMBERS = {  # what is typed -> the number where commas group digits, and where dots do, too
+    "49,152": (49152, 49152),
+    "49.152": (49.152, 49152),
+    "1,234,567.5": (1234567.5, 1234567.5),
+    "1.234,5": (None, 1234.5),
+    "1,4": (1.4, 1.4),
+    "0,025": (0.025, 0.025),
+    "1234,567": (1234.567, 1234.567),
+    "-12,5 ": (-12.5, -12.5),
+    "2.95": (2.95, 2.95),
+    "1e3": (1000, 1000),
+    **dict.fromkeys(("nan", "inf", "-Infinity", "1e999", "", ",", "1 000", "0x10", "1_000", "1,23,4"), (None, None)),
+}
+
+
+@pytest.mark.parametrize("given", NUMBERS)
+def test_a_number_as_people_write_it(given):
+    """test_site.py asks the page for the same."""
+    found = [quiz.number_in(given, quiz.groups_of(language)) for language in ("en", "de")]
+    assert [number if math.isfinite(number) else None for number in found] == [*NUMBERS[given]]
 
 
 class Printed(list):

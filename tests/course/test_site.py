@@ -1,6 +1,7 @@
 """The site as a reader finds it: made without a warning, every page in a real browser, every question of every quiz."""
 
 import html
+import math
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from chapters.site.scenes import Scenes
 from chapters.site.server import served, server_at
 from chapters.words import ENGLISH
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
+from tests.course.test_quiz import NUMBERS
 from tests.marks import by_night
 from tests.site_browser import assert_accessible
 
@@ -446,6 +448,7 @@ def test_a_page_in_another_language(site, address, phone):
     question.locator("input").fill("x")
     question.get_by_role("button", name="Antworten").click()
     assert question.locator(".verdict").inner_text() == "Gib eine Zahl ein."
+    assert question.locator("form").get_attribute("data-groups") == ",."
     question.locator("input").fill("6")
     question.get_by_role("button", name="Antworten").click()
     assert question.locator(".verdict").inner_text().startswith("Nein. Ein Logit bewertet einen Kandidaten")
@@ -530,6 +533,10 @@ def test_no_answer_is_read_by_accident(site):
 
 def test_quiz_by_finger_and_keyboard(address, phone):
     phone.goto(f"{address}/ch07_prefix_caching/index.html#quiz")
+    read = "typed => ['en', 'de'].map(language => numberIn(typed, language === 'en' ? ',' : ',.'))"
+    for typed, numbers in NUMBERS.items():
+        found = [number if math.isfinite(number) else None for number in phone.evaluate(read, typed)]
+        assert found == [*numbers], typed
     questions = quiz.load(CHAPTERS[6])
     for number, question in enumerate(questions, start=1):
         panel = phone.locator(".question:visible")

@@ -58,6 +58,17 @@ for (const moved of document.querySelectorAll(".moved")) {
 
 // -- the quiz ---------------------------------------------------------------------------------------------------------
 
+// The number that was typed, NaN if it is none: as number_in() in chapters/quiz.py, which says what `groups` are.
+const numberIn = (typed, groups) => {
+  let text = typed.trim().toLowerCase();
+  for (const sign of groups) {
+    const point = sign === "," ? "." : ",";
+    if (new RegExp(`^[+-]?[1-9][0-9]{0,2}([${sign}][0-9]{3})+([${point}][0-9]*)?$`).test(text)) text = text.replaceAll(sign, "");
+  }
+  text = text.replaceAll(",", ".");
+  return /^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?$/.test(text) ? Number(text) : NaN;
+};
+
 for (const quiz of document.querySelectorAll(".quiz")) {
   const questions = [...quiz.querySelectorAll(".question")];
   const score = quiz.querySelector(".score");
@@ -124,9 +135,8 @@ for (const quiz of document.querySelectorAll(".quiz")) {
     }
     question.querySelector("form")?.addEventListener("submit", (event) => {
       event.preventDefault();
-      const text = event.target.elements.number.value.replaceAll(",", "").trim();
-      const given = Number(text);
-      if (text === "" || Number.isNaN(given)) {
+      const given = numberIn(event.target.elements.number.value, event.target.dataset.groups);
+      if (!Number.isFinite(given)) {
         question.querySelector(".verdict").textContent = WORDS.type_a_number;
         return;
       }
