@@ -17,7 +17,7 @@ from typing import Any
 
 from chapters.expect import NOT_GIVEN, Wrong, expect, expect_sane
 from chapters.patching import our_engine, use_manager
-from chapters.submission import describe, full_kind_of, is_of_ours, kind_of, raised_by_checks, readable
+from chapters.submission import describe, full_kind_of, is_of_ours, kind_of, not_started, raised_by_checks, readable
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 
@@ -217,7 +217,7 @@ def _attempt(
     task: Task, number: int, watched: "Watched", bench: Bench, name: str
 ) -> "Result | NoModel | NotPrepared | None":
     """One check. None if it passes."""
-    check, not_started = task.checks[number], False
+    check, unwritten = task.checks[number], ""
     section = getattr(check, "section", task.section)
     try:
         with task.use(watched.function):
@@ -225,17 +225,17 @@ def _attempt(
         return None
     except (NoModel, NotPrepared) as lacking:
         return lacking
-    except NotImplementedError:
-        problem, not_started = "not started: it still raises NotImplementedError", True
     except Wrong as wrong:
         problem, section = "\n".join(filter(None, (_explain(wrong), watched.odd_value()))), wrong.section or section
     except BaseException as error:  # SystemExit and KeyboardInterrupt, too: the student's code raises them
-        problem = f"your code led to {describe(error, name)}"
-        if is_of_ours(error, name) and (odd := watched.odd_value() or watched.value_for(error)):
+        problem, unwritten = f"your code led to {describe(error, name)}", not_started(error)
+        if unwritten:
+            problem = f"not started: {unwritten}, still raises NotImplementedError"
+        elif is_of_ours(error, name) and (odd := watched.odd_value() or watched.value_for(error)):
             problem = odd
     finally:
         bench.clean()
-    return Result(task, number, problem, not_started, section=section)
+    return Result(task, number, problem, bool(unwritten), section=section)
 
 
 class Watched:

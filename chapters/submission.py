@@ -69,6 +69,18 @@ def describe(error: BaseException, name: str) -> str:
         return "an error that fails itself when it is asked what it is"
 
 
+def not_started(error: BaseException) -> str:
+    """Which function is still to be written, if the error says no more than that; empty for any other error.
+
+    PyTorch, too, raises NotImplementedError, and says what it cannot do.
+    """
+    if type(error) is not NotImplementedError or error.args:
+        return ""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    code = frame.f_code
+    return f"{getattr(code, 'co_qualname', code.co_name)}() in {file_of(code.co_filename)}, line {line}"
+
+
 def is_of_ours(error: BaseException, name: str) -> bool:
     """Was it raised when nothing ran that stands in the file of this name?"""
     return all(frame.f_code.co_filename != name for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -9,7 +9,7 @@ from typing import Any
 from chapters.expect import Wrong
 from chapters.nano_engine.checks import NanoBench
 from chapters.nano_engine.steps import NANO
-from chapters.submission import NotLoaded, describe
+from chapters.submission import NotLoaded, describe, not_started
 from nanovllm import LLM, SamplingParams
 
 NUM_REQUESTS, PROMPT_TOKENS, ANSWER_TOKENS = 8, 32, 32
@@ -49,9 +49,9 @@ def measure(tell: Callable[..., None], file: str, model: str | None) -> dict[str
         }
     except (NotLoaded, Wrong) as error:
         return {"problem": str(error)}
-    except NotImplementedError:
-        return {"problem": "this engine is not finished: python -m chapters nano check"}
     except Exception as error:  # the student's
+        if unwritten := not_started(error):
+            return {"problem": f"this engine is not finished ({unwritten}): python -m chapters nano check"}
         return {"problem": f"your engine led to {describe(error, file)}"}
     rows = [[engine, f"{NUM_REQUESTS * ANSWER_TOKENS / each:,.0f} (measured)"] for engine, each in took.items()]
     lines = [line for line in Path(file).read_text("utf-8").splitlines() if line.strip()]

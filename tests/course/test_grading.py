@@ -202,6 +202,20 @@ def test_a_value_that_says_what_it_is_equal_to(checkpoint, monkeypatch):
         assert "decides by itself what it is equal to" in problem
 
 
+def test_not_implemented(checkpoint, monkeypatch):
+    """Only what a skeleton raises is not started, and it is named; PyTorch, too, raises such errors."""
+    monkeypatch.setattr(Bench, "num", None, raising=False)
+
+    def unwritten(n):
+        raise NotImplementedError
+
+    result = grade(make_task(lambda function, bench: function(3)), unwritten, Bench())
+    assert result.not_started and re.search(r"unwritten\(\) in test_grading.py, line \d+", result.problem)
+    without_a_device = lambda n: torch.empty(1, device="meta").item()  # noqa: E731
+    result = grade(make_task(lambda function, bench: function(3)), without_a_device, Bench())
+    assert not result.not_started and "meta tensors" in result.problem
+
+
 def test_two_numbers_are_no_list():
     """The larger or smaller of two, for each entry, as guards against an overflow need it."""
     [task] = [task for task in find_chapter(8).module("checks").TASKS if task.name == "min_p_probs"]

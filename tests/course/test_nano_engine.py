@@ -161,6 +161,11 @@ def test_bench_measures(monkeypatch):
     ]
 
 
+def test_bench_names_what_is_not_written():
+    measured = bench_module.measure(lambda *phase: None, str(ENGINE), None)
+    assert re.search(r"not finished \(.*__init__\(\) in engine.py, line \d+\)", measured["problem"])
+
+
 EARLY = """
 class LLM(LLM):
     def generate(self, prompts, params):
