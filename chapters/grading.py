@@ -7,7 +7,7 @@ and sentences differ, expect.cases() makes checks of a table.
 This file needs the standard library and nanovllm/core until a check asks for a model, so that a browser can grade, too.
 """
 
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -273,11 +273,13 @@ class Watched:
 
 
 OTHER_NUMBERS = ("numpy", "fractions", "decimal", "array")  # modules of what no check takes
+# Modules whose == is to be believed. A submission's own module is in chapters, too.
+BELIEVED = ("builtins", "collections", "nanovllm", "torch", "chapters", "numbers", *OTHER_NUMBERS)
 
 
 def values_in(value: Any, depth: int = 6) -> Iterator[Any]:
     """What Python's own containers hold, or the value itself."""
-    if type(value) is dict:
+    if type(value) in (dict, Counter, OrderedDict, defaultdict):
         value = [*value.keys(), *value.values()]
     if type(value) in (list, tuple, set, frozenset, deque):
         for each in islice(value, 10_000 if depth else 0):
@@ -294,13 +296,15 @@ def odd_values(value: Any) -> Iterator[Any]:
 
 
 def what_compares_by_itself(value: Any) -> Any:
-    """A number, a text or a list of a class that has its own == or !=, in what was returned; None if there is none."""
+    """An object of a class that has its own == or !=, in what was returned; None if there is none."""
     for each in {type(each): each for each in values_in(value)}.values():  # thousands of numbers are of one type
-        if isinstance(each, int | float | str | list | tuple | dict | set):
-            own = [kind for kind in type(each).__mro__ if kind.__module__ not in ("builtins", *OTHER_NUMBERS)]
-            if any(vars(kind).keys() & {"__eq__", "__ne__"} for kind in own):
-                return each
+        if any(vars(kind).keys() & {"__eq__", "__ne__"} and not _is_believed(kind) for kind in type(each).__mro__):
+            return each
     return None
+
+
+def _is_believed(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in BELIEVED and not kind.__module__.endswith(".submission")
 
 
 def _shown(value: Any, most_characters: int) -> str:

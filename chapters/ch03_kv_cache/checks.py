@@ -49,6 +49,7 @@ MISTAKES = {  # of the bytes of a token of Llama-3.1-8B
     524_288: "query heads are not kept: count the KV heads",
 }
 ROOM = 10**9  # sequences: no reason for fewer blocks
+RAISES: Any = ValueError("ValueError")  # stands for a call that raises one; nothing that a function returns equals it
 
 
 def compare_blocks(
@@ -69,22 +70,22 @@ def compare_blocks(
     given, free = memory.get("given"), memory.get("free", 10**9)
     expected: Any = (free if given is None else given) // block_bytes
     if expected == 0:
-        expected = "ValueError"
+        expected = RAISES
     elif given is None:
         expected = min(expected, num_seqs * sum(1 for _ in range(0, max_model_len, block_size)))
     try:
         got: Any = function(config, block_size, itemsize, given, free, num_seqs, max_model_len)
     except ValueError:
-        got = "ValueError"
+        got = RAISES
     if got != expected:
         bytes_used = {
             (free if given is None else given) // (wrong * block_size): say for wrong, say in MISTAKES.items()
         }
-        hint = bytes_used.get(got, hint) if sizes == LLAMA else hint  # pyrefly: ignore[no-matching-overload]
+        hint = bytes_used.get(got, hint) if sizes == LLAMA else hint
         asked = f"block_size {block_size}, itemsize {itemsize}, given_bytes {given}, free_bytes {free}, "
         asked += f"{num_seqs} sequences of {max_model_len} tokens"
         raise Wrong(f"{hint} ({named}, {asked})", expected=expected, got=got)
-    ensure(got == "ValueError" or isinstance(got, int), "a number of blocks is an int", got=repr(got))
+    ensure(got is RAISES or isinstance(got, int), "a number of blocks is an int", got=repr(got))
 
 
 SMALL, LLAMA, QWEN3 = (64, 1, 1, 1, 64), (4096, 32, 32, 8, 128), (1024, 28, 16, 8, 128)

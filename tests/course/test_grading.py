@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter, OrderedDict
 from contextlib import nullcontext
 from fractions import Fraction
 from functools import wraps
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from chapters.ch11_benchmarks.timing import Timing
 from chapters.course import find_chapter
 from chapters.expect import cases, differs, expect_form, read_again, unchanged
-from chapters.grading import Bench, Task, Wrong, grade
+from chapters.grading import Bench, Task, Wrong, grade, what_compares_by_itself
 from chapters.patching import replaced
 from chapters.submission import RETURNS, NotLoaded, load_submission
 from nanovllm import LLM, SamplingParams
@@ -197,9 +199,15 @@ def test_a_value_that_says_what_it_is_equal_to(checkpoint, monkeypatch):
         def __ne__(self, other):
             return False
 
-    for answer in (Never(7), [Never(7)], ([1, [Never(7)]], 4)):
+    class Any:
+        def __eq__(self, other):
+            return True
+
+    for answer in (Never(7), [Never(7)], ([1, [Never(7)]], 4), Any(), {2: Any()}, Counter(a=Never(7))):
         problem = grade(make_task(check), lambda n, answer=answer: answer, Bench(str(checkpoint()))).problem
         assert "decides by itself what it is equal to" in problem
+    honest = [Counter("a"), OrderedDict(a=1), torch.Size([1]), SamplingParams(), Timing(0.0, (1.0,))]
+    assert [what_compares_by_itself(value) for value in honest] == [None] * len(honest)
 
 
 def test_not_implemented(checkpoint, monkeypatch):

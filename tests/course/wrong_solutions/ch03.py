@@ -6,6 +6,7 @@ PARTS = "pool_bytes // (block_size * token_bytes)"
 POSITION = "divmod(position, block_size)"
 LATE = "max(position - 1, 0) // block_size, position % block_size"
 FIRST = "max(0, position + 1 - window) if window else 0"
+RAISED = 'raise ValueError(f"no block of {block_size} tokens fits into {pool_bytes} bytes")'
 NEEDED = "max_num_seqs * blocks_of_a_sequence"
 
 WRONG = {
@@ -17,6 +18,7 @@ WRONG = {
         Edit("head_dim_guessed", "config.head_dim", "config.hidden_size // config.num_attention_heads", "take head"),
         Edit("a_part_of_a_block", PARTS, f"-(-{PARTS})", "what is left over is no block"),
         Edit("a_pool_of_none", "num_blocks < 1", "False", "raise ValueError"),
+        Edit("says_what_to_raise", RAISED, 'return "ValueError"', "raise ValueError"),
         Edit("tokens_in_one_row", NEEDED, "-(-max_num_seqs * max_model_len // block_size)", "round up for each"),
         Edit("as_much_as_fits", f"min(num_blocks, {NEEDED})", "num_blocks", "no more than max_num_seqs sequences"),
         Edit("all_that_is_needed", f"min(num_blocks, {NEEDED})", NEEDED, "what is left over is no block"),
