@@ -275,6 +275,28 @@ def forgets_what_it_takes(engine: Any, bench: Bench) -> None:
     expect([1], found, "blocks 0 and 1 had the same content; 0 was taken, and register() is to make 1 findable now")
 
 
+def hashes_once(engine: Any, bench: Bench) -> None:
+    """no block of a sequence is hashed twice"""
+    num_calls, hash_block = 0, engine.hash_block
+
+    def counting(parent_hash: bytes, token_ids: list[int]) -> bytes:
+        nonlocal num_calls
+        num_calls += 1
+        return hash_block(parent_hash, token_ids)
+
+    manager, seq = engine.BlockManager(8, 4), sequence(engine, range(12))
+    with replaced(engine, "hash_block", counting):
+        for _ in range(2):  # it is preempted, and admitted again
+            manager.allocate(seq)
+            for num_computed in (4, 10, 12):
+                seq.num_computed = num_computed
+                manager.register(seq)
+            manager.free(seq)
+    hint = "find_prefix() and register() asked for 3 blocks again and again, and hashed them anew. With a long text "
+    hint += "each step would hash all of it. seq.block_hashes keeps what is known"
+    ensure(num_calls <= 3, hint, expected="at most 3 calls of hash_block()", got=num_calls)
+
+
 def appends_slots(engine: Any, bench: Bench) -> None:
     """a sequence grows block by block"""
     manager = engine.BlockManager(4, 4)
@@ -310,6 +332,15 @@ def keeps_its_books(engine: Any, bench: Bench) -> None:
                     if index < seq.num_computed // 4:
                         expect(prefix, holds[block_id], f"block {block_id} was a hit, and holds another text")
                     holds[block_id] = prefix
+                seq.num_computed = len(seq.tokens)
+                manager.register(seq)
+        if running:
+            seq = draw.choice(running)
+            more = [draw.randrange(2) for _ in range(draw.randint(1, 4))]
+            if len(seq.tokens) < 20 and manager.append_slots(seq, len(seq.tokens) + len(more)):
+                seq.tokens += more
+                for index, block_id in enumerate(seq.block_table):
+                    holds[block_id] = seq.tokens[: 4 * (index + 1)]
                 seq.num_computed = len(seq.tokens)
                 manager.register(seq)
         counted = Counter(block_id for seq in running for block_id in seq.block_table)
@@ -833,6 +864,11 @@ def draws_by_shares(engine: Any, bench: Bench) -> None:
     never = torch.tensor([-torch.inf, 0.0, -torch.inf])
     got_tokens = {drawn(engine, never, seed, temperature=1.0) for seed in range(200)}
     expect({1}, got_tokens, "a token whose logit is -infinity has no share, and is never drawn")
+    logits = random(64, 300)
+    with replaced(engine, "noise", lambda seq: 1 - 2**-53):
+        last = engine.sample(logits, [sequence(engine, [5], temperature=1.0) for _ in logits])
+    hint = "noise() may be as near to 1 as a float can be, and rounded shares may add up to less: there must be a token"
+    ensure(max(last) < 300, f"{hint}, and there are 300", got=f"token {max(last)}")
 
 
 def draws_the_same_in_company(engine: Any, bench: Bench) -> None:
@@ -954,6 +990,14 @@ def ends_at_eos(engine: Any, bench: Any) -> None:
 def refuses(engine: Any, bench: Any) -> None:
     """what can never be computed is refused"""
     llm = engine.LLM(bench.tiny, num_blocks=4, block_size=4)
+    try:
+        seq = llm.add_request(list(range(10)), engine.SamplingParams(max_tokens=6, ignore_eos=True))
+    except ValueError as error:
+        hint = "a prompt of 10 tokens and an answer of up to 6 fit into 16 slots, and add_request() refuses them"
+        raise Wrong(hint, got=f"ValueError: {error}") from None
+    while llm.scheduler.has_unfinished():
+        llm.step()
+    expect(6, len(seq.generated), "the length of the answer to a request that just fits into the pool")
     for tokens, max_tokens in (([], 4), (list(range(10)), 7), (list(range(17)), 1)):
         what = f"a prompt of {len(tokens)} tokens, an answer of up to {max_tokens}, and a pool of 16 slots"
         try:
@@ -993,7 +1037,7 @@ BLOCKS = allocates_fresh, finds_prefixes, leaves_a_token, frees_and_finds_again,
 COMPANY = schedules_one, schedules_in_company, cuts_prompts, waits_for_blocks, shares_at_once, preempts, preempts_itself
 CHECKS: dict[str, tuple[Any, ...]] = {
     "Sequence": (counts_its_blocks, finds_its_slots, knows_its_answer, knows_its_end),
-    "BlockManager": (hashes_blocks, *BLOCKS, appends_slots, keeps_its_books),
+    "BlockManager": (hashes_blocks, *BLOCKS, hashes_once, appends_slots, keeps_its_books),
     "Scheduler": (*COMPANY, computes_all_once),
     "make_batch": (packs, packs_without_logits),
     "Llama": (norms, rotates, attends, names_its_weights, computes_mlp, computes_logits),

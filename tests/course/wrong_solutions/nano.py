@@ -47,6 +47,16 @@ BlockManager
         ~ block.ref_count -= 1 => block.ref_count = 0
     grows_at_every_token: the table after append_slots(seq, 4)
         ~ cdiv(num_tokens, self.block_size) - len(seq.block_table) => 1
+    what_it_grows_by_stays_findable: was a hit, and holds another text
+        - self.take_fresh(seq, num_fresh)
+        - return True
+        + for _ in range(num_fresh):
+        +     block_id, block = self.free_blocks.popitem(last=False)
+        +     block.ref_count = 1
+        +     seq.block_table.append(block_id)
+        + return True
+    hashes_anew: at most 3 calls of hash_block()
+        ~ known = seq.block_hashes => known = seq.block_hashes = []
 Scheduler
     prompts_first: running sequences come first
         ~ for seq in list(self.running): => for seq in list(self.running) if not self.waiting else ():
@@ -138,6 +148,8 @@ sample
         ~ / seq.params.temperature => * seq.params.temperature
     global_generator: other tokens together than each alone
         ~ noise(seq) * shares[-1] => torch.rand(()) * shares[-1]
+    no_token_is_left: there must be a token
+        ~ noise(seq) * shares[-1] => noise(seq)
     always_greedy: how often tokens
         ~ if seq.params.temperature > 0: => if False:
 LLM
@@ -164,6 +176,8 @@ LLM
         ~ , config.eos_token_ids) => )
     takes_anything: must raise ValueError
         ~ if not token_ids or len(token_ids) + params.max_tokens > num_slots: => if False:
+    leaves_a_slot_free: fit into 16 slots
+        ~ + params.max_tokens > num_slots => + params.max_tokens >= num_slots
     one_layers_cache: different tokens
         - torch.zeros(config.num_hidden_layers, 2, *kv_shape)
         + torch.zeros(1, 2, *kv_shape).expand(config.num_hidden_layers, -1, -1, -1, -1, -1)
