@@ -2,6 +2,8 @@
 
 import argparse
 import shlex
+import subprocess
+import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -108,7 +110,8 @@ def run_start(args: argparse.Namespace, console: Console) -> int:
     args.out.write_text(source, "utf-8")
     file = readable(args.out)
     what = f"steps before {args.step} are ours. Write {heading(args.step)[0].lower()}{heading(args.step)[1:]}"
-    command = f"python -m chapters nano check {args.step} --file {shlex.quote(file)}"
+    quoted = subprocess.list2cmdline([file]) if sys.platform == "win32" else shlex.quote(file)
+    command = f"python -m chapters nano check {args.step} --file {quoted}"
     console.print(f"{file}: {what}, then:  {command}", markup=False, soft_wrap=True)
     return 0
 

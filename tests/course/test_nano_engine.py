@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 import shlex
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -124,6 +124,11 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     apart.parent.mkdir()
     assert main(["nano", "start", "2", "--out", str(apart)]) == 0
     assert f"python -m chapters nano check 2 --file {shlex.quote(str(apart))}\n" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr("chapters.nano_engine.command.sys", SimpleNamespace(platform="win32"))
+        apart = apart.with_name("other.py")
+        assert main(["nano", "start", "2", "--out", str(apart)]) == 0
+    assert f'--file "{apart}"\n' in capsys.readouterr().out
     for limit in ("-1", "nan", "inf"):
         with pytest.raises(SystemExit):
             main(["nano", "check", "--limit", limit])
