@@ -455,6 +455,13 @@ def test_the_exercises_page(address, phone):
     phone.reload()
     assert phone.inner_text(".verdicts li >> nth=0") == said, "verdicts are kept with the code"
     assert phone.inner_text(".status").startswith(f"{1 + len(others)} of ")
+    change = """name => {
+      const kept = JSON.parse(localStorage[name]);
+      localStorage[name] = JSON.stringify({ ...kept, checks: kept.checks.replace("title", "other") });
+    }"""
+    phone.evaluate(change, f"nanovllm-exercise-{chapter.number}-verdicts")
+    phone.reload()
+    assert not phone.is_visible(".verdicts"), "of other checks"
 
     phone.evaluate("document.querySelector('.exercises').dataset.limit = 2")
     endless = f"def {task.name}(*args):\n    print('going', end='')\n    while True:\n        pass\n"

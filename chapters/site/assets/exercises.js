@@ -38,8 +38,9 @@ function run(section) {
     lookAt(details.closest("li").dataset.task);
   });
   lookAt($(".tasks > li").dataset.task);
-  const kept = JSON.parse(remembered(`${key}-verdicts`)); // of the last check: its text, and a result for each task
-  if (kept?.source === editor.value) conclude(kept.results);
+  // Of the last check: the text, the checks as they were then, and a result for each task.
+  const kept = JSON.parse(remembered(`${key}-verdicts`));
+  if (kept?.source === editor.value && kept.checks === checks()) conclude(kept.results);
   $(".theirs").onclick = () => {
     editor.value = saved = read();
     number();
@@ -49,6 +50,11 @@ function run(section) {
     saved = read();
     changed();
   };
+
+  // All checks of this page: after a change of the course, what they were passed by may fail.
+  function checks() {
+    return [...section.querySelectorAll(".tasks > li")].map((item) => item.dataset.checks).join();
+  }
 
   // The text that this browser keeps. A browser may forbid to ask for it.
   function read() {
@@ -190,7 +196,7 @@ function run(section) {
       }
       conclude(results);
       if (stopped) $(".status").textContent = "Stopped.";
-      else remember(`${key}-verdicts`, JSON.stringify({ source, results }));
+      else remember(`${key}-verdicts`, JSON.stringify({ source, checks: checks(), results }));
     } catch (error) {
       bar.fail(error);
       $(".status").textContent = "";
