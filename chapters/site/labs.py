@@ -128,7 +128,7 @@ torch.</p>
 <ol class="tasks">{tasks}</ol>
 <div class="writing">
 <div class="editor"><pre class="numbers" aria-hidden="true"></pre><textarea aria-label="exercise.py" wrap="off"
-spellcheck="false" autocapitalize="off" autocomplete="off">
+spellcheck="false" autocapitalize="off" autocorrect="off" autocomplete="off">
 {escape(source)}</textarea></div>
 <div class="conflict" role="alert" hidden><p>Another tab of this browser has changed exercise.py. What you write here is
 not kept until you choose.</p><button type="button" class="theirs">Take that text</button>

@@ -561,7 +561,10 @@ def forget_what_python_said(phone) -> None:
     phone.problems = [problem for problem in phone.problems if not abort.match(problem)]
 
 
-BLOCKED = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError') } })"
+BLOCKED = """for (const name of ["localStorage"])
+    Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError") } })"""
+COMPOSED = """editor => editor.dispatchEvent(
+    new KeyboardEvent("keydown", { key: "Enter", isComposing: true, cancelable: true }))"""
 
 
 def test_what_one_writes_is_not_lost(address, phone, browser):
@@ -588,6 +591,7 @@ def test_what_one_writes_is_not_lost(address, phone, browser):
     other.goto(path)
     other.fill("textarea", "kept nowhere")
     assert "download your file" in other.inner_text(".keeps") and other.is_enabled(".check")
+    assert other.eval_on_selector("textarea", COMPOSED), "Enter is the input method's, and not for the editor"
 
 
 def test_a_check_that_needs_a_model_stays_open():

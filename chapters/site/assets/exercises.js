@@ -107,6 +107,7 @@ function run(section) {
   // Tab indents by four spaces, with Shift it takes them away; Enter goes on at the same indentation.
   let leaving = false;
   function indent(event) {
+    if (event.isComposing) return; // Enter ends a word of an input method
     if (event.key === "Escape") return void (leaving = true);
     const tab = event.key === "Tab" && !leaving;
     leaving = false;
