@@ -561,8 +561,12 @@ def forget_what_python_said(phone) -> None:
     phone.problems = [problem for problem in phone.problems if not abort.match(problem)]
 
 
-BLOCKED = """for (const name of ["localStorage"])
+BLOCKED = """for (const name of ["localStorage", "caches"])
     Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError") } })"""
+CACHE = """async () => {
+    const script = document.querySelector("script[src*='exercises.js']").src.replace("exercises.js", "python.js");
+    return await (await import(script)).cacheOf("nanovllm-python") ?? "none";
+}"""
 COMPOSED = """editor => editor.dispatchEvent(
     new KeyboardEvent("keydown", { key: "Enter", isComposing: true, cancelable: true }))"""
 
@@ -591,6 +595,7 @@ def test_what_one_writes_is_not_lost(address, phone, browser):
     other.goto(path)
     other.fill("textarea", "kept nowhere")
     assert "download your file" in other.inner_text(".keeps") and other.is_enabled(".check")
+    assert other.evaluate(CACHE) == "none"
     assert other.eval_on_selector("textarea", COMPOSED), "Enter is the input method's, and not for the editor"
 
 

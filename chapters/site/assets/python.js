@@ -53,7 +53,7 @@ export class Python {
 }
 
 async function load(progress) {
-  const kept = await self.caches?.open("nanovllm-python"); // none on a page that came without TLS from another machine
+  const kept = await cacheOf("nanovllm-python");
   const worker = await (await newest(new URL("worker.js", import.meta.url), kept)).blob();
   const blobs = await loadFiles(FOLDER, kept, progress);
   const files = {};
@@ -63,6 +63,15 @@ async function load(progress) {
     else files[name] = URL.createObjectURL(blob);
   }
   return { worker: URL.createObjectURL(worker), files, module };
+}
+
+// None on a page that came without TLS from another machine, nor where a browser forbids to keep anything.
+export async function cacheOf(name) {
+  try {
+    return await self.caches?.open(name);
+  } catch {
+    return undefined;
+  }
 }
 
 // The files that a folder's manifest names, as blobs: from where they are kept, or from the site. progress: in bytes.

@@ -1,6 +1,6 @@
 // A real model on a page. It is fetched once, by a click, and kept in the browser; Python says what there is to see.
 
-import { Python, loadFiles, loadingBar } from "./python.js";
+import { Python, cacheOf, loadFiles, loadingBar } from "./python.js";
 
 const FOLDER = new URL("../model/", import.meta.url);
 
@@ -72,7 +72,7 @@ function run(section) {
 
 // The model's files. progress(loaded, total) in bytes.
 async function load(progress) {
-  const blobs = await loadFiles(FOLDER, await self.caches?.open("nanovllm-model"), progress);
+  const blobs = await loadFiles(FOLDER, await cacheOf("nanovllm-model"), progress);
   const script = (name) => URL.createObjectURL(new Blob([blobs[name]], { type: "text/javascript" }));
   return {
     kernels: script("kernels.js"),
