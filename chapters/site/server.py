@@ -14,7 +14,18 @@ def chromium() -> str | None:
     return shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 
-class Quiet(SimpleHTTPRequestHandler):
+class Handler(SimpleHTTPRequestHandler):
+    """With types of its own: on Windows others come from the registry, and no browser runs a text/plain as a script."""
+
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | {
+        ".js": "text/javascript",
+        ".mjs": "text/javascript",
+        ".css": "text/css",
+        ".svg": "image/svg+xml",
+    }
+
+
+class Quiet(Handler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
@@ -22,7 +33,7 @@ class Quiet(SimpleHTTPRequestHandler):
 def server_at(port: int, folder: Path) -> ThreadingHTTPServer:
     """It has the port at once, even if the folder is not there yet. Raises ValueError if it cannot have it."""
     try:
-        return _server(folder, port, SimpleHTTPRequestHandler)
+        return _server(folder, port, Handler)
     except (OSError, OverflowError) as error:
         raise ValueError(f"--port {port}: {error}") from None
 

@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.request import urlopen
 
 import pytest
 from markdown_it.token import Token
@@ -17,6 +18,7 @@ from chapters.site.labs import OWN_MACHINE, exercises_section
 from chapters.site.model.lessons import begin_lesson
 from chapters.site.runtime import MissingRuntime
 from chapters.site.scenes import Scenes
+from chapters.site.server import served
 from chapters.site.sources import Sources
 from chapters.site.stories import story_of
 from chapters.site.tables import printed, quoted
@@ -150,6 +152,15 @@ def test_what_is_kept_whole_where_a_line_breaks():
     assert re.findall(r'class="line"( style="--in: \d+")?>', body) == ["", ' style="--in: 4"', ""]
     assert '<p style="--in: 4">' in body and "<svg><text>--x</text></svg>" in body
     assert "<textarea>def f(a) -&gt; A: --x</textarea>" in body, "an editor shows tags as text"
+
+
+def test_scripts_are_scripts_whatever_this_machine_takes_them_for(tmp_path, monkeypatch):
+    """Windows' registry may have text/plain for them."""
+    monkeypatch.setattr("mimetypes.guess_type", lambda *given, **options: ("text/plain", None))
+    for name in ("a.js", "a.mjs"):
+        (tmp_path / name).touch()
+        with served(tmp_path) as address, urlopen(f"{address}/{name}") as answer:
+            assert answer.headers["Content-Type"] == "text/javascript"
 
 
 def test_without_sphinx_the_command_says_what_to_install(monkeypatch, capsys, tmp_path):
