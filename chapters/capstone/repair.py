@@ -84,13 +84,21 @@ def check(number: int, file: Path, case: Path | None, console: Console) -> int:
     if case is None:
         found = [Checked("its case", "a repair can be copied; --case FILE shows that you know the cause (case.py)")]
     else:
-        found = grade_case(number, case.read_text("utf-8"))
-    results = [*grade(number, file.read_text("utf-8")), *found]
+        found = grade_case(number, read_text(case))
+    results = [*grade(number, read_text(file)), *found]
     for title, problem in results:
         console.print(f"  {'x' if problem else '+'} {title}", style="red" if problem else "green", markup=False)
         if problem:
             console.print(f"    {readable(problem)}", markup=False, soft_wrap=True)
     return 1 if any(problem for _, problem in results) else 0
+
+
+def read_text(path: Path) -> str:
+    """Of a student's file, without the mark that some editors of Windows begin it with. Raises ValueError."""
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{readable(path)} is not UTF-8 text: save it as UTF-8") from None
 
 
 def grade(number: int, source: str) -> list[Checked]:

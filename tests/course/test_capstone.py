@@ -330,6 +330,17 @@ def test_a_file_that_ends_the_check_repairs_nothing(source, tmp_path, capsys):
     assert "come to their end" in capsys.readouterr().out
 
 
+def test_files_of_windows(tmp_path, capsys):
+    """A mark at the beginning of a file is left out; another encoding is an error that names the file."""
+    file, case = tmp_path / "2_block_manager.py", tmp_path / "case.txt"
+    file.write_text(repair.sound_source(2), "utf-8")
+    case.write_text(CASES[2], "utf-16")
+    command = ["capstone", "broken", "2", "--check", str(file), "--case", str(case)]
+    assert main(command) == 2 and "case.txt is not UTF-8 text" in capsys.readouterr().err
+    case.write_text(CASES[2], "utf-8-sig")
+    assert main(command) == 0
+
+
 def test_a_copy_of_the_engines_file_is_not_enough(capsys):
     file = ROOT / "nanovllm" / FILES[3]
     assert main(["capstone", "broken", "3", "--check", str(file)]) == 1
