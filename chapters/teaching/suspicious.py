@@ -91,7 +91,7 @@ def _found(tree: ast.AST, modules: set[str | None]) -> dict[str, None]:
         elif isinstance(node, ast.Attribute) and node.attr in ("_getframe", "settrace", "setprofile", "modules"):
             found[f"sys: {node.attr}"] = None
         elif isinstance(node, ast.Attribute) and _is_reached(node.attr):
-            if ast.unparse(node).partition(".")[0] in imported:  # torch.utils.os, not block.io
+            if _owner(node) in imported:  # torch.utils.os, not block.io
                 found[f"reaches {node.attr}"] = None
         elif isinstance(node, ast.FunctionDef) and node.name in DEFINED:
             found[f"defines {node.name}"] = None
@@ -111,6 +111,13 @@ def _found(tree: ast.AST, modules: set[str | None]) -> dict[str, None]:
             if name in WORDS:
                 found[f"names {name}"] = None
     return found
+
+
+def _owner(node: ast.AST) -> str:
+    """The first name of a.b.c, however long that is; empty if it begins with something else."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_reached(name: str) -> bool:

@@ -185,7 +185,8 @@ def test_a_class_and_its_board(tmp_path, capsys):
     write_trace(SHORT, trace)
     folder.mkdir()
     (folder / "ada.py").write_text(POLICY, "utf-8")
-    (folder / "bob.py").write_text(with_method("order", "import gc; return 5"), "utf-8")
+    attributes = "import gc, numpy\n        lambda: numpy" + ".os" * 400  # none of ours reads it by recursion
+    (folder / "bob.py").write_text(with_method("order", f"{attributes}\n        return 5"), "utf-8")
     board.write_text('{"name": 5}\nnonsense\n', "utf-8")
     options = ["--trace", str(trace), "--board", str(board)]
     assert main(["capstone", "score", str(folder), *options]) == 1
