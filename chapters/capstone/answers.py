@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from chapters.capstone.views import Setup
-from chapters.submission import readable
+from chapters.submission import kind_of, readable
 
 
 class Refused(Exception):
@@ -17,15 +17,18 @@ def read_ids(found: dict[str, Any], method: str, waiting: Iterable[int]) -> list
     if not isinstance(ids, list):
         raise Refused(f"{method}() returns a list of ids, found {readable(ids, 100)}")
     for index in ids:
-        if type(index) is not int or index not in known:
+        _check_type(index, method, int)
+        if index not in known:
             raise Refused(f"{method}() names request {readable(index, 100)} twice, or one that does not wait")
         known.remove(index)
     return ids
 
 
 def read_budget(found: dict[str, Any], setup: Setup) -> int:
-    budget, most = found.get("token_budget"), setup.max_num_batched_tokens
-    if type(budget) is not int or not 1 <= budget <= most:
+    budget: Any = found.get("token_budget")
+    most = setup.max_num_batched_tokens
+    _check_type(budget, "token_budget", int)
+    if not 1 <= budget <= most:
         raise Refused(f"token_budget() is a whole number from 1 to {most:,}, found {readable(budget, 100)}")
     return budget
 
@@ -34,11 +37,13 @@ def read_draft_counts(found: dict[str, Any], setup: Setup, answered: Iterable[in
     """answered: ids of running requests that have a token."""
     pairs, known = _pairs(found.get("num_draft_tokens"), "num_draft_tokens"), set(answered)
     for index, num in pairs:
-        if type(index) is not int or index not in known:
+        _check_type(index, "num_draft_tokens", int)
+        _check_type(num, "num_draft_tokens", int)
+        if index not in known:
             raise Refused(
                 f"num_draft_tokens() names request {readable(index, 100)}, which does not run or has no token"
             )
-        if type(num) is not int or not 0 <= num <= setup.max_draft_tokens:
+        if not 0 <= num <= setup.max_draft_tokens:
             most = setup.max_draft_tokens
             raise Refused(f"num_draft_tokens() gives 0 to {most} draft tokens to a request, found {readable(num, 100)}")
     return dict(pairs)
@@ -46,6 +51,8 @@ def read_draft_counts(found: dict[str, Any], setup: Setup, answered: Iterable[in
 
 def read_worths(found: dict[str, Any], num_blocks: int) -> list[float]:
     worths = found.get("worth")
+    for worth in worths if isinstance(worths, list) else ():
+        _check_type(worth, "worth", float, int)
     if not isinstance(worths, list) or len(worths) != num_blocks or not all(map(_is_number, worths)):
         wrong = [worth for worth in worths if not _is_number(worth)][:3] if isinstance(worths, list) else worths
         raise Refused(f"worth() is a finite number, found {readable(wrong, 100)}")
@@ -55,18 +62,26 @@ def read_worths(found: dict[str, Any], num_blocks: int) -> list[float]:
 def read_snapshots(found: Any, num_tokens: int, block_size: int) -> dict[int, bool]:
     pairs = _pairs(found, "snapshots")
     for position, is_wanted in pairs:
-        is_edge = type(position) is int and 0 < position < num_tokens and position % block_size == 0
-        if not is_edge or type(is_wanted) is not bool:
+        _check_type(position, "snapshots", int)
+        _check_type(is_wanted, "snapshots", bool)
+        if not 0 < position < num_tokens or position % block_size != 0:
             what = f"{{multiple of {block_size} below {num_tokens}: True or False}}"
             raise Refused(f"snapshots() is {what}, found {readable([position, is_wanted], 100)}")
     return dict(pairs)
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor infinite
+    return abs(value) < 1e300  # neither NaN nor infinite
+
+
+def _check_type(value: Any, method: str, *kinds: type) -> None:
+    """NumPy's numbers look like Python's in every other message."""
+    if type(value) not in kinds:
+        what = f"found {readable(value, 100)} of type {kind_of(value)}"
+        raise Refused(f"{method}(): {what}: return Python's {kinds[0].__name__}")
 
 
 def _pairs(found: Any, method: str) -> list[tuple[Any, Any]]:
-    if not isinstance(found, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in found):
+    if not isinstance(found, dict):
         raise Refused(f"{method}() returns a dictionary, found {readable(found, 100)}")
-    return [(key, value) for key, value in found]
+    return [*found.items()]

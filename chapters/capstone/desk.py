@@ -20,22 +20,22 @@ class Desk:
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         if "snapshots" in message:
-            positions = self.policy.snapshots(*message["snapshots"])
-            return {"snapshots": positions if positions is None else list(map(list, positions.items()))}
+            return {"snapshots": self.policy.snapshots(*message["snapshots"])}
         for request_id, *fixed in message["new"]:
             self.known[request_id] = fixed
         waiting, running = (tuple(map(self._request, message[name])) for name in LISTS)
         self.known = {request.id: self.known[request.id] for request in waiting + running}
         self.shown = {request.id: self.shown[request.id] for request in waiting + running}
         state = State(message["now"], waiting, running, message["free"])
-        if refused := self.policy.refuse(state):
-            gone = {*refused}
+        refused = self.policy.refuse(state)
+        if refused and isinstance(refused, list):
+            gone = {index for index in refused if type(index) is int}
             state = state._replace(waiting=tuple(request for request in waiting if request.id not in gone))
         return {
             "refuse": refused,
             "order": self.policy.order(state),
             "token_budget": self.policy.token_budget(state),
-            "num_draft_tokens": list(map(list, self.policy.num_draft_tokens(state).items())),
+            "num_draft_tokens": self.policy.num_draft_tokens(state),
             "worth": [self.policy.worth(state, Block(*block)) for block in message["released"]],
         }
 

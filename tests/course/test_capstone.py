@@ -49,6 +49,13 @@ REFUSED = {  # method, body -> what is said
         "return {r.id: 9**9 for r in given[0].running if r.first_token_s}",
         "0 to 8 draft tokens",
     ),
+    "no_dictionary": ("num_draft_tokens", "return None", "num_draft_tokens() returns a dictionary, found None"),
+    "a number": ("refuse", "return 5", "refuse() returns a list of ids, found 5"),
+    "numpy": (
+        "order",
+        "import numpy; return [numpy.int64(r.id) for r in given[0].waiting]",
+        "order(): found 0 of type int64: return Python's int",
+    ),
     "others": ("num_draft_tokens", "return {77: 1}", "num_draft_tokens() names request 77, which does not run"),
 }
 SENDS_NO_SCORE = """
