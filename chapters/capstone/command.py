@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     board = actions.add_parser("board", help="show the board", description="Show the board of a trace.")
     add_trace(board, f"the trace drawn from this number (default: {PUBLIC_SEED})")
-    add_common(board)
+    add_memory(board)
 
     trace = actions.add_parser("trace", help="write a trace as CSV", description="Write a drawn trace as CSV.")
     trace.add_argument(
@@ -71,10 +71,15 @@ def add_trace(parser: argparse.ArgumentParser, seed: str) -> None:
 def add_common(parser: argparse.ArgumentParser) -> None:
     from chapters.__main__ import seconds
 
-    parser.add_argument("--memory", default=MEMORY, metavar="BYTES", help=f"for keys and values (default: {MEMORY})")
-    parser.add_argument("--hybrid", action="store_true", help="the model has states, and the policy places snapshots")
+    add_memory(parser)
     limit = f"of wall time for one run (default: {LIMIT_S:g})"
     parser.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """What is served in, and the board of it."""
+    parser.add_argument("--memory", default=MEMORY, metavar="BYTES", help=f"for keys and values (default: {MEMORY})")
+    parser.add_argument("--hybrid", action="store_true", help="the model has states, and the policy places snapshots")
     parser.add_argument(
         "--board", type=Path, metavar="FILE", help="the board's file (default: one in your data folder)"
     )
@@ -106,6 +111,8 @@ def run_policy(args: argparse.Namespace, console: Console) -> int:
         if given := [option for option, is_given in unused.items() if is_given]:
             raise ValueError(f"--real takes no {' and no '.join(given)}: they are for simulated time")
         return serve_for_real(args.policy, trace, args.limit, console)
+    if args.board and not args.name:
+        raise ValueError("--board needs --name NAME, under which the result is put on it")
     setup = chosen_setup(args, trace)
     with console.status(f"serving {len(trace)} requests"):
         baseline = judge(None, trace, setup, hybrid=args.hybrid)
@@ -176,6 +183,8 @@ def run_scale(args: argparse.Namespace, console: Console) -> int:
 def run_broken(args: argparse.Namespace, console: Console) -> int:
     from chapters.capstone.repair import check, complain, write
 
+    if args.case and not args.check:
+        raise ValueError("--case needs --check FILE, your repaired file")
     if args.check:
         return check(args.number, args.check, args.case, console)
     return write(args.number, args.out, console) if args.out else complain(args.number, console)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+OUT, PORT = Path("build/site"), 8000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("build/site"), help="the folder (default: build/site)")
+    parser.add_argument("--out", type=Path, default=OUT, help=f"the folder (default: {OUT.as_posix()})")
     parser.add_argument(
         "--offline", action="store_true", help="put the labs' runtime beside the pages, to need no network"
     )
@@ -16,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--with-model", action="store_true", help="put the demo model beside the pages, 100 MB (needs ziglang and npm)"
     )
     parser.add_argument("--serve", action="store_true", help="show it on this machine")
-    parser.add_argument("--port", type=int, default=8000, help="with --serve (default: 8000)")
+    parser.add_argument("--port", type=int, default=PORT, help=f"with --serve (default: {PORT})")
     parser.add_argument("--draw", action="store_true", help="draw diagrams that have changed (needs npm and chromium)")
 
 
@@ -24,6 +26,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from chapters.site import check_installed, diagrams, server
 
     if args.draw:
+        unused = {
+            "--out": args.out != OUT,
+            "--offline": args.offline,
+            "--with-model": args.with_model,
+            "--serve": args.serve,
+            "--port": args.port != PORT,
+        }
+        if given := [option for option, is_given in unused.items() if is_given]:
+            raise ValueError(f"--draw takes no {' and no '.join(given)}: it draws diagrams, and builds no site")
         diagrams.draw_all()
         return 0
     check_installed()

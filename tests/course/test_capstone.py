@@ -217,6 +217,17 @@ def test_what_real_time_does_not_take(unused, capsys):
     assert f"--real takes no {unused[0]}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["run", "--board", "board.jsonl"], "--board needs --name"),
+        (["broken", "3", "--case", "case.txt"], "--case needs --check"),
+    ],
+)
+def test_options_that_would_say_nothing(options, said, capsys):
+    assert main(["capstone", *options]) == 2 and said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("spoiled", [{"goodput": "x"}, {"goodput": float("nan")}, {"num_good": 99}, {"num_late": 0.0}])
 def test_what_can_be_no_score(spoiled):
     sound = judge.scored(served(SHORT, policy.Policy), SETUP)

@@ -598,6 +598,8 @@ def test_command(tmp_path, monkeypatch, capsys):
         for port, said in ((taken, "in use"), (99_999, "must be 0-65535")):
             assert main(["site", "--out", str(tmp_path), "--serve", "--port", str(port)]) == 2
             assert said in (error := capsys.readouterr().err) and f"--port {port}" in error
+    assert main(["site", "--draw", "--out", str(tmp_path), "--serve"]) == 2
+    assert "--draw takes no --out and no --serve" in capsys.readouterr().err
     assert done == [], "nothing is built before"
     assert main(["site", "--out", str(tmp_path), "--offline", "--serve", "--port", str(taken)]) == 0
     assert done == [(tmp_path, True, False), taken] and "index.html" in capsys.readouterr().out
