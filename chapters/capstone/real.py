@@ -42,6 +42,20 @@ class Due(NamedTuple):
     params: SamplingParams
 
 
+def lengths_of(row: Row) -> tuple[int, int]:
+    """Tokens of its prompt and its answer, as they are served."""
+    return max(row.prompt_tokens // DIVISOR, 1), max(row.output_tokens // DIVISOR, 2)
+
+
+def check_lengths(rows: list[Row]) -> None:
+    """Raises ValueError for a request that the pool cannot hold."""
+    most = NUM_BLOCKS * BLOCK_SIZE
+    for row in rows:
+        if sum(lengths_of(row)) > most:
+            what = f"request {row.request_id} has {row.prompt_tokens:,} + {row.output_tokens:,}"
+            raise ValueError(f"--real serves prompts and answers of up to {most * DIVISOR:,} tokens; {what}")
+
+
 class RealServer:
     """The engine, and requests that come when they are due. now: seconds since the run began."""
 
@@ -66,11 +80,10 @@ class RealServer:
     def requests(self, rows: list[Row]) -> list[Due]:
         vocab_size, due = self.engine.model_config.vocab_size, []
         for row in rows:
-            num_prompt, num_prefix = max(row.prompt_tokens // DIVISOR, 1), row.prefix_tokens // DIVISOR
+            (num_prompt, num_output), num_prefix = lengths_of(row), row.prefix_tokens // DIVISOR
             of_prefix, own = random.Random(f"prefix {row.prefix_id}"), random.Random(f"own {row.request_id}")
             prompt = [of_prefix.randrange(vocab_size) for _ in range(num_prefix)]
             prompt += [own.randrange(vocab_size) for _ in range(num_prompt - num_prefix)]
-            num_output = max(row.output_tokens // DIVISOR, 2)
             due.append(
                 Due(row.arrival_s, prompt, SamplingParams(temperature=0, max_tokens=num_output, ignore_eos=True))
             )
@@ -137,7 +150,8 @@ class RealServer:
 
 
 def serve_for_real(policy: Path, rows: list[Row], limit_s: float, console: Console) -> int:
-    """limit_s: for the policy alone."""
+    """limit_s: for the policy alone. Raises ValueError."""
+    check_lengths(rows[:NUM_REQUESTS])
     run = Run("chapters.capstone.real:measure_both", policy=str(policy), rows=rows[:NUM_REQUESTS])
     phase, said = Phase("starting", 0), ""
     found: list[Any]

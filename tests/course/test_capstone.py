@@ -228,6 +228,14 @@ def test_options_that_would_say_nothing(options, said, capsys):
     assert main(["capstone", *options]) == 2 and said in capsys.readouterr().err
 
 
+def test_a_request_that_is_too_long_for_real_time(tmp_path, capsys):
+    """It is named before a model is loaded."""
+    write_trace([*SHORT[:1], Row("long", 0.5, 24_000, 600, "", 0)], tmp_path / "trace.csv")
+    assert main(["capstone", "run", "--real", "--trace", str(tmp_path / "trace.csv")]) == 2
+    told = capsys.readouterr().err
+    assert "up to 24,576 tokens; request long has 24,000 + 600" in told and "engine" not in told
+
+
 @pytest.mark.parametrize("spoiled", [{"goodput": "x"}, {"goodput": float("nan")}, {"num_good": 99}, {"num_late": 0.0}])
 def test_what_can_be_no_score(spoiled):
     sound = judge.scored(served(SHORT, policy.Policy), SETUP)
