@@ -111,7 +111,8 @@ class Progress:
         return self._chapters.get(str(chapter.number), {})
 
     def note(self, chapter: Chapter, **what: Any) -> None:
-        """Remember, beside what other terminals have noted meanwhile. Of quizzes the best is kept."""
+        """Remember, beside what other terminals have noted meanwhile. Of quizzes the best is kept, at most all of the
+        questions that there are now."""
         if self.problem:
             return
         try:
@@ -119,7 +120,8 @@ class Progress:
                 self._chapters = read_progress(self.path)
                 before = self.get(chapter)
                 if "quiz" in what and "quiz" in before:
-                    what["quiz"] = [max(what["quiz"][0], before["quiz"][0]), what["quiz"][1]]
+                    num_right, num_questions = what["quiz"]
+                    what["quiz"] = [min(max(num_right, before["quiz"][0]), num_questions), num_questions]
                 self._chapters[str(chapter.number)] = before | what
                 temporary = self.path.with_suffix(f".{os.getpid()}")  # so that no moment has half a file
                 temporary.write_text(json.dumps(self._chapters, indent=1), "utf-8")

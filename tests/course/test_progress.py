@@ -76,6 +76,8 @@ def test_two_terminals():
                 noted.result(0.2)
         noted.result()
     assert Progress().get(CHAPTERS[2]) == {"read": True}
+    one.note(CHAPTERS[0], quiz=[1, 3])
+    assert Progress().get(CHAPTERS[0])["quiz"] == [3, 3], "of a quiz that has become shorter"
 
 
 def no_home(monkeypatch, tmp_path):
