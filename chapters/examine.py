@@ -79,6 +79,8 @@ class _Examination:
         run = Run(self.target, name=task.name, file=str(self.file), **self.arguments)
         self.runs.append(run)
         try:
+            if self.has_ended:  # meanwhile: end() may have missed this one
+                return Result(task, 0)
             result = self._follow(run, task)
         finally:
             run.end()

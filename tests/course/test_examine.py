@@ -12,7 +12,7 @@ import pytest
 
 from chapters.__main__ import main
 from chapters.course import ROOT, find_chapter
-from chapters.examine import examine
+from chapters.examine import _Examination, examine
 from chapters.runner import Lost, Phase, Run
 from tests.processes import LIMIT_S, wait_for
 
@@ -126,6 +126,22 @@ def test_no_engine_is_loaded_for_a_file_that_fails_before(tmp_path):
     assert result.not_started
     with pytest.raises(ValueError, match="the engine cannot be loaded: "):
         list(examine(CHAPTER, file, str(tmp_path / "nowhere"), only="free"))
+
+
+def test_a_run_that_begins_while_all_end(monkeypatch, tmp_path):
+    """It is ended, too, and nobody waits for it."""
+
+    class Begun:
+        def __init__(self, *given, **arguments):
+            examination.end()
+
+        def end(self):
+            ended.append(self)
+
+    ended: list[Begun] = []
+    monkeypatch.setattr("chapters.examine.Run", Begun)
+    examination = _Examination(tmp_path / "ada.py", 1.0, "no:target", {})
+    assert examination.of(CHAPTER.module("checks").TASKS[0]).num_passed == 0 and len(ended) == 1
 
 
 def test_what_is_printed_is_cut(tmp_path):
