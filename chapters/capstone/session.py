@@ -28,7 +28,7 @@ def text_alone(seq: Sequence) -> list[int]:
 
 
 class Session:
-    """num_steps: so far. seqs: all that were sent. outputs: of the steps."""
+    """seqs: all that were sent. outputs: of the steps so far."""
 
     def __init__(self, num_blocks: int = 64, block_size: int = 4, max_num_seqs: int = 16, budget: int = 64) -> None:
         self.manager = BlockManager(num_blocks, block_size)

@@ -40,7 +40,6 @@ LEFT_OUT = (  # patterns, as Path.match() has them
     "chapters/capstone/scale.py",
     "chapters/capstone/simple.py",
     "chapters/capstone/faults.py",
-    "chapters/capstone/faults",
     "tests/course/wrong_solutions",
     "tests/journeys",
     "tests/test_other_systems.py",  # runs other_systems.py, which grades our solutions
