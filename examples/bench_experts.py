@@ -69,7 +69,7 @@ def main() -> None:
     sizes = (1, 8)
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(model_or_demo(args.model or name))
+        folder = Path(model_or_demo(args.model) if args.model else name)
         if not args.model:
             config = Qwen3MoeConfig(
                 vocab_size=49152, intermediate_size=3072, tie_word_embeddings=True, **SIZES, **EXPERTS
