@@ -286,8 +286,8 @@ def host_times(llm: LLM, num_steps: int) -> dict[str, float]:
         "schedule": (engine.scheduler, "schedule"),
         "pack": (model_runner, "pack"),
         "run": (engine.model_runner, "run"),
-        "update": (engine.scheduler, "update"),
-        "outputs": (engine, "update"),
+        "update": (engine, "update"),
+        "outputs": (engine, "make_outputs"),
     }
     places = {name: place for name, place in places.items() if hasattr(*place)}
     spent: dict[str, float] = {}
@@ -300,7 +300,7 @@ def host_times(llm: LLM, num_steps: int) -> dict[str, float]:
             spent.clear()
             steps.append({"step": stopwatch(engine.step), **spent})
     median = {name: 1e3 * statistics.median(step[name] for step in steps) for name in steps[0]}
-    median["run"] -= median.get("pack", 0.0)
+    median["run"] -= median["pack"]
     return median
 
 

@@ -222,6 +222,23 @@ def test_the_profiled_steps_are_the_next_ones(script, tmp_path, monkeypatch):
         assert len(steps) == num_steps and "ms GPU idle" not in row and row["kernels"] == 0
 
 
+def test_each_part_of_a_step_counts_once(script, tmp_path, monkeypatch):
+    """By a clock that is one second later whenever somebody looks at it."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    llm = LLM(str(make_checkpoint(tmp_path, "llama")), max_model_len=64)
+    llm.engine.add_request(None, [5, 6, 7], script("measuring").greedy(8))
+    monkeypatch.setattr(script("measuring"), "time", SimpleNamespace(perf_counter=iter(range(1000)).__next__))
+    found = script("profile_step").host_times(llm, 3)
+    assert {name: ms / 1e3 for name, ms in found.items()} == {
+        "step": 11,
+        "schedule": 1,
+        "run": 2,  # without pack
+        "pack": 1,
+        "update": 1,
+        "outputs": 1,
+    }
+
+
 def test_each_kind_computes_its_prompts(script, tmp_path, monkeypatch):
     """Those of the kind before are the same, and were found in the cache."""
     report = script("gpu_report")
