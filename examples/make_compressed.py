@@ -14,13 +14,12 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from measuring import arguments, existing_file, positive, text_of
+from measuring import arguments, existing_file, positive, tensors_of, text_of
 from rich.progress import track
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -46,23 +45,26 @@ def main() -> None:
     parser.add_argument("--tokens", type=positive, default=8192, help="of that text (default: 8192)")
     args = parser.parse_args()
     directory = resolve_checkpoint(model_or_demo(args.model))
-    if not (directory / "config.json").is_file():
-        parser.error(f"{directory} is no directory with a config.json")
     if args.folder.exists():
         parser.error(f"{args.folder} exists")
-    text = text_of(args.text)
+    tensors, text = tensors_of(directory), text_of(args.text)
     hessians = measure_hessians(directory, text, args.tokens) if args.rounding == "gptq" else {}
-    write_compressed(directory, args.folder, args.group_size, hessians)
+    write_compressed(directory, tensors, args.folder, args.group_size, hessians)
     size = sum(path.stat().st_size for path in args.folder.iterdir())
     print(f"{args.folder}: {size / 1e6:,.0f} MB")
 
 
-def write_compressed(directory: Path, folder: Path, group_size: int, hessians: dict[str, Tensor]) -> None:
-    """hessians: of the weights that gptq() rounds, by name. The others go to the nearest codes."""
+def write_compressed(
+    directory: Path, given: Iterable[tuple[str, Tensor]], folder: Path, group_size: int, hessians: dict[str, Tensor]
+) -> None:
+    """given: the directory's tensors. hessians: of the weights that gptq() rounds, by name.
+
+    All others go to the nearest codes.
+    """
     tensors: dict[str, Tensor] = {}
     ignored = ["lm_head"]
     num_packed = num_kept = 0
-    for name, tensor in track(list(tensors_of(directory)), "rounding", transient=True):
+    for name, tensor in track(list(given), "rounding", transient=True):
         module = name.removesuffix(".weight")
         in_text_model = LANGUAGE_MODEL.sub("model.", name)  # as the engine calls it
         is_projection = PROJECTION.fullmatch(in_text_model) is not None
@@ -97,13 +99,6 @@ def write_compressed(directory: Path, folder: Path, group_size: int, hessians: d
         "ignore": ignored,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
-
-
-def tensors_of(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (this is no dict)
-                yield name, tensors.get_tensor(name)
 
 
 def nearest(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from measuring import arguments, file_to_write, needs
-from safetensors import safe_open
+from measuring import arguments, file_to_write, needs, tensors_of
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files.hub import resolve_checkpoint
@@ -47,6 +46,7 @@ def write_gguf(directory: Path, path: Path, type_name: str) -> None:
     with needs("gguf"):
         import gguf
 
+    tensors = ((name, tensor.float()) for name, tensor in tensors_of(directory))
     config = ModelConfig.from_directory(directory)
     if config.architecture not in ARCHITECTURES or config.windows or config.rope_scaling["rope_type"] != "default":
         raise SystemExit(f"{directory}: only {', '.join(ARCHITECTURES)}, no windows, no rotary scaling")
@@ -56,7 +56,6 @@ def write_gguf(directory: Path, path: Path, type_name: str) -> None:
     names = gguf.get_tensor_name_map(
         next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), config.num_hidden_layers
     )
-    tensors = tensors_of(directory)
     for name, tensor in tensors if config.hybrid is None else hybrid_tensors(tensors, config):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -78,13 +77,6 @@ def write_gguf(directory: Path, path: Path, type_name: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def tensors_of(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in list(tensors.keys()):
-                yield name, tensors.get_tensor(name).float()
 
 
 def hybrid_tensors(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from torch import Tensor
 
     from nanovllm import SamplingParams
 
@@ -273,6 +274,32 @@ def vocab_size_of(model: str) -> int:
     from nanovllm.files.hub import resolve_checkpoint
 
     return ModelConfig.from_directory(resolve_checkpoint(model, load_format="dummy")).vocab_size
+
+
+def tensors_of(directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+    """(name, tensor) of a checkpoint's weights, as its files hold them and from the files that the engine reads.
+
+    Ends the script if it is no directory, if its weights are quantized already, or if a file is missing or damaged.
+    """
+    from nanovllm.files.config_json import read_json
+    from nanovllm.files.model_fields import QUANTIZATION_FIELDS, QUANTIZATION_FILES
+    from nanovllm.files.tensor_files import tensor_files
+
+    script = Path(sys.argv[0]).name
+    if not (directory / "config.json").is_file():
+        sys.exit(f"{script}: {directory} is no directory with a config.json")
+    try:
+        fields = read_json(directory / "config.json")
+        files = tensor_files(directory)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{script}: {error}")
+    configs = [config for config in (fields, fields.get("text_config")) if isinstance(config, dict)]
+    marks = [name for name in QUANTIZATION_FIELDS if any(config.get(name) for config in configs)]
+    marks += [name for name in QUANTIZATION_FILES if (directory / name).is_file()]
+    if marks:
+        sys.exit(f"{script}: {directory} is quantized already, as its {marks[0]} says; give the original")
+    slices = ((name, file.get_slice(name)) for name, file in files.items())
+    return ((name, stored[tuple(map(slice, stored.get_shape()))]) for name, stored in slices)
 
 
 def prompt_ids(vocab_size: int, first: int = 100) -> range:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from nanovllm import LLM
 from nanovllm.core.scheduler import Scheduler
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import edit, make_checkpoint
 from tests.marks import by_night
 from tests.pretend_gpu import pretend_gpu
 
@@ -261,7 +261,23 @@ def test_a_file_of_few_bits_that_cannot_be_written(status_of, tmp_path):
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
     status, _ = status_of("perplexity.py", str(model), "--quantization", "nearest")
-    assert status == f"make_compressed.py: error: {model} is no directory with a config.json"
+    assert status == f"make_compressed.py: {model} is no directory with a config.json"
+
+
+@pytest.mark.parametrize("script", ["make_compressed.py", "make_gguf.py"])
+def test_weights_that_cannot_be_written_in_another_form(status_of, tmp_path, copy_of, script):
+    """A line says so, and nothing is written: no file without tensors, and none with weights that lack their scales."""
+    model, written = tmp_path / "model.gguf", tmp_path / "written"
+    model.write_bytes(b"GGUF")
+    assert status_of(script, str(model), str(written))[0] == f"{script}: {model} is no directory with a config.json"
+    folder = copy_of("llama")
+    edit(folder / "config.json", quantization_config={"quant_method": "fp8"})
+    status, _ = status_of(script, str(folder), str(written))
+    assert status.startswith(f"{script}: {folder} is quantized already, as its quantization_config says")
+    edit(folder / "config.json", quantization_config=None)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    status, _ = status_of(script, str(folder), str(written))
+    assert status.startswith(f"{script}: {folder} has no *.safetensors file") and not written.exists()
 
 
 def test_two_servers_of_vllm_have_ports_of_their_own(tmp_path):
