@@ -56,6 +56,7 @@ def main() -> None:
     console = Console(stderr=True)
     with ExitStack() as stack:
         options = ("--dtype", args.dtype, "--max-model-len", str(MAX_MODEL_LEN), "--served-model-name", NAME)
+        options += ("--max-waiting", str(args.num_requests))  # all of them arrive at once when the machine is measured
         with console.status("starting nanovllm ..."):
             urls = {"nanovllm": stack.enter_context(running_server(model, *options))}
         if args.page:

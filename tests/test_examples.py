@@ -579,6 +579,14 @@ def test_bench_start(table_of, checkpoint):
     assert names | {'a script: LLM(MODEL).generate("Once upon a time")', "transformers"} <= set(table)
 
 
+def test_bench_serve_lets_all_its_requests_wait(status_of, checkpoint, monkeypatch):
+    def running_server(*options: str) -> None:
+        raise SystemExit(options[options.index("--max-waiting") + 1])
+
+    monkeypatch.setattr("nanovllm.serving.http.load_generator.running_server", running_server)
+    assert status_of("bench_serve.py", str(checkpoint()), "--num-requests", "300")[0] == "300"
+
+
 @pytest.mark.nightly
 def test_bench_serve(table_of, status_of, short_demo_in_float32):
     sizes = ("--num-requests", "3", "--rounds", "1", "--loads", "0.5", "--dtype", "float32")
