@@ -8,7 +8,7 @@ The ratio says how many times as long as its floor a part takes. Floors are thos
 a sliding window.
 Before that it prints how long a decode step takes, and how much of it is spent outside C functions (Python's share),
 with the step recorded and replayed (nanovllm/worker/cpu/recorded_step.py) and without. Part by part, nothing is
-replayed. All this is for dense models; a mixture of experts and a hybrid model have no such floors.
+replayed. All this is for dense models; experts, states and weights of few bits have no such floors.
 --contexts: time per decoded token of one sequence against the length of its context, beside the bandwidth floor.
 On a GPU: where Python is in a decode step, and what PyTorch's profiler says of the GPU meanwhile.
 """
@@ -72,8 +72,10 @@ def main() -> None:
     if runner.device.type != "cpu":
         show_gpu(llm, sorted({1, args.batch}), args.context)
         return
-    if llm.engine.model_config.expert_layers or llm.engine.model_config.hybrid is not None:
-        sys.exit("on a CPU this measures dense models: it knows no floors of experts and of layers with a state")
+    config = llm.engine.model_config
+    if config.expert_layers or config.hybrid is not None or config.is_quantized:
+        others = "of experts, of layers with a state and of weights of few bits"
+        sys.exit(f"on a CPU this measures dense models: it knows no floors {others}")
     # Where a processor cannot multiply bf16, float32 is faster, and the C kernels compute with that.
     gb_per_s, gflops = read_bandwidth(), max(matmul_rate(dtype) for dtype in (runner.dtype, torch.float32))
     console.print(f"This machine: {gb_per_s:.0f} GB/s read, {gflops:,.0f} GFLOP/s in matrix products\n")
@@ -289,7 +291,6 @@ def host_times(llm: LLM, num_steps: int) -> dict[str, float]:
         "update": (engine, "update"),
         "outputs": (engine, "make_outputs"),
     }
-    places = {name: place for name, place in places.items() if hasattr(*place)}
     spent: dict[str, float] = {}
     steps = []
     with ExitStack() as patches:

@@ -728,9 +728,12 @@ def test_structured_output_has_a_cost(run, checkpoint):
     )
 
 
-@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3.5"])
-def test_profile_step_has_no_floors_of_other_models(status_of, checkpoint, variant):
-    status, _ = status_of("profile_step.py", str(checkpoint(variant)), "--context", "16", "--prompt", "32")
+@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3.5", PACKED])
+def test_profile_step_has_no_floors_of_other_models(status_of, checkpoint, tmp_path, variant):
+    model = tmp_path / "packed" if variant == PACKED else checkpoint(variant)
+    if variant == PACKED:
+        status_of("make_compressed.py", str(checkpoint()), str(model), "--rounding", "nearest")
+    status, _ = status_of("profile_step.py", str(model), "--context", "16", "--prompt", "32")
     assert status.startswith("on a CPU this measures dense models: ")
 
 
