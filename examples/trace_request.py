@@ -11,6 +11,7 @@ the same way, with explanations.
 
 import sys
 from collections import Counter
+from inspect import CO_NESTED
 from pathlib import Path
 from types import FrameType
 
@@ -31,6 +32,7 @@ STAGES = {  # LLMEngine's methods that are the lines of a step
     "update": "5. update: sequences grow, or end",
     "make_outputs": "6. outputs: text for the caller",
 }
+RUNNER = "worker/model_runner.py"  # whose run() is one of them
 
 
 class Walk:
@@ -46,10 +48,11 @@ class Walk:
         if event != "call" or not code.co_filename.startswith(str(PACKAGE)):
             return
         file = Path(code.co_filename).relative_to(PACKAGE).as_posix()
-        name = code.co_qualname if hasattr(code, "co_qualname") else code.co_name
-        if code.co_name in STAGES and (file == "engine.py" or name.endswith("Runner.run")):
+        name = code.co_qualname if hasattr(code, "co_qualname") else code.co_name  # not in Python 3.10
+        if code.co_name in STAGES and file == (RUNNER if code.co_name == "run" else "engine.py"):
             self._stage = STAGES[code.co_name]
-        if "<" not in name:  # comprehensions, lambdas and functions within functions belong to those around them
+        # Comprehensions, lambdas and functions within functions belong to those around them.
+        if "<" not in name and not code.co_flags & CO_NESTED:
             self.stages.setdefault(self._stage, Counter())[file, name] += 1
 
     @property

@@ -6,6 +6,7 @@ What computes much is told to do so in float32: a processor without instructions
 
 import argparse
 import importlib
+import inspect
 import io
 import logging
 import os
@@ -662,6 +663,23 @@ def test_prefix_cache_walkthrough(run):
         if "queue, head" in line
     ]
     assert queues[-3:] == [[7, 8, 9, 4, 3, 2], [7, 8, 9, 4, 3, 2, 6, 5, 1, 0], [6, 5]]
+
+
+def test_a_trace_on_python_310():
+    """Its code objects have no qualified names."""
+    module = importlib.import_module("trace_request")
+
+    def frame(file: str, name: str, flags: int = 0) -> SimpleNamespace:
+        path = str(module.PACKAGE / file)
+        return SimpleNamespace(f_code=SimpleNamespace(co_filename=path, co_name=name, co_flags=flags))
+
+    walk = module.Walk()
+    for file, name in (("core/scheduler.py", "run"), ("worker/model_runner.py", "run"), ("worker/batch.py", "tensors")):
+        walk.profile(frame(file, name), "call", None)
+    walk.profile(frame("worker/batch.py", "inner", inspect.CO_NESTED), "call", None)
+    before, (stage, calls) = walk.stages.items()
+    assert before[0] == "before the first step" and stage.startswith("4. run: ")
+    assert list(calls) == [("worker/model_runner.py", "run"), ("worker/batch.py", "tensors")]
 
 
 @pytest.mark.nightly
