@@ -86,6 +86,15 @@ def run(llm: LLM, name: str, prompts: list, params: SamplingParams) -> tuple[flo
     return seconds, outputs
 
 
+def rates(seconds: dict[str, list[float]], num_tokens: int) -> list[str]:
+    """Tokens a second of each way, and the speed-up; "-" where every answer is a single token, which takes no time."""
+    if not all(each for of in seconds.values() for each in of):
+        return ["-"] * 3
+    medians = [statistics.median(num_tokens / each for each in of) for of in seconds.values()]
+    speed_up = median_ratio(seconds["without"], seconds["with"])
+    return [*(f"{rate:.0f}" for rate in medians), f"{speed_up:.2f}"]
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--speculative", type=json.loads, default=NGRAM, metavar="JSON", help="a speculative_config")
@@ -112,15 +121,14 @@ def measure(args: argparse.Namespace, dtype: str) -> None:
         gained = drafting.engine.stats - before
         seconds = {way: [s for s, _ in runs] for way, runs in found.items()}
         expected, outputs = (runs[-1][1] for runs in found.values())
-        num_tokens = sum(len(o.outputs[0].token_ids) for o in outputs)
+        num_tokens = sum(len(o.outputs[0].token_ids) - 1 for o in outputs)  # while the clock runs
         same = [a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in zip(expected, outputs, strict=True)]
         accepted = gained.acceptance_rate
         rows.add_row(
             name,
             "-" if accepted is None else f"{accepted:.0%}",
             f"{gained.tokens_per_step:.2f}",
-            *(f"{statistics.median(num_tokens / each for each in of):.0f}" for of in seconds.values()),
-            f"{median_ratio(seconds['without'], seconds['with']):.2f}",
+            *rates(seconds, num_tokens),
             f"{sum(same)} of {len(same)}",
         )
         if args.show:

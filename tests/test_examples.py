@@ -608,6 +608,22 @@ def test_bench_speculative(table_of, short_demo_in_float32):
         assert drawn == of, "draft tokens change nothing"
 
 
+@pytest.mark.parametrize(("num_output", "shown"), [(9, ["8", "8", "1.00"]), (1, ["-", "-", "-"])])
+def test_bench_speculative_counts_while_the_clock_runs(checkpoint, monkeypatch, capsys, num_output, shown):
+    """From the first token on, which therefore does not count; of answers that are one token there is no rate."""
+    module = importlib.import_module("bench_speculative")
+    run, load = module.run, ([[5, 6, 7]], importlib.import_module("measuring").greedy(num_output))
+    monkeypatch.setattr(module, "workloads", lambda llm: {"one": load})
+    monkeypatch.setattr(module, "run", lambda *args: (float(num_output > 1), run(*args)[1]))
+    made = LLM.__init__
+    monkeypatch.setattr(LLM, "__init__", lambda llm, *args, **more: made(llm, *args, **more | {"max_model_len": 64}))
+    module.measure(
+        argparse.Namespace(model=str(checkpoint()), speculative=module.NGRAM, rounds=1, show=False), "float32"
+    )
+    [row] = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│ one")]
+    assert [cell.strip() for cell in row[3:6]] == shown
+
+
 @pytest.mark.nightly
 def test_bench_routing(status_of):
     status, out = status_of("bench_routing.py", "--size", "0.25", "--num-engines", "4", "6")
