@@ -8,11 +8,10 @@ Prints a table for each.
 """
 
 import gc
-import mmap
 import random
 import statistics
-import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 
 from measuring import arguments, console, greedy, positive, progress, prompt_ids, seconds, table
@@ -21,7 +20,6 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.files.system import peak_memory_bytes
 from nanovllm.tools.demo_model import model_or_demo
 
 BLOCK_SIZE = 16
@@ -171,39 +169,54 @@ def measure_cost(prefill_s_per_block: float) -> None:
 
 def measure_growth(kv_block_bytes: int, num_blocks: int) -> None:
     rows = table("3. Time per operation as things grow", "operation", "small", "large", "ratio")
-    (small_s, _), (large_s, block_bytes) = (time_block_manager(n) for n in (1_000, num_blocks))
+    small_s, large_s = (time_block_manager(n) for n in (1_000, num_blocks))
     row = f"{small_s * 1e6:.1f} us", f"{large_s * 1e6:.1f} us", f"{large_s / small_s:.2f}"
     rows.add_row(f"10 blocks in and out, pool of 1,000 / {num_blocks:,}", *row)
     small_s, large_s = (time_scheduler(n) for n in (100, 100_000))
     row = f"{small_s * 1e6:.1f} us", f"{large_s * 1e6:.1f} us", f"{large_s / small_s:.2f}"
     rows.add_row("step of 64 running, 100 / 100,000 waiting", *row)
     console().print(rows)
+    block_bytes = bookkeeping_bytes(min(num_blocks, 20_000))
     console().print(
         f"Bookkeeping: {block_bytes:,.0f} bytes a cached block (Python objects; the document counts 248). The "
         f"model's K/V of such a block takes {kv_block_bytes:,} bytes.\n"
     )
 
 
-def time_block_manager(num_blocks: int) -> tuple[float, float]:
-    """(seconds for a sequence of 10 blocks in and out of a pool full of cached blocks, bookkeeping bytes a block)."""
+def time_block_manager(num_blocks: int) -> float:
+    """Seconds for a sequence of 10 blocks in and out of a pool full of cached blocks."""
+    manager, rng = full_pool(num_blocks)
+    return statistics.median(in_and_out(manager, rng) for _ in range(5_000))
+
+
+def bookkeeping_bytes(num_blocks: int) -> float:
+    """Of a cached block, in a pool that nothing is timed with: counting makes everything slower."""
     gc.collect()
-    before = resident_bytes()
+    tracemalloc.start()
+    manager, _ = full_pool(num_blocks)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return num_bytes / len(manager.blocks)
+
+
+def full_pool(num_blocks: int) -> tuple[BlockManager, random.Random]:
+    """A pool whose blocks are all cached, and the generator that its tokens came from."""
     manager, rng = BlockManager(num_blocks, BLOCK_SIZE), random.Random(0)
-
-    def once() -> float:
-        tokens = rng.choices(range(50_000), k=10 * BLOCK_SIZE)
-        started = time.perf_counter()
-        seq = Sequence(tokens)
-        manager.allocate_with_prefix(seq)
-        seq.num_computed_tokens = len(tokens)
-        manager.register_prefix(seq)
-        manager.free(seq)
-        return time.perf_counter() - started
-
     for _ in range(num_blocks // 10 + 1):
-        once()
-    block_bytes = (resident_bytes() - before) / num_blocks
-    return statistics.median(once() for _ in range(5_000)), block_bytes
+        in_and_out(manager, rng)
+    return manager, rng
+
+
+def in_and_out(manager: BlockManager, rng: random.Random) -> float:
+    """Seconds for a sequence of 10 new blocks."""
+    tokens = rng.choices(range(50_000), k=10 * BLOCK_SIZE)
+    started = time.perf_counter()
+    seq = Sequence(tokens)
+    manager.allocate_with_prefix(seq)
+    seq.num_computed_tokens = len(tokens)
+    manager.register_prefix(seq)
+    manager.free(seq)
+    return time.perf_counter() - started
 
 
 def time_scheduler(num_waiting: int) -> float:
@@ -220,13 +233,6 @@ def time_scheduler(num_waiting: int) -> float:
         scheduler.update(output, [[7] * chunk.num_logits for chunk in output.chunks])
         times.append(time.perf_counter() - started)
     return statistics.median(times[1:])
-
-
-def resident_bytes() -> int:
-    if sys.platform.startswith("linux"):
-        with open("/proc/self/statm", encoding="utf-8") as file:
-            return int(file.read().split()[1]) * mmap.PAGESIZE
-    return peak_memory_bytes()
 
 
 # -- 4. together -------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def measure(llm: LLM, start_s: float, args: argparse.Namespace) -> None:
     num_riding, num_decoded = (sum(step.num_decode_tokens for step in some) for some in (prefills, decodes))
     num_output = llm.engine.stats.num_output_tokens
     seconds = prefill_s + decode_s
-    peak_mb = peak_memory_bytes() / 1e6
+    peak = f"{peak_bytes / 1e6:,.0f}" if (peak_bytes := peak_memory_bytes()) else "-"  # Windows does not say
     weights_mb = llm.engine.model_runner.weight_bytes / 1e6
     found = table(f"{args.num_requests} requests, {num_prompt:,} prompt tokens", "", "", show_header=False)
     found.columns[1].justify = "left"
@@ -81,7 +81,7 @@ def measure(llm: LLM, start_s: float, args: argparse.Namespace) -> None:
     found.add_row("decode", f"{num_decoded / max(decode_s, 1e-9):,.0f} tokens/s")
     found.add_row("output", f"{num_output / seconds:,.0f} tokens/s  ({num_output:,} tokens in {seconds:.1f} s)")
     found.add_row("mean batch", f"{num_output / len(steps):.1f} sequences sampled a step")
-    found.add_row("peak memory", f"{peak_mb:,.0f} MB resident, {weights_mb:,.0f} of them weights")
+    found.add_row("peak memory", f"{peak} MB resident, {weights_mb:,.0f} of them weights")
     console().print(found)
 
 

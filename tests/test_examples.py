@@ -454,15 +454,17 @@ def test_move_to_vllm(status_of, talkative):
     assert re.findall(r"^  sample (\d): ", out, re.MULTILINE) == ["0", "1", "2"]
 
 
-def test_bench_throughput(run, checkpoint, tmp_path):
+def test_bench_throughput(run, checkpoint, tmp_path, monkeypatch):
     model = make_checkpoint(tmp_path, "llama", vocab_size=49152)
     out = run("bench_throughput.py", str(model), "--dtype", "float32")
     assert "32 requests, 4,217 prompt tokens" in out
     for name in ("start (import to ready)", "prefill", "decode", "output", "mean batch", "peak memory"):
         assert name in out
     short = (str(checkpoint()), "--num-requests", "2", "--max-output", "32")
+    monkeypatch.setattr("nanovllm.files.system.peak_memory_bytes", lambda: 0)  # as on Windows
     for more in ((), ("--quantization", PACKED)):
-        assert "2 requests" in run("bench_throughput.py", *short, *more)
+        out = run("bench_throughput.py", *short, *more)
+        assert "2 requests" in out and "│ - MB resident, " in out
 
 
 @pytest.fixture
@@ -719,6 +721,7 @@ def test_bench_prefix_cache(run, tmp_path):
     for name in ("chatbot", "multi-turn", "retrieval", "completion", "summaries", "random"):
         assert name in out
     assert "66,560 prompt tokens, 2,048 computed" in " ".join(out.split())
+    assert 500 < int(re.search(r"Bookkeeping: ([\d,]+) bytes", out)[1].replace(",", "")) < 3000
 
 
 @pytest.mark.nightly
