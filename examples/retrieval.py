@@ -70,12 +70,17 @@ def without_links(text: str) -> str:
 
 
 class Retriever:
-    """Passages as vectors. is_trained: the model was made for embeddings."""
+    """Passages as vectors. is_trained: the model was made for embeddings.
+
+    outputs, seconds    of the passages, from the model
+    """
 
     def __init__(self, llm: LLM, passages: list[Passage], is_trained: bool) -> None:
         self.llm, self.passages, self.is_trained = llm, passages, is_trained
         texts = [passage.beginning for passage in passages]
+        started = time.perf_counter()
         self.outputs = llm.embed(texts if is_trained else [ONE_WORD.format(text=text) for text in texts])
+        self.seconds = time.perf_counter() - started
         vectors = torch.tensor([output.outputs.embedding for output in self.outputs])  # [passages, hidden_size]
         self.mean, self.mean_of_questions = vectors.new_zeros(2, vectors.shape[1])
         if not is_trained:  # a question differs from a passage, whatever both are about
@@ -111,10 +116,9 @@ def main() -> None:
     embedder = LLM(model_or_demo(args.embedder), runner="pooling", max_model_len=1024)
     loaded = time.perf_counter()
     retriever = Retriever(embedder, passages, is_trained=args.embedder is not None)
-    seconds = time.perf_counter() - loaded
     num_tokens = sum(len(output.prompt_token_ids) for output in retriever.outputs)
     num_cached = sum(output.num_cached_tokens for output in retriever.outputs)
-    cost = f"{num_tokens:,} tokens, [green]{num_cached:,}[/] of them found in the cache, in {seconds:.1f} s"
+    cost = f"{num_tokens:,} tokens, [green]{num_cached:,}[/] of them found in the cache, in {retriever.seconds:.1f} s"
     console.print(f"{len(passages)} passages are vectors of {retriever.vectors.shape[1]} numbers now: {cost}")
     console.print(f"(and the model was loaded in {loaded - started:.1f} s).")
     if args.embedder is None:

@@ -892,6 +892,20 @@ def test_retrieval(run):
     assert int(re.search(r"([\d,]+) of\s+them found", out)[1].replace(",", "")) >= 3 * 16
 
 
+def test_retrieval_measures_the_passages_alone(monkeypatch):
+    """And not the questions whose mean is subtracted. The clock counts texts."""
+    module, texts = importlib.import_module("retrieval"), []
+
+    def embed(given: list[str], **_: object) -> list[SimpleNamespace]:
+        texts.extend(given)
+        return [SimpleNamespace(outputs=SimpleNamespace(embedding=[1.0, float(i)])) for i in range(len(given))]
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: len(texts)))
+    passages = [module.Passage("ch04", f"title {i}", "text") for i in range(5)]
+    retriever = module.Retriever(SimpleNamespace(embed=embed), passages, is_trained=False)
+    assert retriever.seconds == 5 and len(texts) == 10
+
+
 @pytest.mark.nightly
 def test_bench_images(run):
     """Another Python's vLLM is not here, and it says so."""
