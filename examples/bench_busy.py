@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from measuring import add_some_of, arguments, console, greedy, in_turn, positive, seconds, table
+from measuring import add_some_of, arguments, console, greedy, in_turn, positive, prompt_ids, seconds, table
 
 LOADS = {"8 requests": 8, "one stream": 1, "32 requests": 32}
 NUM_PROMPT, NUM_OUTPUT = 32, 24  # tokens of a request
-VOCABULARY = range(100, 30_000)
 SETTLE_S = 1.0  # until the system has spread the processes over the cores
 
 
@@ -57,10 +56,10 @@ def make_engine(model: str, dtype: str) -> Callable[[int], None]:
     from nanovllm import LLM
 
     llm = LLM(model, dtype=dtype, max_model_len=NUM_PROMPT + NUM_OUTPUT)
-    params = greedy(NUM_OUTPUT)
+    params, token_ids = greedy(NUM_OUTPUT), prompt_ids(llm.engine.model_config.vocab_size)
 
     def generate(num_requests: int) -> None:
-        llm.generate([random.choices(VOCABULARY, k=NUM_PROMPT) for _ in range(num_requests)], params, use_tqdm=False)
+        llm.generate([random.choices(token_ids, k=NUM_PROMPT) for _ in range(num_requests)], params, use_tqdm=False)
 
     generate(2)  # warms up
     return generate

@@ -35,6 +35,7 @@ from measuring import (
     in_turn,
     positive,
     progress,
+    prompt_ids,
     result,
     seconds,
     table,
@@ -208,9 +209,10 @@ def speed(args: argparse.Namespace, path: Path) -> None:
     model = model_or_demo(args.model)
     options: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 16}
     without, with_disk = LLM(model, **options), LLM(model, prefix_cache_dir=path, prefix_cache_bytes="4G", **options)
+    token_ids = prompt_ids(without.engine.model_config.vocab_size)
 
     def rate(llm: LLM) -> float:
-        prompts = [random.choices(range(100, 30_000), k=256) for _ in range(16)]
+        prompts = [random.choices(token_ids, k=256) for _ in range(16)]
         return 16 * 64 / seconds(llm.generate, prompts, greedy(64), use_tqdm=False)
 
     columns = ("without", "with a directory", "ratio of pairs: median", "lowest", "highest", "dropped")

@@ -544,8 +544,8 @@ def test_bench_experts(demo_checkpoint, monkeypatch, capsys):
 
 
 @pytest.mark.nightly
-def test_bench_busy(table_of, short_demo):
-    table = table_of("bench_busy.py", str(short_demo), "--runs", "1", "--counts", "1", "--loads", "one stream")
+def test_bench_busy(table_of, wide):
+    table = table_of("bench_busy.py", wide("llama"), "--runs", "1", "--counts", "1", "--loads", "one stream")
     assert set(table) == {"quiet", "1 x loop", "1 x matmul", "1 x engine"}
     assert all(re.fullmatch(r"\d+, \d+ \([\d.]+, [\d.]+\)", cells[0]) for cells in table.values())
 
@@ -725,7 +725,7 @@ def test_bench_prefix_cache(run, tmp_path):
 
 
 @pytest.mark.nightly
-def test_bench_tiers(run, tmp_path):
+def test_bench_tiers(run, wide):
     """Ten kills, and a small directory; damage and the rest are in tests/features/tiers."""
     sizes = ("--kills", "10", "--damages", "20", "--gigabytes", "0.03")
     out = run("bench_tiers.py", "--parts", "work", "harm", "size", *sizes)
@@ -735,6 +735,8 @@ def test_bench_tiers(run, tmp_path):
     assert killed == "10" and int(read.replace(",", "")) > 30
     [taken] = re.findall(r"index in memory +│ +(\d+) bytes a block", out)
     assert "blocks of 16 tokens" in out and 0 < int(taken) < 1000
+    out = run("bench_tiers.py", wide("llama"), "--parts", "speed", "--runs", "1")
+    assert len(re.findall(r"│ (?:quiet|beside a busy process) +│ +\d+ │ +\d+ │ +\d\.\d+ │", out)) == 2
 
 
 @pytest.mark.nightly
