@@ -68,6 +68,36 @@ def test_the_cpu_alone(script, tmp_path, monkeypatch, capsys):
     assert all(row[name] > 0 for row in rows for name in row if name.endswith("tokens/s"))
 
 
+def test_tests_that_are_late_on_windows(script, tmp_path, monkeypatch):
+    """Which knows no SIGINT of another process."""
+    report = script("gpu_report")
+
+    class Late:
+        returncode = None
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def __enter__(self) -> "Late":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def wait(self, timeout: float) -> None:
+            raise subprocess.TimeoutExpired("pytest", timeout)
+
+        def send_signal(self, number: int) -> None:
+            raise ValueError(f"Unsupported signal: {number}")
+
+        def terminate(self) -> None:
+            self.returncode = 1
+
+    there = SimpleNamespace(platform="win32", executable=sys.executable)
+    monkeypatch.setattr(report, "sys", there)
+    monkeypatch.setattr(report, "subprocess", SimpleNamespace(Popen=Late, TimeoutExpired=subprocess.TimeoutExpired))
+    cut, *others = report.test_file(report.Run(report.SHORT, tmp_path, 0.0), "test_kernels")
+    assert "test_kernels was stopped" in cut and others[0] == "pytest of test_kernels, exit status 1:"
+
+
 def test_another_digest_shows(script, tmp_path, monkeypatch):
     report = script("gpu_report")
     digests = iter(["x", "y", "x"])
