@@ -23,7 +23,7 @@ the same amount, so the model computes nearly the same function. But in int8 the
 
 import json
 import math
-import os
+import shutil
 import sys
 from itertools import product
 from pathlib import Path
@@ -44,6 +44,7 @@ console = Console(highlight=False)
 
 WAYS = ["none", "int8", "int4", "nearest", "gptq"]
 PUBLISHED = WAYS[3:]
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # how files of weights end
 
 
 def main() -> None:
@@ -194,13 +195,13 @@ def biased(directory: Path, folder: Path, size: float) -> Path:
 
 
 def written(folder: Path, directory: Path, config: dict, weights: dict[str, torch.Tensor]) -> Path:
-    """A checkpoint with these weights, and the other files of the directory."""
+    """A checkpoint with these weights, and the other files of the directory, such as the tokenizer's."""
     folder.mkdir()
     save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     for path in directory.iterdir():
-        if path.suffix != ".safetensors" and path.name != "config.json":
-            os.symlink(path.resolve(), folder / path.name)
+        if path.is_file() and path.suffix not in WEIGHTS and path.name != "config.json":
+            shutil.copy(path, folder)
     return folder
 
 
