@@ -49,7 +49,8 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # how files of weigh
 
 def main() -> None:
     parser = arguments(__doc__, model="directory, GGUF file or hub id (default: the demo checkpoint)")
-    parser.add_argument("--quantization", nargs="+", choices=WAYS, default=WAYS[:3])
+    ways = WAYS[: 1 if torch.cuda.is_available() else 3]  # a GPU computes with no int8 and int4
+    parser.add_argument("--quantization", nargs="+", choices=WAYS, default=ways, help=f"(default: {' '.join(ways)})")
     parser.add_argument("--kv-cache-dtype", nargs="+", choices=("auto", "int8"), default=["auto"])
     parser.add_argument("--text", type=existing_file, help="a text file (default: Python's language reference)")
     parser.add_argument("--tokens", type=positive, default=8192, help="at most (default: 8192)")
