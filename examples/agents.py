@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import torch
 from measuring import arguments, needs
-from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
@@ -31,9 +30,14 @@ from nanovllm import AsyncLLM
 from nanovllm.features.logits_processors.classes import AdapterLogitsProcessor
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.files.tokenizer import load_tokenizer
-from nanovllm.serving.http.options import ServeOptions
-from nanovllm.serving.http.serve import Server, bind
 from nanovllm.tools.demo_model import model_or_demo
+
+EXTRAS = '-e ".[clients,structured]"'
+with needs(EXTRAS):
+    from pydantic import BaseModel
+
+    from nanovllm.serving.http.options import ServeOptions
+    from nanovllm.serving.http.serve import Server, bind
 
 for name in ("OPENAI_AGENTS_DISABLE_TRACING", "LITELLM_LOCAL_MODEL_COST_MAP"):  # nobody is told anything
     os.environ.setdefault(name, "True")
@@ -246,7 +250,7 @@ def main() -> None:
     if not agents:
         parser.error(f"--only {args.only}: the agents are {', '.join(AGENTS)}")
     table = Table("agent", "called", "with", "answered", show_lines=True)
-    with needs('-e ".[clients,structured]"'), served(model_or_demo(args.model), args.form) as url:
+    with needs(EXTRAS), served(model_or_demo(args.model), args.form) as url:
         for name, agent in agents.items():
             called.clear()
             answer = agent(url)

@@ -194,6 +194,7 @@ def test_no_such_model(status_of, name, tmp_path):
         ("ray_serve.py", [], "ray", '-e ".[ray-serve]"'),
         ("ray_data_batch.py", ["-i", "README.md", "-o", "out"], "ray", '-e ".[ray]"'),
         ("agents.py", ["MODEL", "--only", "openai"], "openai", '-e ".[clients,structured]"'),
+        ("agents.py", ["--help"], "pydantic", '-e ".[clients,structured]"'),
         ("make_gguf.py", ["MODEL", "model.gguf"], "gguf", "gguf"),
         ("image_blocks.py", [], "PIL", '-e ".[images]"'),
         ("move_to_vllm.py", ["--engine", "vllm"], "vllm", "vllm"),
