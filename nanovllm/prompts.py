@@ -14,6 +14,7 @@ from nanovllm.checks.names import known_names
 from nanovllm.checks.values import check_number, check_range, shorten
 from nanovllm.core.block_hash import MMSpan
 from nanovllm.core.sequence import SequencePart
+from nanovllm.files.prompt_length import PromptTooLong
 from nanovllm.files.tokenizer import is_panic
 from nanovllm.sampling_params import SamplingParams
 
@@ -208,10 +209,9 @@ def check_token_ids(engine: "LLMEngine", asked: Asked) -> None:
         raise ValueError("the prompt is empty: there is no token to continue from")
     longest = most_prompt_tokens(engine, asked)
     if len(token_ids) > longest:
-        raise ValueError(
-            f"the prompt has {len(token_ids)} tokens; max_model_len is {engine.scheduler.max_model_len}, prompt and "
-            f"output together, so at most {longest} fit"
-        )
+        max_model_len = engine.scheduler.max_model_len
+        what = f"the prompt has {len(token_ids)} tokens; max_model_len is {max_model_len}, prompt and output together"
+        raise PromptTooLong(f"{what}, so at most {longest} fit", max_model_len)
     if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
         vocabulary = f"the vocabulary (0 to {vocab_size - 1})"
         raise ValueError(f"token id {shorten(token_ids[at])} at position {at} is outside {vocabulary}")

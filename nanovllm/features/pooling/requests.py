@@ -19,6 +19,7 @@ from nanovllm.detokenizer import Detokenizer
 from nanovllm.features.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.features.pooling.pooling_config import IDENTITY, SIGMOID, PoolingConfig, check_dimensions
+from nanovllm.files.prompt_length import PromptTooLong
 from nanovllm.outputs import RequestMetrics
 from nanovllm.prompts import check_priority, parse_prompt, tokenize
 from nanovllm.request import Request, Sample
@@ -148,8 +149,8 @@ def make_request(
     token_ids, salt = truncation.apply(engine, prompt)
     limit, vocab_size = engine.scheduler.max_model_len, engine.model_config.vocab_size
     if not 0 < len(token_ids) <= limit:
-        cut = "; truncate_prompt_tokens=-1 cuts it" if token_ids else ""
-        raise ValueError(f"a prompt must have 1 to {limit} tokens (max_model_len), found {len(token_ids)}{cut}")
+        what = f"a prompt must have 1 to {limit} tokens (max_model_len), found {len(token_ids)}"
+        raise PromptTooLong(f"{what}; truncate_prompt_tokens=-1 cuts it", limit) if token_ids else ValueError(what)
     check_range("a token id of the prompt", token_ids, 0, vocab_size - 1)
     priority = check_priority(priority, engine.config.scheduling_policy)
     adapter = None if lora_request is None else engine.known_adapters.check(lora_request)

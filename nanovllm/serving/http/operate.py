@@ -16,7 +16,7 @@ from nanovllm.prompts import tokenize
 from nanovllm.serving.async_llm import AsyncLLM, OpensImages
 from nanovllm.serving.http.metrics import Metrics
 from nanovllm.serving.http.options import ServeOptions
-from nanovllm.serving.http.requests import Refused, json_response, read_body
+from nanovllm.serving.http.requests import Refused, json_response, read_body, unless_gone
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.openai_request import MAX_ENTRIES, chat_options, check_lengths, model_of, refuse_template
@@ -77,7 +77,7 @@ class Operation:
 
     async def _answer(self, request: Request, answer: Any) -> Response:
         raw = await read_body(request, self.options.max_body_bytes)
-        return await self.llm.prepare(lambda: answer(parse_json(raw)), self._places)
+        return await unless_gone(request.receive, self.llm.prepare(lambda: answer(parse_json(raw)), self._places))
 
     def _tokens(self, given: dict[str, Any]) -> Response | OpensImages[Response]:
         is_chat = given.get("messages") is not None

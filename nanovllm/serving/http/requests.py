@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanovllm.checks.values import shorten
+from nanovllm.files.prompt_length import PromptTooLong
 from nanovllm.serving.async_llm import Overloaded
 from nanovllm.serving.engine_thread import EngineDied, StepFailed
 from nanovllm.serving.openai.json_lines import MAX_MESSAGE_CHARS, to_json
@@ -71,6 +72,7 @@ ERRORS: dict[type[BaseException], tuple[int, str, str | None]] = {
     EngineDied: (503, "server_error", "engine_died"),
     StepFailed: (500, "server_error", "step_failed"),
     SampleFailed: (500, "server_error", "sample_failed"),
+    PromptTooLong: (400, "invalid_request_error", "context_length_exceeded"),
     ValueError: (400, "invalid_request_error", None),
 }
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from nanovllm.outputs import RequestOutput
 from nanovllm.serving.http.api import Api
 from nanovllm.serving.http.job import Call, Form, Job
-from nanovllm.serving.http.requests import Events, Put, Refused, error_of, event, json_response, read_body
+from nanovllm.serving.http.requests import Events, Put, Refused, error_of, event, json_response, read_body, unless_gone
 from nanovllm.serving.openai.answer import Chunks
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.responses.events import Event, GrowingResponse
@@ -150,7 +150,8 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Response:
         raw, store = await read_body(request, self.api.options.max_body_bytes), self._store(request)
-        form = await self.api.llm.prepare(lambda: ResponseForm(parse_json(raw), store))
+        reading = self.api.llm.prepare(lambda: ResponseForm(parse_json(raw), store))
+        form = await unless_gone(request.receive, reading)
         if form.asked.background:
             return await self._begin(request, form)
         return await self.api.answer(request, lambda: form)

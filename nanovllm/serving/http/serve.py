@@ -220,7 +220,9 @@ class Server(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens nowhere yet: clients are refused until the model is loaded."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # Where localhost is ::1, too, clients may call it 127.0.0.1.
+        family, kind, _, _, address = min(places, key=lambda place: place[0] != socket.AF_INET)
         listener = socket.socket(family, kind)
         if sys.platform != "win32":  # there it would let two servers have one port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

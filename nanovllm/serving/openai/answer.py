@@ -86,7 +86,8 @@ def usage_of(outputs: Iterable[RequestOutput], shown: Shown, counters: Reasoning
 class Chunks:
     """The same answer in pieces: outputs that grow become chunks that hold what is new.
 
-    include_usage: a last chunk has it, as OpenAI's stream_options ask for; continuous_usage: every chunk, as vLLM's do.
+    include_usage: a last chunk has it, as OpenAI's stream_options ask for. continuous_usage: then every chunk has it,
+    as vLLM's do.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Chunks:
         continuous_usage: bool = False,
     ) -> None:
         self.url, self.shown = url, shown
-        self.include_usage, self.continuous_usage = include_usage, continuous_usage
+        self.include_usage, self.continuous_usage = include_usage, include_usage and continuous_usage
         kind = "chat.completion.chunk" if url == CHAT else "text_completion"
         self._head = _head(answer_id, url, model, kind)
         self._num_read: dict[int, int] = {}  # choice -> characters

@@ -84,6 +84,7 @@ def translate(
         given["max_tokens"] = body.get("max_completion_tokens", body.get("max_tokens", limit))
         prompts, reading = _chat(llm, body, given, parsers)
     else:
+        given.setdefault("max_tokens", 16)  # OpenAI's default, whatever generation_config.json says
         prompts, reading = prompts_of(body, max_samples), PLAIN
     given |= scoring(url, body, max_logprobs, llm.engine.model_config.vocab_size)
     if (is_special := body.get("add_special_tokens", url == COMPLETIONS)) != (url == COMPLETIONS):

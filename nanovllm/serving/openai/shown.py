@@ -104,14 +104,16 @@ class Shown:
         if url == CHAT and echo:
             [last] = plain_messages(body["messages"][-1:])
             prefix = last["content"] if last["role"] == "assistant" else ""
+        num_logprobs = len(params.logprob_token_ids) if params.logprob_token_ids else params.logprobs
+        tells_tokens = reading.shows_reasoning or reading.reasoning is None or by_text  # or they would spell it
         return cls(
             tokenizer=tokenizer,
-            num_logprobs=len(params.logprob_token_ids) if params.logprob_token_ids else params.logprobs,
+            num_logprobs=num_logprobs if tells_tokens else None,
             all_entries=bool(params.logprob_token_ids),
             prompt_logprobs=params.prompt_logprobs if num_prompt_logprobs == -1 else num_prompt_logprobs,
             echo=echo and url == COMPLETIONS,
             prefix=prefix,
-            token_ids=body.get("return_token_ids", False),
+            token_ids=body.get("return_token_ids", False) and tells_tokens,
             ids_as_tokens=body.get("return_tokens_as_token_ids", ids_as_tokens),
             has_nulls=has_nulls,
             reading=reading,

@@ -84,6 +84,18 @@ CASES = [  # parameters as OpenAI's client has them, and beside them what only v
 ]
 
 
+def test_how_long_an_answer_may_be(server, client, monkeypatch):
+    """A completion 16 tokens, as OpenAI says, and a chat as many as generation_config.json says."""
+    monkeypatch.setitem(server.engine.model_config.generation, "max_tokens", 40)
+    given = dict(model="tiny", temperature=0, extra_body={"ignore_eos": True})
+    assert client.completions.create(prompt=FOX, **given).usage.completion_tokens == 16
+    assert client.completions.create(prompt=FOX, max_tokens=20, **given).usage.completion_tokens == 20
+    assert client.chat.completions.create(messages=USER, **given).usage.completion_tokens == 40
+    with pytest.raises(openai.BadRequestError, match="this model's maximum context length is 256 tokens") as error:
+        client.completions.create(prompt=[5] * 300, **given)
+    assert error.value.code == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("url", [CHAT, COMPLETIONS])
 def test_an_ended_choice_gets_no_more_chunks(url):
     """One of two samples ends, and the other goes on for two steps."""
