@@ -6,6 +6,7 @@ from collections import UserList, deque
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
+from unicodedata import decomposition, normalize
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from nanovllm.files.prompt_length import length_check
+from nanovllm.files.prompt_length import composed, length_check
 from nanovllm.prompts import tokenize
 from tests.checkpoints import make_tokenizer
 from tests.errors import expect
@@ -180,6 +181,15 @@ def test_characters_bound_tokens(is_byte_level, normalizer, pre_tokenizer, optio
             assert num_tokens > 8 and f"more than {longest} characters;" in str(error)
             refused.append(text)
     assert bool(refused) == bool(longest)
+
+
+def test_composing_is_bounded():
+    """As many characters as the bound lets stand are left when a text is composed, whatever it is made of."""
+    chars = [chr(code) for code in range(0x110000) if decomposition(chr(code))]
+    texts = [normalize("NFD", char) for char in chars] + ["\u1112\u1161\u11ab", "a\u0301\u0316" * 9, "\u03b9\u0344"]
+    for text in texts:
+        assert len(text) - sum(map(text.count, composed())) <= len(normalize("NFC", text)), ascii(text)
+    assert "\u0301" in composed() and not set("a\u00e9 ") & set(composed())
 
 
 def test_a_text_too_long_is_not_tokenized(llm, monkeypatch):
