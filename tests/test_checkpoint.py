@@ -188,14 +188,15 @@ def test_tokenizer_is_the_one_that_transformers_makes(broken, model_type, name):
         assert ours(text).input_ids == theirs(text).input_ids
 
 
-def test_old_spellings_of_a_config(broken):
+@pytest.mark.parametrize("scaling", [{}, NULL])
+def test_old_spellings_of_a_config(broken, scaling):
     """rope_theta + rope_scaling and torch_dtype, as transformers 4 wrote them, give the same model."""
     [before] = LLM(str(broken), num_gpu_blocks_override=64).generate([[5, 6, 7]], SamplingParams(temperature=0))
     edit(
         broken / "config.json",
         rope_parameters=None,
         rope_theta=10000.0,
-        rope_scaling=None or {},
+        rope_scaling=scaling,
         dtype=None,
         torch_dtype="float32",
     )

@@ -182,11 +182,12 @@ def weight_rows(directory: Path, model: ModelConfig, config: EngineConfig) -> Ro
     from nanovllm.worker.layers import building
     from nanovllm.worker.model import Decoder
 
-    model = as_stored(directory, model)
+    is_dummy = config.load_format == "dummy"
+    model = model if is_dummy else as_stored(directory, model)
     with building(torch.float32, torch.device("meta")):
         decoder = Decoder(model)
     whole = dict(decoder.checkpoint_tensors())
-    files = WeightFiles(directory, model, whole, dummy=False)
+    files = WeightFiles(directory, model, whole, is_dummy)
     numbers = sum(tensor.numel() for tensor in whole.values())
     stored = list(files.stored.values())
     if directory.is_file():  # what it holds, and not what the engine makes of that

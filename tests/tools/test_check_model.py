@@ -1,7 +1,7 @@
 """`nanovllm check-model`: how files are read, on one screen, whatever is wrong with them."""
 
 import re
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 
 import numpy as np
 import pytest
@@ -54,6 +54,13 @@ def test_a_checkpoint(checkpoint, capsys):
     assert found["content"] == "user: text, system: text, assistant: text, tool: not shown"
     assert found["tool format"] == "hermes" and found["developer"] == "told as system"
     assert found["tools"].startswith("not shown") and found["reasoning"] == "none is looked for in an answer"
+
+
+def test_a_folder_without_weights(checkpoint, tmp_path, capsys):
+    copytree(checkpoint(), tmp_path / "model", ignore=ignore_patterns("*.safetensors"))
+    assert main(["check-model", str(tmp_path / "model")]) == 1
+    assert "no *.safetensors file" in capsys.readouterr().out
+    assert main(["check-model", str(tmp_path / "model"), "--load-format", "dummy"]) == 0
 
 
 def test_a_gguf_file(checkpoint, tmp_path, capsys):

@@ -98,13 +98,13 @@ def test_one_who_gives_up_waiting_blocks_nobody():
     holder.start()
     held.wait()
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(TimeoutError):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             turns.run(lambda: pytest.fail("the turn is taken"))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    release.set()
+        release.set()
     assert turns.run(lambda: "mine") == "mine"
     holder.join()

@@ -232,6 +232,8 @@ def test_bytes_of_a_chat(client, tokenizer):
     for row in choice.logprobs.content:
         for entry in (row, *row.top_logprobs):
             assert bytes(entry.bytes) == token_bytes(tokenizer).of(int(entry.token.removeprefix("token_id:")))
+    whole = b"".join(bytes(row.bytes) for row in choice.logprobs.content)
+    assert whole.decode(errors="replace") == choice.message.content
 
 
 def test_logprobs_of_chosen_tokens(client, tokenizer):
