@@ -435,13 +435,6 @@ def test_reasoning(server, template, stream):
         "Two.",
     )
     details = usage["completion_tokens_details"]["reasoning_tokens"]
-    if not stream:  # tokens would spell the reasoning that is left out
-        for shows in (True, False):
-            extra = {"include_reasoning": shows, "return_token_ids": True}
-            body = dict(model="tiny", messages=USER, temperature=0, logprobs=True, max_tokens=400, **given)
-            extra |= body.pop("extra_body", {})
-            [choice] = server.client().chat.completions.create(**body, extra_body=extra).choices
-            assert shows == bool(choice.logprobs) == bool(choice.model_extra.get("token_ids"))
     assert 10 < details < usage["completion_tokens"] and reason == "stop"
     message, _, hidden = ask(server, stream, include_reasoning=False, **given)
     assert message["content"] == "Two." and not message.get("reasoning") and hidden == usage
@@ -451,6 +444,13 @@ def test_reasoning(server, template, stream):
     assert message["content"] == "Two." and not message.get("reasoning")
     message, _, _ = ask(server, stream, tools=TOOLS, **says("<think>Look\\.</think>" + TWICE))
     assert (message["reasoning"], message["content"], len(called(message))) == ("Look.", "Sure. ", 2)
+    if not stream:  # tokens would spell the reasoning that is left out
+        for shows in (True, False):
+            extra = {"include_reasoning": shows, "return_token_ids": True}
+            extra |= given["extra_body"]
+            body = dict(model="tiny", messages=USER, temperature=0, logprobs=True, max_tokens=400, extra_body=extra)
+            [choice] = server.client().chat.completions.create(**body).choices
+            assert shows == bool(choice.logprobs) == bool(choice.model_extra.get("token_ids"))
 
 
 @pytest.mark.parametrize("stream", [False, by_night(True)])
