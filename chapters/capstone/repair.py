@@ -84,8 +84,8 @@ def check(number: int, file: Path, case: Path | None, console: Console) -> int:
     if case is None:
         found = [Checked("its case", "a repair can be copied; --case FILE shows that you know the cause (case.py)")]
     else:
-        found = grade_case(number, read_text(case))
-    results = [*grade(number, read_text(file)), *found]
+        found = grade_case(number, text_in(case))
+    results = [*grade(number, text_in(file)), *found]
     for title, problem in results:
         console.print(f"  {'x' if problem else '+'} {title}", style="red" if problem else "green", markup=False)
         if problem:
@@ -93,7 +93,7 @@ def check(number: int, file: Path, case: Path | None, console: Console) -> int:
     return 1 if any(problem for _, problem in results) else 0
 
 
-def read_text(path: Path) -> str:
+def text_in(path: Path) -> str:
     """Of a student's file, without the mark that some editors of Windows begin it with. Raises ValueError."""
     try:
         return path.read_text("utf-8-sig")

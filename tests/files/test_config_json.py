@@ -108,11 +108,11 @@ CALLED = ("model_type", "architectures", "eos_token_id")  # what a checkpoint is
 @pytest.mark.parametrize("kind", ["smolvlm", "idefics3", "qwen3_vl"])
 def test_default_heads_of_a_text_config(monkeypatch, tmp_path, kind):
     """32 is the default of their classes, so older versions of transformers did not write it."""
-    parts = list(images.KINDS[kind])
-    parts[2] = parts[2] | dict(num_attention_heads=32, num_key_value_heads=32, head_dim=8)
+    text, *others = images.KINDS[kind]
+    text = text | dict(num_attention_heads=32, num_key_value_heads=32, head_dim=8)
     if kind == "qwen3_vl":
-        parts[2]["rope_parameters"] = parts[2]["rope_parameters"] | {"mrope_section": [2, 1, 1]}
-    monkeypatch.setitem(images.KINDS, kind, tuple(parts))
+        text["rope_parameters"] = text["rope_parameters"] | {"mrope_section": [2, 1, 1]}
+    monkeypatch.setitem(images.KINDS, kind, (text, *others))
     folder = make_image_checkpoint(tmp_path, kind)
     text = json.loads((folder / "config.json").read_text())["text_config"]
     left_out = ("num_attention_heads", "num_key_value_heads", "hidden_act", "model_type", "attention_bias")
@@ -183,7 +183,7 @@ def test_overrides_reach_the_language_model(tmp_path, kind, change):
 
 def test_another_language_model_than_a_class_was_made_with(tmp_path):
     """As people splice a small tower and a Qwen."""
-    _, _, text, vision, processor, _ = images.KINDS["smolvlm"]
+    text, vision, processor, _ = images.KINDS["smolvlm"]
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": images.IDEFICS_TOKENS})
     qwen = Qwen3Config(**{**text, "model_type": "qwen3", "attention_bias": True})
