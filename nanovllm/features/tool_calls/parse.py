@@ -5,6 +5,7 @@ parse_tool_calls('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>')
 
 import json
 import logging
+import re
 import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
@@ -98,7 +99,14 @@ def _format_of(template: str, special: str) -> str:
 
 
 def _reads(format_name: str, written: str) -> bool:
-    """Does a format's reader find the example in what a template has made of it?"""
+    """Does a format's reader find the example in what a template has made of it?
+
+    Calls in Python are read at an answer's beginning, which here follows white space or a special token. Some
+    templates write a text in them without its quotes, or with a letter too many ('%sr'), so
+    the function's name has to do.
+    """
+    if FORMATS[format_name] is pythonic:
+        return re.search(rf"(^|\s|\|>)\[{EXAMPLE['name']}\(", written) is not None
     calls = parse_tool_calls(written, format_name).tool_calls
     return [call.name for call in calls] == [EXAMPLE["name"]] and json.loads(calls[0].arguments) == EXAMPLE["arguments"]
 

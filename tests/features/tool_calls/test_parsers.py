@@ -208,6 +208,11 @@ WRITTEN = {
     "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}": "mistral",
     "<tool_call><function={{ c.function.name }}>{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n"
     "{{ v }}\n</parameter>{% endfor %}</function></tool_call>": "qwen3_coder",
+    # After a turn's header, as vLLM's templates for ToolACE and Llama 3.2 write them, and after a special token.
+    "<|start_header_id|>assistant<|end_header_id|>\n\n[{{ c.function.name }}({% for k in c.function.arguments %}"
+    "{{ k }}={{ '%sr' | format(c.function.arguments[k]) }}{% endfor %})]<|eot_id|>": "pythonic",
+    "assistant\n<|python_start|>[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}="
+    "{{ v | tojson }}{% endfor %})]<|python_end|>": "llama4_pythonic",
 }
 
 
