@@ -15,8 +15,10 @@ ARGUMENTS = ("arguments", "parameters")
 KNOWN = {"name", "type", "id", *ARGUMENTS}
 
 
-def in_tags(source: Source, beginnings: tuple[str, ...], call: Callable[[Source], Reading[None]]) -> Reading[None]:
-    """Calls that begin with one of these texts and end with </tool_call>, which may be missing.
+def in_tags(
+    source: Source, beginnings: tuple[str, ...], call: Callable[[Source], Reading[None]], end: str = CLOSING
+) -> Reading[None]:
+    """Calls that begin with one of these texts and end with another, which may be missing.
 
     call: call(source) reads one, the first of these texts included, if it is there. A bracket too many after a call is
     nobody's; other text is the answer's.
@@ -30,20 +32,30 @@ def in_tags(source: Source, beginnings: tuple[str, ...], call: Callable[[Source]
         while (yield from source.call(call(source))):
             yield from source.skip_brackets("]}")
             yield from source.skip_spaces(",")
-            closing = () if (yield from source.skip(CLOSING)) else (CLOSING,)
+            closing = () if (yield from source.skip(end)) else (end,)
             if not closing or not (yield from source.starts_with("{")):
                 break
 
 
-def hermes(source: Source) -> Reading[None]:
+def hermes(source: Source, opening: str = OPENING, closing: str = CLOSING) -> Reading[None]:
     """<tool_call>{"name": "f", "arguments": {...}}</tool_call>. Small models write several objects between two tags."""
 
     def call(source: Source) -> Reading[None]:
-        yield from source.skip(OPENING)
+        yield from source.skip(opening)
         yield from source.skip_spaces("[,")
-        yield from _object(source, (CLOSING, OPENING))
+        yield from _object(source, (closing, opening))
 
-    yield from in_tags(source, (OPENING,), call)
+    yield from in_tags(source, (opening,), call, closing)
+
+
+def jamba(source: Source) -> Reading[None]:
+    """<tool_calls>[{"name": "f", "arguments": {...}}, ...]</tool_calls>, as Apriel's models write it, too."""
+    yield from hermes(source, "<tool_calls>", "</tool_calls>")
+
+
+def nemotron_json(source: Source) -> Reading[None]:
+    """<TOOLCALL>[{"name": "f", "arguments": {...}}, ...]</TOOLCALL>"""
+    yield from hermes(source, "<TOOLCALL>", "</TOOLCALL>")
 
 
 def llama3_json(source: Source) -> Reading[None]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nanovllm.checks.values import check_choice
 from nanovllm.features.chat_template.reads import written_call
-from nanovllm.features.tool_calls.json_formats import hermes, json_list, llama3_json, mistral
+from nanovllm.features.tool_calls.json_formats import hermes, jamba, json_list, llama3_json, mistral, nemotron_json
 from nanovllm.features.tool_calls.pythonic import pythonic
 from nanovllm.features.tool_calls.qwen3_coder import qwen3_coder
 from nanovllm.features.tool_calls.schema_types import in_standard_words
@@ -34,6 +34,8 @@ FORMATS: dict[str, Callable[[Source], Reading[None]]] = {
     "pythonic": pythonic,
     "llama4_pythonic": pythonic,
     "mistral": mistral,
+    "jamba": jamba,
+    "nemotron_json": nemotron_json,
 }
 FORCED_LIST = "json_list"  # what an answer is made to be where a format's own form cannot be (forced.py)
 READERS = FORMATS | {FORCED_LIST: json_list}
@@ -41,6 +43,8 @@ READERS = FORMATS | {FORCED_LIST: json_list}
 SIGNS = (
     ("<function=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
+    ("<tool_calls>", "jamba"),
+    ("<TOOLCALL>", "nemotron_json"),
     ("[TOOL_CALLS]", "mistral"),
     ("<|python_start|>", "llama4_pythonic"),
     ("func_name1(params_name1=", "pythonic"),
@@ -53,8 +57,11 @@ MARKERS = {
     **dict.fromkeys(("llama3_json", "llama4_json"), ("<|python_tag|>",)),
     "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),
     "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "jamba": ("<tool_calls>", "</tool_calls>"),
+    "nemotron_json": ("<TOOLCALL>", "</TOOLCALL>"),
 }
 EXAMPLE: dict[str, Any] = {"name": "get_time", "arguments": {"place": "Oslo"}}
+IN_TAGS = re.compile(r"<(\w+)>[\s\[]*\{.*\}[\s\]]*</\1>", re.DOTALL)  # a call, or a list of them
 IDS = string.ascii_letters + string.digits
 
 
@@ -92,6 +99,8 @@ def _format_of(template: str, special: str) -> str:
     found = signs if written is None else [name for name in (*signs, *FORMATS) if _reads(name, written)]
     if found:
         logger.info("calls of tools are read in the format %r, which is the chat template's", found[0])
+        if found[0] == "llama3_json" and (tags := IN_TAGS.search(written or "")):
+            logger.warning("the chat template writes them between tags, which no format here has: %r", tags[0])
         return found[0]
     how = "says nothing of how calls are written" if written is None else f"writes calls as no format here: {written!r}"
     logger.warning("the chat template %s; they are read in the format 'hermes' (or say which: --tool-call-parser)", how)
@@ -102,8 +111,8 @@ def _reads(format_name: str, written: str) -> bool:
     """Does a format's reader find the example in what a template has made of it?
 
     Calls in Python are read at an answer's beginning, which here follows white space or a special token. Some
-    templates write a text in them without its quotes, or with a letter too many ('%sr'), so
-    the function's name has to do.
+    templates write a text in them without its quotes, or with a letter too many ('%sr'), so the function's name has to
+    do.
     """
     if FORMATS[format_name] is pythonic:
         return re.search(rf"(^|\s|\|>)\[{EXAMPLE['name']}\(", written) is not None

@@ -57,6 +57,8 @@ CASES = [
     ("llama3_json", '{"type": "function", "name": "now", "parameters": {}}', None, [NOW]),
     ("llama3_json", '{"city": "Oslo", "days": 2}', '{"city": "Oslo", "days": 2}', []),
     ("llama3_json", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),  # no function
+    ("jamba", '<tool_calls>[{"name": "now", "id": "0"}, {"name": "now"}]</tool_calls>', None, [NOW, NOW]),
+    ("nemotron_json", '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>\n', None, [NOW]),
     ("pythonic", '[weather(city="Oslo"), now()]', None, [OSLO, NOW]),
     ("pythonic", "[write(path='it\\'s)', tags=['a', {'b': None}], size=-1.5, text=\"\")]", None,
      [("write", {"path": "it's)", "tags": ["a", {"b": None}], "size": -1.5, "text": ""})]),

@@ -201,9 +201,11 @@ def test_names_and_ids():
 
 
 SAYS = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
-HERMES = '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+CALL = '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
 WRITTEN = {
-    HERMES: "hermes",
+    f"<tool_call>{CALL}</tool_call>": "hermes",
+    f"<tool_calls>[{CALL}]</tool_calls>": "jamba",
+    f"<TOOLCALL>[{CALL}]</TOOLCALL>": "nemotron_json",
     '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}': "llama3_json",
     "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}": "mistral",
     "<tool_call><function={{ c.function.name }}>{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n"
@@ -233,5 +235,8 @@ def test_a_template_whose_calls_no_format_reads(caplog):
         caplog.clear()
         assert format_of(SAYS.replace("CALL", way)) == "hermes"
         assert "writes calls as no format here" in caplog.text and "get_time" in caplog.text
+    caplog.clear()
+    assert format_of(SAYS.replace("CALL", f"<call>{CALL}</call>")) == "llama3_json"
+    assert "writes them between tags, which no format here has: '<call>{" in caplog.text
     assert format_of("this one says nothing") == "hermes"
     assert "says nothing of how calls are written" in caplog.text
