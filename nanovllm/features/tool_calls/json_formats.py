@@ -123,8 +123,10 @@ def _list(source: Source, marker: str, is_bare: bool = False) -> Reading[None]:
             break
 
 
-def _object(source: Source, stops: tuple[str, ...], is_bare: bool = False) -> Reading[None]:
+def _object(source: Source, stops: tuple[str, ...], is_bare: bool = False, is_inner: bool = False) -> Reading[None]:
     """A call. Arguments after the name go out as they come; otherwise they wait for it.
+
+    In {"type": "function", "function": {...}}, as OpenAI's API has it, the inner object is the call.
 
     is_bare: nothing else says that a call comes here. So an object without arguments is none, nor one that has other
     keys, or names a function that the source does not know. Raises Malformed.
@@ -136,11 +138,14 @@ def _object(source: Source, stops: tuple[str, ...], is_bare: bool = False) -> Re
         if following not in ("'", '"'):
             break
         key = json.loads((yield from collected(string(source, ":,}]", stops))))
-        if is_bare and key not in KNOWN and not source.has_begun:
-            raise Malformed
         yield from source.skip_spaces()
         yield from source.expect(":")
         is_object = (yield from source.skip_spaces()) == "{"
+        if is_object and key == "function" and "name" not in fields and not (is_inner or source.has_begun):
+            yield from _object(source, stops, is_bare, is_inner=True)
+            continue
+        if is_bare and key not in KNOWN and not source.has_begun:
+            raise Malformed
         if is_object and key in ARGUMENTS and "name" in fields and not source.has_begun:
             yield source.begin(fields["name"], is_bare)
             yield from value(source, stops, "}")

@@ -55,6 +55,8 @@ CASES = [
     ("llama3_json", LLAMA_NOW.replace("parameters", "arguments"), None, [NOW]),
     ("llama3_json", f"Look: {LLAMA_NOW} {{so}}", "Look:  {so}", [NOW]),
     ("llama3_json", '{"type": "function", "name": "now", "parameters": {}}', None, [NOW]),
+    ("llama3_json", '{"type": "function", "function": {"name": "now", "parameters": {}}}', None, [NOW]),
+    ("llama3_json", f'[{{"id": "0", "function": {LLAMA_OSLO}, "type": "function"}}]; {LLAMA_NOW}', None, [OSLO, NOW]),
     ("llama3_json", '{"city": "Oslo", "days": 2}', '{"city": "Oslo", "days": 2}', []),
     ("llama3_json", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),  # no function
     ("jamba", '<tool_calls>[{"name": "now", "id": "0"}, {"name": "now"}]</tool_calls>', None, [NOW, NOW]),
@@ -75,6 +77,7 @@ CASES = [
      [("write", {"text": CODE, "tags": ["a", 1], "size": "big", "more": "7"})]),
     ("qwen3_coder", "<function=find><parameter=code>0123</parameter><parameter=also>\nnull\n</parameter>"
      "<parameter=x>1</parameter></function>", None, [("find", {"code": "0123", "also": None, "x": 1})]),
+    ("hermes", f'<tool_call>{{"type": "function", "function": {LLAMA_OSLO}}}</tool_call>', None, [OSLO]),
     ("hermes", '<tool_call>{"why": ["x"], "name": "now", "arguments": {}, "so": 1}</tool_call>', None, [NOW]),
     ("json_list", '[{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": "now", "parameters": {}}]', None,
      [OSLO, NOW]),
@@ -86,6 +89,7 @@ BROKEN = [  # all of it is content
     ("hermes", '<tool_call>{"name": "weather", "argum'),
     ("mistral", "[TOOL_CALLS] none of them"),
     ("llama3_json", '{"name": "now"}'),
+    ("llama3_json", '{"function": "now", "parameters": {}}'),
     ("pythonic", "[weather('Oslo')]"),
     ("pythonic", "[unknown()]"),
     ("pythonic", "[weather(ci"),

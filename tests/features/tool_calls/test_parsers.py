@@ -64,6 +64,12 @@ def test_an_answer_that_ends_in_a_call(format_name, text, content, arguments):
     assert streamed(format_name, [text])[-1] == Event("cut")
 
 
+def test_a_function_in_a_function_is_none():
+    text = '{"function": ' * 2000
+    for format_name, tag in (("llama3_json", ""), ("hermes", "<tool_call>")):
+        assert parse_tool_calls(tag + text, format_name).tool_calls == []
+
+
 def test_calls_before_a_broken_one_stay():
     broken = '<tool_call>{"name": 7}</tool_call>'
     found = parse_tool_calls(f"{HERMES_OSLO}\n{broken}\n{HERMES_ROME}", tools=TOOLS)
