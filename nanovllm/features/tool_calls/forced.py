@@ -94,17 +94,19 @@ def _tags_of_xml(functions: dict[str, Any], strict: Set[str]) -> list[dict[str, 
 
 
 def _tags_of_mistral(schemas: dict[str, Any], several: bool) -> list[dict[str, Any]]:
-    """A list after the marker, as older models write it, or one call, as newer ones do."""
+    """A list after the marker, as older models write it, or one call, as newer ones do, some with an id."""
     in_list = [_tag(LIST, name, schema) for name, schema in schemas.items()]
     calls = {"type": "tags_with_separator", "tags": in_list, "separator": LIST[3], "at_least_one": True}
     calls["stop_after_first"] = not several
     lists = [{"type": "tag", "begin": f"{MISTRAL}{space}[", "content": calls, "end": "]"} for space in ("", " ")]
-    alone = [
-        {"type": "tag", "begin": f"{MISTRAL}{name}{between}", "content": tag["content"], "end": ""}
-        for name, tag in zip(schemas, in_list, strict=True)
-        if NAME.fullmatch(name)
-        for between in ("[ARGS]", "")
-    ]
+    call_id = {"type": "regex", "pattern": "[A-Za-z0-9]{9}"}
+    alone = []
+    for name, tag in zip(schemas, in_list, strict=True):
+        arguments = tag["content"]
+        with_id = {"type": "sequence", "elements": [call_id, {"type": "const_string", "value": "[ARGS]"}, arguments]}
+        if NAME.fullmatch(name):
+            for between, content in (("[ARGS]", arguments), ("", arguments), ("[CALL_ID]", with_id)):
+                alone.append({"type": "tag", "begin": f"{MISTRAL}{name}{between}", "content": content, "end": ""})
     return lists + alone
 
 

@@ -111,7 +111,7 @@ def test_strict_functions(compiler, format_name, begin, several):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_strict_functions_of_mistral(compiler, several):
-    """A list behind the marker, or a call alone, with [ARGS] or without: each as some of its models write it."""
+    """A list behind the marker, or a call alone, with [ARGS], with an id, too, or without: each as some models do."""
     grammar = grammar_of(compiler, may_call("mistral", FUNCTIONS, {*FUNCTIONS}, several))
     tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in FUNCTIONS.items()]
 
@@ -121,12 +121,13 @@ def test_strict_functions_of_mistral(compiler, several):
 
     oslo, rome = '{"city": "Oslo"}', '{"city": "Rome"}'
     frames = ('[{"name": "weather", "arguments": %s}]', ' [{"name": "weather", "arguments": %s}]')
-    for frame in (*frames, "weather%s", "weather[ARGS]%s"):
+    for frame in (*frames, "weather%s", "weather[ARGS]%s", "weather[CALL_ID]a1B2c3D4e[ARGS]%s"):
         call = "[TOOL_CALLS]" + frame % oslo
         assert possible(f"Sure. {call}") and not possible("Sure. [TOOL_CALLS]" + frame % rome), frame
         assert possible(call + call) == several
         assert parse_tool_calls(call, "mistral", tools).tool_calls == [("weather", oslo)]
     assert not possible("[TOOL_CALLS]unknown") and not possible("[TOOL_CALLS]so")
+    assert not possible("[TOOL_CALLS]now[CALL_ID]a1[ARGS]") and not possible("[TOOL_CALLS]now[CALL_ID]a1B2c3D4e{")
     item = '{"name": "now", "arguments": {}}'
     assert possible(f"[TOOL_CALLS][{item}, {item}]") == several
     assert possible("Two gulls [b] {}, and no call.\n") and EOS in allowed(compiler, grammar, [])
