@@ -108,11 +108,14 @@ class Sandbox:
         if not reply and process.returncode != KILLED:  # what went wrong is on stderr
             raise RuntimeError(f"the process of {self.module} has ended by itself: {process.returncode}")
         if not reply or (answer := json.loads(reply)) is None:
-            raise TooMuch(f"takes more than {self.seconds:g} s of a processor or {self.max_mb} MB")
+            raise TooMuch(self.too_much())
         result, problem = answer
         if problem:
             raise ValueError(problem)
         return result
+
+    def too_much(self) -> str:
+        return f"takes more than {self.seconds:g} s of a processor or {self.max_mb} MB"
 
     def _start(self) -> Process:
         program = Path(__file__).with_name("sandbox_process.py")

@@ -22,7 +22,7 @@ from nanovllm.features.grammar.notations import lark_of_grammar, lark_of_regex
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.grammar.schemas import lark_of_json
 from nanovllm.features.grammar.tags import lark_of
-from nanovllm.features.grammar.trial import LIMITS, try_to_compile
+from nanovllm.features.grammar.trial import LIMITS, one_budget, try_to_compile
 from nanovllm.features.grammar.vocabulary import Vocabulary
 from nanovllm.files.token_bytes import WORD_BEGIN
 
@@ -73,6 +73,7 @@ class GrammarCompiler:
         grammar = self.compile(asked)
         return grammar if asked.reasoning is None else AfterReasoning(grammar, self.tokenizer, *asked.reasoning)
 
+    @one_budget()
     def compile(self, params: StructuredOutputsParams) -> "Grammar":
         """A grammar at its beginning. ValueError for one that is broken, or that no text can fit."""
         try:

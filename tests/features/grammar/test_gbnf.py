@@ -50,7 +50,7 @@ DOUBLED = "\n".join(["root ::= r0", *(f"r{n} ::= r{n + 1} [ab] r{n + 1} | r{n + 
 
 
 def matcher_of(grammar: str):
-    return Oracle(LIMITS).matcher(answer("convert", grammar, LIMITS) + '\n%llguidance {"no_forcing": true}')
+    return Oracle(LIMITS).matcher(answer("convert", grammar, LIMITS)[0] + '\n%llguidance {"no_forcing": true}')
 
 
 def accepts(matcher, text: str) -> bool:

@@ -92,6 +92,29 @@ def test_a_strangers_giant_is_refused(server, kind):
         assert memory_mb(TRIAL.process.pid) < 100, "it is as it was: a child of its own has paid"
 
 
+@pytest.mark.parametrize("kind", ["structural_tag", "grammar"])
+def test_many_schemas_have_the_bound_of_one(llm, guards, monkeypatch, kind):
+    """Each of them is far below it."""
+    compile_there('start: "a"')  # the process has 2 s for each question, whatever is set now
+    asked_of: Counter[str] = Counter()
+    answer = TRIAL.answer
+    monkeypatch.setattr(TRIAL, "answer", lambda *question: asked_of.update([question[1]]) or answer(*question))
+
+    def compiled(number: int) -> None:
+        given = [{"type": "integer", "minimum": least, "maximum": 10**6 + number} for least in range(number)]
+        formats = [{"type": "json_schema", "json_schema": schema} for schema in given]
+        one_of = " | ".join(f"%json {json.dumps(schema)}" for schema in given)
+        forms = {"structural_tag": {"format": {"type": "or", "elements": formats}}, "grammar": f"start: {one_of}"}
+        llm.engine.grammars.compile(StructuredOutputsParams(**{kind: forms[kind]}))
+
+    compiled(80)  # more than are remembered
+    assert len(asked_of) > 80 and set(asked_of.values()) == {1}
+    monkeypatch.setattr(TRIAL, "seconds", 0.01)
+    with pytest.raises(ValueError, match=r"to compile it takes more than 0\.01 s of a processor"):
+        compiled(81)
+    assert len(asked_of) < 160
+
+
 def test_references_do_not_multiply_the_work(monkeypatch):
     """Each of them means the whole schema."""
     asked_of: Counter[int] = Counter()
