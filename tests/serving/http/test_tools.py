@@ -58,7 +58,9 @@ def added(one: Any, other: Any) -> Any:
 def ask(server, stream: bool, **given) -> tuple[dict, str, dict]:
     """(message, finish_reason, usage) of a chat."""
     given = dict(model="tiny", messages=USER, temperature=0, max_tokens=400) | given
-    extra = given.pop("extra_body", {}) | {name: given.pop(name) for name in ("chat_template_kwargs", "include_reasoning") if name in given}
+    extra = given.pop("extra_body", {}) | {
+        name: given.pop(name) for name in ("chat_template_kwargs", "include_reasoning") if name in given
+    }
     create = server.client().chat.completions.create
     if not stream:
         answer = create(**given, extra_body=extra)
