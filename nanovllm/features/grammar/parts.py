@@ -4,6 +4,7 @@ What it says of the values inside (properties, items) belongs to these. Schemas 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urljoin
 
@@ -30,18 +31,32 @@ MEANS_IN_TEXTS = MEANS | {  # where a value has no quotes, and would else be a t
 MAX_STEPS = 100_000  # looked at for the alternatives of one value: some tenths of a second
 
 
-def follow(root: Schema, name: Any) -> Any:
-    """What a $ref means: "#", "#/$defs/name" or "#anchor", perhaps after the root's own $id. None for others."""
-    if not isinstance(name, str):
-        return None
-    url, _, inside = name.partition("#")
-    own_url = str(root.get("$id", "")).partition("#")[0]
-    if url and urljoin(own_url, url) != own_url:
-        return None
-    if inside and not inside.startswith("/"):
-        parts = (part for part in containers(root) if isinstance(part, dict))
-        return next((part for part in parts if part.get("$anchor") == inside), None)
-    return pointed(root, f"#{inside}")
+class References:
+    """What the $refs of a schema mean. It must not change any more."""
+
+    def __init__(self, root: Schema) -> None:
+        self.root = root
+
+    @cached_property
+    def _anchors(self) -> Schema:
+        """The parts that have one. To find them means to look at the whole schema."""
+        found: Schema = {}
+        for part in containers(self.root):
+            if isinstance(part, dict) and isinstance(anchor := part.get("$anchor"), str):
+                found.setdefault(anchor, part)
+        return found
+
+    def follow(self, name: Any) -> Any:
+        """What a $ref means: "#", "#/$defs/name" or "#anchor", perhaps after the root's own $id. None for others."""
+        if not isinstance(name, str):
+            return None
+        url, _, inside = name.partition("#")
+        own_url = str(self.root.get("$id", "")).partition("#")[0]
+        if url and urljoin(own_url, url) != own_url:
+            return None
+        if inside and not inside.startswith("/"):
+            return self._anchors.get(inside)
+        return pointed(self.root, f"#{inside}")
 
 
 def pointed(root: Any, name: str) -> Any:

@@ -21,10 +21,10 @@ from nanovllm.features.grammar.parts import (
     OF_OBJECTS,
     OF_SCALARS,
     Parts,
+    References,
     Schema,
     alternatives,
     changed,
-    follow,
     items_of,
     list_in,
     map_in,
@@ -134,7 +134,8 @@ class Values:
         In Qwen3-Coder's form the whole are the "parameters" of a call, and each of these is a "text".
         """
         self.root, self.is_closed, self.oracle, self._in_our_words = root, is_closed, oracle, in_our_words
-        self._targets: dict[str, Any] = {}  # what each $ref means
+        self._references = References(root)
+        self._targets: dict[str, Any] = {}  # what each $ref means, in our words
         self.shapes: list[list[Shape]] = []
         self._schemas: list[tuple[str, list[Any]]] = []  # of each value: its form, and all that it has to fit
         self._numbers: dict[tuple[str, tuple[int, ...]], Value] = {}  # by the form and these schemas' ids
@@ -167,7 +168,7 @@ class Values:
         return self._numbers[key]
 
     def _target(self, name: Any) -> Any:
-        if (found := follow(self.root, name)) is None:
+        if (found := self._references.follow(name)) is None:
             raise ValueError(f"$ref {shorten(name)} leads nowhere here: '#/...' and '#anchor' in the schema itself do")
         if name not in self._targets:
             self._targets[name] = changed(found, self._in_our_words)

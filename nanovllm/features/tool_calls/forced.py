@@ -4,14 +4,23 @@ Where a format's calls are JSON objects, the form is the model's own; otherwise 
 """
 
 import json
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from itertools import chain, islice
 from typing import Any
 
 from nanovllm.features.grammar.patterns import fits_of
 from nanovllm.features.grammar.schemas import checked_schema
 from nanovllm.features.tool_calls.json_formats import MISTRAL, NAME
 from nanovllm.features.tool_calls.parse import FORCED_LIST
-from nanovllm.features.tool_calls.schema_types import in_standard_words, member_of, names_of, options
+from nanovllm.features.tool_calls.schema_types import (
+    MAX_STEPS,
+    Patterns,
+    Root,
+    in_standard_words,
+    member_of,
+    names_of,
+    options,
+)
 
 # format -> text before a call's name, before its arguments, after them, and between two calls
 HERMES = '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n"
@@ -25,6 +34,7 @@ TRIGGERS = {  # what calls begin with in a text
     **dict.fromkeys(XML, ("<tool_call>", "<function=")),
     "mistral": (MISTRAL,),
 }
+MAX_PARTS = 30_000  # of a request's schemas that not_held() looks at: some tenths of a second
 SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as chat templates write it
 
 
@@ -67,16 +77,25 @@ def not_held(format_name: str, functions: dict[str, Any], strict: Set[str]) -> t
     if format_name not in TRIGGERS:
         return (f"strict, which calls in the form {format_name} cannot be held to",) if strict else ()
     named = functions.items() if format_name in XML else ()
-    return tuple(text for name, schema in named if name in strict for text in _not_held_in_xml(name, schema))
+    patterns, places = Patterns(), iter(range(MAX_PARTS))
+    found = [_not_held_in_xml(name, schema, patterns, places) for name, schema in named if name in strict]
+    return tuple(chain.from_iterable(found))
 
 
-def _not_held_in_xml(name: str, given: Any) -> list[str]:
-    """Where a text has no quotes, it cannot be held to all that can be said of one."""
-    schema = in_standard_words(given)
+def _not_held_in_xml(name: str, given: Any, patterns: Patterns, places: Iterator[int]) -> list[str]:
+    """Where a text has no quotes, it cannot be held to all that can be said of one.
+
+    places: an entry for each part of a schema that may still be looked at.
+    """
+    root = Root(in_standard_words(given), patterns)
+    num_ways = len(options(root.schema, root))
     found = []
-    for parameter in names_of(schema):
-        value = member_of(schema, parameter)
-        for parts in options(value, schema):
+    for parameter in names_of(root):
+        ways = options(member_of(root, parameter), root)
+        num_parts = num_ways + (sum(map(len, ways)) or MAX_STEPS)  # nothing is found where there is too much
+        if len([*islice(places, num_parts)]) < num_parts:
+            return [*found, f"what else is said of the parameters of {name[:40]!a}"]
+        for parts in ways:
             left_out = dict.fromkeys(keyword for part in parts for keyword in fits_of(part)[1])
             found += [f"{keyword[:40]!a} of {name[:40]!a}, {parameter[:40]!a}" for keyword in left_out]
     return found

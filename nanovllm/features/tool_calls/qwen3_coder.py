@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from nanovllm.features.tool_calls.json_formats import CLOSING, OPENING, in_tags
-from nanovllm.features.tool_calls.schema_types import member_of, typed, types_of
+from nanovllm.features.tool_calls.schema_types import Patterns, Root, member_of, typed, types_of
 from nanovllm.features.tool_calls.source import Event, Malformed, Reading, Source, changed
 
 NAME = re.compile(r"[^<>\n]+")
@@ -16,10 +16,12 @@ IN_CALL = (PARAMETER, END, CLOSING, OPENING, FUNCTION)  # what may follow a para
 
 def qwen3_coder(source: Source) -> Reading[None]:
     """The outer tags may be missing. A value is text unless the function's schema says otherwise."""
-    yield from in_tags(source, (OPENING, FUNCTION), _call)
+    patterns = Patterns()
+    roots: dict[str, Root] = {}  # of the functions that have been called: they may be large, and called again
+    yield from in_tags(source, (OPENING, FUNCTION), lambda source: _call(source, roots, patterns))
 
 
-def _call(source: Source) -> Reading[None]:
+def _call(source: Source, roots: dict[str, Root], patterns: Patterns) -> Reading[None]:
     """Text between parameters is nobody's. The call ends at </function>, or at a tag that cannot stand in a call."""
     yield from source.skip(OPENING)
     yield from source.skip_spaces()
@@ -31,14 +33,16 @@ def _call(source: Source) -> Reading[None]:
         raise Malformed
     name = name.strip()
     yield source.begin(name)
-    schema = source.functions.get(name)
+    if name not in roots:
+        roots[name] = Root(source.functions.get(name), patterns)
     separator = "{"
     while (tag := (yield from changed(source.until(*IN_CALL), lambda _: None))) == PARAMETER:
         source.take(len(PARAMETER))
         parameter = (yield from source.match(NAME)).strip()
         if parameter and (yield from source.skip(">")):
+            reading = _value(source, member_of(roots[name], parameter), roots[name])
             yield Event("arguments", f"{separator}{json.dumps(parameter, ensure_ascii=False)}: ")
-            yield from _value(source, member_of(schema, parameter), schema)
+            yield from reading
             separator = ", "
     if not tag:
         raise Malformed
@@ -47,7 +51,7 @@ def _call(source: Source) -> Reading[None]:
     source.take(len(END) if tag == END else 0)
 
 
-def _value(source: Source, schema: Any, root: Any) -> Reading[None]:
+def _value(source: Source, schema: Any, root: Root) -> Reading[None]:
     """A value as JSON. A text's goes out as it comes: it may be a file of many pages."""
     yield from source.skip("\n")
     pieces = source.until(closing=VALUE_ENDS)

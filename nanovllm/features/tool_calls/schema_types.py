@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.features.grammar.parts import (
     MEANS_IN_TEXTS,
     Parts,
+    References,
     Schema,
     alternatives,
     changed,
-    follow,
     items_of,
     map_in,
     type_of,
@@ -29,6 +29,9 @@ from nanovllm.features.grammar.parts import (
 )
 from nanovllm.features.grammar.trial import LIMITS
 from nanovllm.features.tool_calls.json_values import loads
+
+if TYPE_CHECKING:
+    from nanovllm.features.grammar.oracle import Oracle
 
 ALIASES = {  # what people write for a type -> its name in JSON Schema
     **dict.fromkeys(("str", "text", "char", "varchar"), "string"),
@@ -43,6 +46,8 @@ WORDS = {"None": None, "True": True, "False": False}  # Qwen's templates write s
 MAX_STEPS = 2000  # for the alternatives of one value
 MAX_PLACES = 100  # inside one value, in which numbers are made what the schema says
 MAX_PATTERN, MAX_COUNT = 200, 1000  # characters of a pattern, and its counts multiplied: what is looked at
+MAX_PATTERNS = 100  # of a request; llguidance takes up to 10 ms for each
+MAX_CHARS, TRY = 50_000, 20  # of names that patterns are tried at: a quarter of a second; to begin costs so many more
 NAMES = ("string", "integer", "number", "boolean", "null", "array", "object")
 
 
@@ -65,17 +70,82 @@ def _named(kind: Any) -> Any:
     return found if found in NAMES else kind
 
 
-def options(schema: Any, root: Any = None) -> list[Parts]:
-    """The alternatives of a schema (features/grammar/parts.py). root: what references are looked up in."""
+class Patterns:
+    """Do the patterns of a request match its names? Only some are tried; those that are not may match."""
+
+    def __init__(self) -> None:
+        self._oracles: dict[str, Oracle | None] = {}  # None: it is no pattern, or takes too much
+        self._num_chars = 0
+
+    def fits(self, pattern: str, name: str) -> bool:
+        """Does it match? llguidance needs no more than a step for each character. True where that is not found out."""
+        if len(pattern) > MAX_PATTERN or find_spec("llguidance") is None:
+            return True
+        found = re.findall(r"\{[0-9,]*[0-9][0-9,]*\}", pattern)
+        if prod(max(map(int, re.findall("[0-9]+", each))) for each in found) > MAX_COUNT:
+            return True
+        self._num_chars += TRY + len(name)
+        if self._num_chars > MAX_CHARS:
+            return True
+        if pattern not in self._oracles:
+            if len(self._oracles) == MAX_PATTERNS:
+                return True
+            self._oracles[pattern] = _oracle_of(pattern)
+        oracle = self._oracles[pattern]
+        try:
+            return oracle is not None and oracle.fits(pattern, name)
+        except ValueError:
+            self._oracles[pattern] = None
+            return False
+
+
+@lru_cache(maxsize=MAX_PATTERNS)
+def _oracle_of(pattern: str) -> "Oracle":
+    """One for each pattern, which it compiles once. Tools come again with each request."""
+    from nanovllm.features.grammar.oracle import Oracle
+
+    return Oracle(LIMITS)
+
+
+class Root:
+    """A whole schema, in which references are looked up, and what was found of its parts."""
+
+    def __init__(self, schema: Any, patterns: Patterns | None = None) -> None:
+        """patterns: shared by the schemas of one request."""
+        self.schema = schema
+        self.patterns = Patterns() if patterns is None else patterns
+        self._references = References(schema if isinstance(schema, dict) else {})
+        self._options: dict[int, tuple[Any, list[Parts]]] = {}  # by the schema's id, which is its own while it is here
+        self._members: dict[str, Schema] = {}
+
+    def new_options(self, schema: Any) -> list[Parts]:
+        """The alternatives of a schema (features/grammar/parts.py), not kept."""
+        try:
+            return alternatives([schema], self._references.follow, MAX_STEPS)
+        except ValueError:  # it has too many
+            return [()]
+
+    def options(self, schema: Any) -> list[Parts]:
+        if id(schema) not in self._options:
+            self._options[id(schema)] = schema, self.new_options(schema)
+        return self._options[id(schema)][1]
+
+    def member(self, name: str) -> Schema:
+        """What is said of the value under a key."""
+        if name not in self._members:
+            self._members[name] = _member_of(self.options(self.schema), name, self.patterns)
+        return self._members[name]
+
+
+def root_of(schema: Any, root: Any = None) -> Root:
+    """root: a schema or its Root; None: the schema is its own."""
     root = schema if root is None else root
+    return root if isinstance(root, Root) else Root(root)
 
-    def target_of(name: Any) -> Any:
-        return follow(root, name) if isinstance(root, dict) else None
 
-    try:
-        return alternatives([schema], target_of, MAX_STEPS)
-    except ValueError:  # it has too many
-        return [()]
+def options(schema: Any, root: Any = None) -> list[Parts]:
+    """The alternatives of a schema. root: as root_of() has it."""
+    return root_of(schema, root).options(schema)
 
 
 def types_of(schema: Any, root: Any = None) -> set[str]:
@@ -94,46 +164,30 @@ def _types(parts: Parts) -> list[str]:
 
 def names_of(schema: Any) -> list[str]:
     """Keys that any of an object's alternatives declares."""
-    return list(
-        dict.fromkeys(name for parts in options(schema) for part in parts for name in map_in(part, "properties"))
-    )
+    root = root_of(schema)
+    ways = root.options(root.schema)
+    return list(dict.fromkeys(name for parts in ways for part in parts for name in map_in(part, "properties")))
 
 
-def member_of(schema: Any, name: str, root: Any = None) -> Schema:
+def member_of(schema: Any, name: str) -> Schema:
     """What any of an object's alternatives says of the value under a key, whether that is declared or not."""
-    return _member_of(options(schema, root), name)
+    return root_of(schema).member(name)
 
 
-def _member_of(ways: list[Parts], name: str) -> Schema:
+def _member_of(ways: list[Parts], name: str, patterns: Patterns) -> Schema:
     found = []
     for parts in ways:
-        if said := [each for part in parts for each in _said_of(part, name)]:
+        if said := [each for part in parts for each in _said_of(part, name, patterns)]:
             found.append({"allOf": said})
     return {"anyOf": found} if found else {}
 
 
-def _said_of(part: Schema, name: str) -> list[Any]:
+def _said_of(part: Schema, name: str, patterns: Patterns) -> list[Any]:
     properties = map_in(part, "properties")
     own = [properties[name]] if name in properties else []
-    own += [schema for pattern, schema in map_in(part, "patternProperties").items() if _fits(pattern, name)]
+    own += [schema for pattern, schema in map_in(part, "patternProperties").items() if patterns.fits(pattern, name)]
     others = part.get("additionalProperties")
     return own or ([others] if isinstance(others, dict) else [])
-
-
-@lru_cache(maxsize=1024)
-def _fits(pattern: str, name: str) -> bool:
-    """Does it match? llguidance needs no more than a step for each character. True where that cannot be found out."""
-    if len(pattern) > MAX_PATTERN or find_spec("llguidance") is None:
-        return True
-    counts = [max(map(int, re.findall("[0-9]+", each))) for each in re.findall(r"\{[0-9,]*[0-9][0-9,]*\}", pattern)]
-    if prod(counts) > MAX_COUNT:
-        return True
-    from nanovllm.features.grammar.oracle import Oracle
-
-    try:
-        return Oracle(LIMITS).fits(pattern, name)
-    except ValueError:  # it is no pattern
-        return False
 
 
 def typed(text: str, schema: Any, root: Any = None) -> Any:
@@ -171,7 +225,7 @@ def _finite(digits: str) -> float:
 
 def fit(value: Any, schema: Any, root: Any = None) -> Any:
     """The value, 140.0 an integer where the schema says integer; likewise inside it."""
-    return Fitting(schema, schema if root is None else root, iter(range(MAX_PLACES))).of(value)
+    return Fitting(schema, root_of(schema, root), iter(range(MAX_PLACES))).of(value)
 
 
 class Fitting:
@@ -180,13 +234,13 @@ class Fitting:
     places: an entry for each that may still be looked up. Of others nothing is known.
     """
 
-    def __init__(self, schema: Any, root: Any, places: Iterator[int]) -> None:
+    def __init__(self, schema: Any, root: Root, places: Iterator[int]) -> None:
         self.schema, self.root, self.places = schema, root, places
         self.inside: dict[int | str, Fitting] = {}
 
     @cached_property
     def ways(self) -> list[Parts]:
-        return options(self.schema, self.root)
+        return self.root.new_options(self.schema)
 
     @cached_property
     def is_integer(self) -> bool:
@@ -226,4 +280,4 @@ class Fitting:
         return {"anyOf": [{"allOf": said} for said in ways]} if ways else {}
 
     def _member_of(self, name: str) -> Schema:
-        return _member_of(self.ways, name)
+        return _member_of(self.ways, name, self.root.patterns)

@@ -11,6 +11,7 @@ import torch
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.grammar.grammar import GrammarCompiler
+from nanovllm.features.grammar.oracle import Oracle
 from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call, not_held
 from nanovllm.features.tool_calls.parse import parse_tool_calls
 from nanovllm.sampling_params import StructuredOutputsParams
@@ -230,6 +231,25 @@ def test_what_does_not_hold_is_said(compiler):
     grammar_of(compiler, may_call("qwen3_coder", {"f": function}, {"f"}))
     assert not_held("hermes", {"f": function}, {"f"}) == () == not_held("qwen3_coder", {"f": function}, set())
     assert "strict" in not_held("pythonic", {"f": None}, {"f"})[0]
+
+
+def test_what_does_not_hold_is_looked_for_within_bounds(monkeypatch):
+    """A pattern is compiled once, for all names; some patterns and some alternatives are looked at."""
+    compiled, matcher = [], Oracle.matcher
+    monkeypatch.setattr(Oracle, "matcher", lambda oracle, grammar: compiled.append(grammar) or matcher(oracle, grammar))
+    odd = {"type": "string", "pattern": "a$|(^b)"}
+    for num_names, num_patterns, num_compiled, found in (
+        (20, 5, 6, ()),
+        (1, 300, 100, ("'pattern' of 'f', 'p0'",)),  # the others may be patterns of its name
+    ):
+        compiled.clear()
+        names = {f"p{n}": {"type": "string"} for n in range(num_names)}
+        patterns = {"(": odd} | {f"^q{n}_{num_names}": odd for n in range(num_patterns)}
+        function = {"properties": names, "patternProperties": patterns}
+        assert not_held("qwen3_coder", {"f": function}, {"f"}) == found
+        assert len(compiled) <= 2 * num_compiled, "is it possible, and does it fit"
+    either = {"anyOf": [{"properties": {f"p{n}": {"type": "string"}}} for n in range(400)]}
+    assert "what else" in not_held("qwen3_coder", {"f": either}, {"f"})[0]
 
 
 def written(format_name: str, arguments: dict) -> str:

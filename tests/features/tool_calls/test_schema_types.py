@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from nanovllm.features.grammar import parts
+from nanovllm.features.tool_calls import schema_types
+from nanovllm.features.tool_calls.parse import parse_tool_calls
 from nanovllm.features.tool_calls.schema_types import in_standard_words, member_of, names_of, typed, types_of
 
 DEFINITIONS = {
@@ -102,6 +105,19 @@ def test_what_is_said_of_a_member():
         assert (
             names_of(odd) == [] and member_of(odd, "a") == {} and typed('{"a": [1]}', odd) in ('{"a": [1]}', {"a": [1]})
         )
+
+
+def test_a_schema_is_looked_through_once(monkeypatch):
+    """Its anchors, for all references; what it says of a parameter, for all values."""
+    asked = {"containers": [], "alternatives": []}
+    for module, name in ((parts, "containers"), (schema_types, "alternatives")):
+        function, calls = getattr(module, name), asked[name]
+        monkeypatch.setattr(module, name, lambda *args, f=function, calls=calls: calls.append(args) or f(*args))
+    schema = {"properties": {"a": {"anyOf": [{"$ref": "#x"}] * 50}}, "$defs": {"x": INTEGER | {"$anchor": "x"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    call = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    assert parse_tool_calls(call * 5, "qwen3_coder", tools).tool_calls == [("f", '{"a": 1}')] * 5
+    assert len(asked["containers"]) == 1 and len(asked["alternatives"]) == 2
 
 
 def test_a_schema_that_refers_to_itself_many_times_comes_to_an_end():
