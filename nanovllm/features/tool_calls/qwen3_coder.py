@@ -22,7 +22,10 @@ def qwen3_coder(source: Source) -> Reading[None]:
 
 
 def _call(source: Source, roots: dict[str, Root], patterns: Patterns) -> Reading[None]:
-    """Text between parameters is nobody's. The call ends at </function>, or at a tag that cannot stand in a call."""
+    """Text between parameters is nobody's. The call ends at </function>, or at a tag that cannot stand in a call.
+
+    Of a parameter that is written twice the first counts: it has gone out.
+    """
     yield from source.skip(OPENING)
     yield from source.skip_spaces()
     yield from source.expect(FUNCTION)
@@ -35,14 +38,19 @@ def _call(source: Source, roots: dict[str, Root], patterns: Patterns) -> Reading
     yield source.begin(name)
     if name not in roots:
         roots[name] = Root(source.functions.get(name), patterns)
+    said = set[str]()
     separator = "{"
     while (tag := (yield from changed(source.until(*IN_CALL), lambda _: None))) == PARAMETER:
         source.take(len(PARAMETER))
         parameter = (yield from source.match(NAME)).strip()
         if parameter and (yield from source.skip(">")):
             reading = _value(source, member_of(roots[name], parameter), roots[name])
+            if parameter in said:
+                yield from changed(reading, lambda _: None)
+                continue
             yield Event("arguments", f"{separator}{json.dumps(parameter, ensure_ascii=False)}: ")
             yield from reading
+            said.add(parameter)
             separator = ", "
     if not tag:
         raise Malformed

@@ -187,6 +187,8 @@ DAMAGED = [
     ("qwen3_coder", xml("now").replace("</tool_call>", "</tool_c"), None, [NOW]),
     ("qwen3_coder", xml(text="a").replace("</tool_call>", "so</tool_call>"), "so", [("write", {"text": "a"})]),
     ("qwen3_coder", f"<function=now>\n<parameter=\n>{XML_OSLO}", None, [NOW, OSLO]),
+    ("qwen3_coder", xml(text="a").replace("</function>", "<parameter=text>b</parameter><parameter=size>1</function>"),
+     None, [("write", {"text": "a", "size": 1})]),
 ]  # fmt: skip
 CUT = [  # the answer ends within the call: format, text, content, arguments
     ("hermes", hermes('{"a": "b', end=""), None, '{"a": "b'),
