@@ -165,7 +165,9 @@ class Chunks:
             is_shown = before + text or sample.finish_reason
             alone = Said({"content": before + text}, start, start + len(text))
             return [alone] if is_shown else [], sample.finish_reason
-        reader = self._readers.setdefault(index, Reader(reading))
+        if index not in self._readers:
+            self._readers[index] = Reader(reading)
+        reader = self._readers[index]
         said = [Said({"content": before}, 0, 0)] * bool(before) + reader.read(text, sample.finished())
         if not self.shown.by_text:  # the piece without text is there for its tokens
             said = [each for each in said if each.delta.get("content") != ""]

@@ -12,8 +12,9 @@ from nanovllm.features.logprobs.entries import decoded_token
 from nanovllm.features.reasoning.think import Reasoning
 from nanovllm.features.tool_calls.parse import FORMATS
 from nanovllm.outputs import RequestMetrics
+from nanovllm.serving.openai import answer
 from nanovllm.serving.openai.answer import Chunks, response_body
-from nanovllm.serving.openai.reading import Reading
+from nanovllm.serving.openai.reading import Reader, Reading
 from nanovllm.serving.openai.responses.events import GrowingResponse
 from nanovllm.serving.openai.shown import CHAT, Shown
 from tests.checkpoints import make_tokenizer
@@ -114,6 +115,16 @@ def test_steps_change_nothing(reading, texts, damages, sizes, reason):
             [part] = item["content"]
             told = bytes(byte for entry in part["logprobs"] for byte in entry["bytes"]).decode()
             assert part["text"].strip() in told or not part["text"].strip()
+
+
+def test_a_stream_is_read_by_one_reader(monkeypatch):
+    """A reader copies all tools' schemas."""
+    made = []
+    monkeypatch.setattr(answer, "Reader", lambda reading: made.append(reading) or Reader(reading))
+    chunks = Chunks("id", CHAT, "tiny", Shown(TOKENIZER, reading=Reading("hermes", tools=TOOLS)))
+    for each in outputs("two gulls", [1] * 9, "stop"):
+        list(chunks.of(0, each))
+    assert len(made) == 1
 
 
 def test_a_forced_call_that_is_cut_short_is_no_content():
