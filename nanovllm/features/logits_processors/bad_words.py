@@ -22,13 +22,15 @@ class BadWord:
     """One word, in one vocabulary.
 
     alone   int64, tokens that have all of it
-    rests   n -> int64, tokens that begin with all but its first n bytes, and so complete a text that ends with these
+    rests   n -> int64, tokens that begin with all but its first n bytes, and so complete a text that ends with these;
+            no entry where there are none, as nearly everywhere in a long word: each step tries them all
     """
 
     def __init__(self, text: str, vocabulary: "Vocabulary") -> None:
         self.bytes = text.encode()
         self.alone = vocabulary.with_word(self.bytes)
-        self.rests = {n: vocabulary.beginning_with(self.bytes[n:]) for n in range(1, len(self.bytes))}
+        rests = ((n, vocabulary.beginning_with(self.bytes[n:])) for n in range(1, len(self.bytes)))
+        self.rests = {n: tokens for n, tokens in rests if len(tokens)}
 
 
 class BadWords(SequencePart):

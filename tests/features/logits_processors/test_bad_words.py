@@ -79,6 +79,14 @@ def test_other_words_are_not(tokenizer, word, texts):
     assert not is_banned(tokenizer, word, *texts)
 
 
+def test_a_long_word_is_tried_where_a_token_can_end_it(tokenizer):
+    word = "ab" * 2000 + "ca"
+    bad = BadWords(tokenizer, [word], len(tokenizer))
+    *before, last = ids_of(tokenizer, *["ab"] * 2000, "c", "a")
+    assert last in bad.banned(before) and last not in bad.banned(before[1:])
+    assert [*bad._words[0].rests] == [4001]
+
+
 def test_pieces_of_sentencepiece():
     vocab = {
         name: i for i, name in enumerate(["<unk>", "▁so", "rry", "▁", "so", "<0x73>", "<0x6F>", "▁sorry", "▁(", "x"])
