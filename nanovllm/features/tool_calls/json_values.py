@@ -141,9 +141,9 @@ def string(source: Source, ends: str, stops: tuple[str, ...], is_raw: bool = Fal
 def _is_end(source: Source, quote: str, ends: str, stops: tuple[str, ...]) -> Reading[bool]:
     if not (yield from source.starts_with(quote)):
         return False
-    while not (after := source.rest[len(quote) :].lstrip()) and not source.ended:
-        yield None
-    return not after or after[0] in ends or bool((yield from source.starts_with(*stops, after_spaces=len(quote))))
+    at = yield from source.after_spaces(len(quote))
+    after = source.rest[at : at + 1]
+    return not after or after in ends or bool((yield from source.starts_with(*stops, after_spaces=len(quote))))
 
 
 def _raw_escape(source: Source) -> Reading[str]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 PIECE = 4096  # characters that are read at a time: what is taken is cut off the rest, which is copied
+SPACES = re.compile(r"\s*")
 MAX_MATCH = 1000  # characters of a name or a number: each piece of a longer one would be read from its beginning again
 
 
@@ -97,11 +98,22 @@ class Source:
     def starts_with(self, *texts: str, after_spaces: int | None = None) -> Reading[str]:
         """The first of these texts that comes next; "" if none does. after_spaces: after so many characters of rest,
         and the white space that follows them."""
+        start = 0 if after_spaces is None else (yield from self.after_spaces(after_spaces))
         while True:
-            following = self.rest if after_spaces is None else self.rest[after_spaces:].lstrip()
+            following = self.rest[start:]
             if self.ended or not any(len(t) > len(following) and t.startswith(following) for t in texts):
                 return next((text for text in texts if following.startswith(text)), "")
             yield None
+
+    def after_spaces(self, start: int) -> Reading[int]:
+        """The place in rest of the first character from `start` on that is no white space; at the end, perhaps of none.
+
+        What was seen to be white space is not looked at again as more of it comes.
+        """
+        while (found := SPACES.match(self.rest, start)) and found.end() == len(self.rest) and not self.ended:
+            start = found.end()
+            yield None
+        return found.end() if found else start
 
     def match(self, pattern: "re.Pattern[str]") -> Reading[str]:
         """What the pattern matches next, taken; "" if it does not, or if the text ends with it, or it has no end."""

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nanovllm.features.tool_calls import source
 from nanovllm.features.tool_calls.parse import (
     FORMATS,
     Parsed,
@@ -185,6 +187,21 @@ def test_arguments_go_out_as_they_come(format_name):
     assert next(event.kind for event in stream.feed(beginning)) == "begin"
     for word in ("two ", "gulls "):
         assert stream.feed(word) == [Event("arguments", word)]
+
+
+def test_white_space_is_looked_at_as_it_comes(monkeypatch):
+    """Not again with each piece."""
+    num_looked_at, spaces = [], source.SPACES
+
+    def match(text: str, start: int) -> Any:
+        found = spaces.match(text, start)
+        num_looked_at.append(found.end() - start)
+        return found
+
+    monkeypatch.setattr(source, "SPACES", SimpleNamespace(match=match))
+    text = f'<tool_call>{{"name": "now", "arguments": {{"a": "b"{" " * 1000}}}}}</tool_call>{" " * 1000}'
+    assert parsed(streamed("hermes", list(text))).tool_calls == [ToolCall("now", '{"a": "b"}')]
+    assert sum(num_looked_at) < 5000
 
 
 @pytest.mark.parametrize(
