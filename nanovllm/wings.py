@@ -86,7 +86,10 @@ PARTS = {"adapters": "features.lora.slots", "tower": "features.images.tower"}
 READERS = {
     "features.lora.registry": lambda engine, asked: asked.lora_request is not None,
     "features.logits_processors.requests": lambda engine, asked: (
-        asked.params.bad_words or asked.params.logits_processors or engine.config.logits_processors
+        asked.params.bad_words
+        or asked.params.repetition_penalty != 1.0
+        or asked.params.logits_processors
+        or engine.config.logits_processors
     ),
     "features.images.requests": lambda engine, asked: asked.image_keys,
 }

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.core.sequence import Sequence
+from nanovllm.features.logits_processors.prompt_ids import PromptIds
 from nanovllm.worker.batch import move_together
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Entries(NamedTuple):
         # spinning, in the way of the kernels' threads.
         rows, token_ids, values = array("q"), array("q"), array("f")
         for row, (row_ids, row_values) in by_row.items():
-            rows.extend([row] * len(row_ids))
+            rows.extend(array("q", [row]) * len(row_ids))
             token_ids.extend(row_ids)
             values.extend(row_values)
         if not rows:
@@ -98,8 +99,9 @@ class LogitsProcessors:
                 stop_token_ids = [*p.stop_token_ids, *eos_token_ids]
                 made.banned.append((row, torch.tensor(stop_token_ids, dtype=torch.int64, device="cpu")))
             if p.repetition_penalty != 1.0:
-                token_ids = set(seq.tokens)
-                seen[row] = token_ids, [p.repetition_penalty] * len(token_ids)
+                prompt_ids = seq.parts.get("prompt_ids") or PromptIds()
+                token_ids = prompt_ids.with_generated(seq)
+                seen[row] = token_ids, array("f", [p.repetition_penalty]) * len(token_ids)
             if p.presence_penalty != 0.0 or p.frequency_penalty != 0.0:
                 counts = Counter(seq.generated_token_ids)
                 amounts = [p.frequency_penalty * count + p.presence_penalty for count in counts.values()]

@@ -14,6 +14,10 @@ def read(engine: "LLMEngine", asked: "Asked") -> None:
         from nanovllm.features.logits_processors.bad_words import BadWords  # a table of all tokens' bytes
 
         asked.parts["bad_words"] = BadWords(engine.tokenizer, list(params.bad_words), engine.model_config.vocab_size)
+    if params.repetition_penalty != 1.0:
+        from nanovllm.features.logits_processors.prompt_ids import PromptIds
+
+        asked.parts["prompt_ids"] = PromptIds()
     if not params.logits_processors and not classes:
         return
     if engine.config.tensor_parallel_size > 1:

@@ -198,7 +198,8 @@ class DraftModel:
             params = replace(seq.sampling_params, logprobs=None, logprob_token_ids=None, prompt_logprobs=None)
             draft = Sequence(seq.tokens[: seq.num_prompt_tokens], params, cache_salt=seq.cache_salt)
             draft.seed, draft.sample_index = seq.seed, seq.sample_index
-            draft.parts = {name: copy(seq.parts[name]) for name in ("bad_words", "grammar") if name in seq.parts}
+            names = ("bad_words", "grammar", "prompt_ids")
+            draft.parts = {name: copy(seq.parts[name]) for name in names if name in seq.parts}
         same = min(draft.num_computed_tokens, len(seq.tokens) - 1)
         while draft.tokens[:same] != seq.tokens[:same]:
             same -= 1

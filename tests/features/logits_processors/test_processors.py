@@ -6,6 +6,8 @@ import torch
 
 from nanovllm import SamplingParams
 from nanovllm.core.sequence import Sequence
+from nanovllm.features.logits_processors import prompt_ids
+from nanovllm.features.logits_processors.processors import LogitsProcessors
 from nanovllm.worker.sampler import SamplingBatch, sample
 
 
@@ -44,3 +46,23 @@ def test_banned_tokens_give_way_where_nothing_else_is_allowed(llm):
     params = SamplingParams(allowed_token_ids=[40], max_tokens=4, ignore_eos=True, temperature=0)
     params.bad_words = [llm.get_tokenizer().decode([40])]
     assert llm.generate([[5, 6, 7]], params)[0].outputs[0].token_ids == [40] * 4
+
+
+def test_a_prompts_tokens_are_looked_through_once(llm, monkeypatch):
+    """For all steps and samples of a request; each row has its own, once each."""
+    made, prompts, from_sequences = [], [], LogitsProcessors.from_sequences
+
+    def kept(seqs, eos_token_ids):
+        made.append(([set(seq.tokens) for seq in seqs], from_sequences(seqs, eos_token_ids)))
+        return made[-1][1]
+
+    monkeypatch.setattr(LogitsProcessors, "from_sequences", kept)
+    monkeypatch.setattr(prompt_ids, "frozenset", lambda ids: prompts.append(ids) or frozenset(ids), raising=False)
+    params = SamplingParams(n=2, max_tokens=6, ignore_eos=True, repetition_penalty=1.2, prompt_logprobs=0)
+    llm.generate([[5, 6, 5, 7], [8, 8, 9]], params, use_tqdm=False)
+    assert sorted(prompts) == [[5, 6, 5, 7], [8, 8, 9]]
+    assert len(made) >= 6
+    for seen, processors in made:
+        rows, token_ids, _ = processors.seen
+        places = [*zip(rows.tolist(), token_ids.tolist(), strict=True)]
+        assert sorted(places) == sorted((row, token_id) for row, ids in enumerate(seen) for token_id in ids)
