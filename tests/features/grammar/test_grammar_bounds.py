@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,10 +96,14 @@ def test_a_strangers_giant_is_refused(server, kind):
 @pytest.mark.parametrize("kind", ["structural_tag", "grammar"])
 def test_many_schemas_have_the_bound_of_one(llm, guards, monkeypatch, kind):
     """Each of them is far below it."""
-    compile_there('start: "a"')  # the process has 2 s for each question, whatever is set now
     asked_of: Counter[str] = Counter()
-    answer = TRIAL.answer
-    monkeypatch.setattr(TRIAL, "answer", lambda *question: asked_of.update([question[1]]) or answer(*question))
+    answer, seconds = TRIAL.answer, 0.0
+
+    def answered(*question: Any) -> tuple[str, float]:
+        asked_of.update([question[1]])
+        return answer(*question)[0], seconds
+
+    monkeypatch.setattr(TRIAL, "answer", answered)
 
     def compiled(number: int) -> None:
         given = [{"type": "integer", "minimum": least, "maximum": 10**6 + number} for least in range(number)]
@@ -109,10 +114,11 @@ def test_many_schemas_have_the_bound_of_one(llm, guards, monkeypatch, kind):
 
     compiled(80)  # more than are remembered
     assert len(asked_of) > 80 and set(asked_of.values()) == {1}
-    monkeypatch.setattr(TRIAL, "seconds", 0.01)
-    with pytest.raises(ValueError, match=r"to compile it takes more than 0\.01 s of a processor"):
+    asked_of.clear()
+    seconds = 0.15
+    with pytest.raises(ValueError, match="to compile it takes more than 2 s of a processor"):
         compiled(81)
-    assert len(asked_of) < 160
+    assert len(asked_of) == 14
 
 
 def test_references_do_not_multiply_the_work(monkeypatch):
