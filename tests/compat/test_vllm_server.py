@@ -106,6 +106,7 @@ def test_flags(capsys, tmp_path):
         (["--middleware", "a.b", "c.d"], "takes 'middleware' only as [] (found ['a.b', 'c.d'])"),
         (["--chat-template-content-format", "xml"], "must be one of auto, string, openai"),
         (["--chat-template", "none.jinja"], "'none.jinja' is neither a template's file nor a template"),
+        (["--chat-template", "{% if %}"], "'{% if %}' is no template: Expected an expression"),
     ):
         assert main(["serve", missing, *words]) == 2
         assert reason in capsys.readouterr().err

@@ -14,3 +14,14 @@ def render(template: str, conversation: list[Message], options: dict[str, Any]) 
     except Exception as error:
         raise ValueError(str(error) or type(error).__name__) from error
     return found[0][0]
+
+
+def check_syntax(template: str) -> None:
+    """Raises ValueError for a text that is no template. A template may refuse the empty conversation."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        render(template, [], {})
+    except ValueError as error:
+        if isinstance(error.__cause__, TemplateSyntaxError):
+            raise

@@ -9,6 +9,7 @@ from typing import Any
 from nanovllm.checks.names import check_options, option
 from nanovllm.checks.values import check_choice, list_of, shorten
 from nanovllm.features.chat_template.messages import FORMATS_OF_CONTENT
+from nanovllm.features.chat_template.renderer import check_syntax
 from nanovllm.features.reasoning.think import OFF, TAGS
 from nanovllm.features.tool_calls.parse import FORMATS
 from nanovllm.serving.openai.reading import Parsers
@@ -124,6 +125,10 @@ def _chat_template(given: str) -> str:
         raise ValueError(f"--chat-template: {shorten(given)} cannot be read: {error}") from error
     if "{" not in text:
         raise ValueError(f"--chat-template: {shorten(given)} is neither a template's file nor a template")
+    try:
+        check_syntax(text)
+    except ValueError as error:
+        raise ValueError(f"--chat-template: {shorten(given)} is no template: {error}") from error
     return text
 
 
