@@ -1,5 +1,6 @@
 """Every form of a prompt, and what is none."""
 
+import pickle
 import random
 from array import array
 from collections import UserList, deque
@@ -14,7 +15,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from nanovllm.files.prompt_length import composed, length_check
+from nanovllm.files.prompt_length import PromptTooLong, composed, length_check
 from nanovllm.prompts import tokenize
 from tests.checkpoints import make_tokenizer
 from tests.errors import expect
@@ -190,6 +191,12 @@ def test_composing_is_bounded():
     for text in texts:
         assert len(text) - sum(map(text.count, composed())) <= len(normalize("NFC", text)), ascii(text)
     assert "\u0301" in composed() and not set("a\u00e9 ") & set(composed())
+
+
+def test_a_prompt_too_long_is_so_in_another_process():
+    """Ray hands on what an engine raises there."""
+    error = pickle.loads(pickle.dumps(PromptTooLong("it has 9 tokens", 8)))
+    assert str(error) == "it has 9 tokens (this model's maximum context length is 8 tokens)"
 
 
 def test_a_text_too_long_is_not_tokenized(llm, monkeypatch):

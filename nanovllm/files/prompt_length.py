@@ -19,13 +19,17 @@ SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace())  # 
 
 
 class PromptTooLong(ValueError):
-    """Clients shorten what they send, or ask another model, by the words or the code that OpenAI and vLLM have for it.
+    """By its words, or by the code that a server gives it, clients know that they have to send less.
 
-    what: is too long, in tokens or characters.
+    what: is too long, in tokens or characters. max_model_len: of prompt and output together.
     """
 
     def __init__(self, what: str, max_model_len: int) -> None:
-        super().__init__(f"{what} (this model's maximum context length is {max_model_len} tokens)")
+        super().__init__(what, max_model_len)  # as they are: another process makes it anew of these
+
+    def __str__(self) -> str:
+        what, max_model_len = self.args
+        return f"{what} (this model's maximum context length is {max_model_len} tokens)"
 
 
 def length_check(tokenizer: Any, max_model_len: int) -> Callable[[str], None]:
@@ -54,7 +58,7 @@ def length_check(tokenizer: Any, max_model_len: int) -> Callable[[str], None]:
 def composed() -> str:
     """Characters that NFC may join to the one before: of all others, one is left at least.
 
-    To compose a text, and then to count, is no way: Python sorts marks by their insertion, 24 minutes for a million.
+    A stranger's text is not composed to count what is left: Python sorts marks by insertion, a million in 24 minutes.
     """
     hangul = [chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))]  # vowels and finals
     first, seconds = {}, {*hangul}

@@ -25,7 +25,6 @@ from nanovllm.features.images.recent import Recent
 from nanovllm.features.images.sources import DECODING_LARGE, MAX_PIXELS, ClientImages, Sources, pil
 from nanovllm.features.images.tower import transformers_defaults
 from nanovllm.files.config_json import make_config, read_json
-from nanovllm.files.prompt_length import PromptTooLong
 from nanovllm.prompts import tokenize
 
 # architecture -> where transformers has its processor. The others have Qwen2-VL's.
@@ -131,7 +130,7 @@ class ImageProcessor:
         num_tokens = len(token_ids) + sum(self._least_placeholders(rgb, given) - 1 for rgb in opened)
         if max_tokens is not None and num_tokens > max_tokens:
             fit = f"at most {max_tokens} fit (max_model_len); make the images smaller"
-            raise PromptTooLong(f"the prompt has {num_tokens} tokens with its images, and {fit}", max_tokens)
+            raise ValueError(f"the prompt has {num_tokens} tokens with its images, and {fit}")
         images = [self.prepare(rgb, given) for rgb in opened]
         coming = iter(images)
         expanded: list[int] = []
