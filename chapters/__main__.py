@@ -278,6 +278,12 @@ def local_model(name: str | None) -> str | None:
     return os.path.abspath(path) if os.path.exists(path) else name
 
 
+def refuse_beside(option: str, others: dict[str, object], why: str) -> None:
+    """others: {option: is it given?}. Raises ValueError if any of them is, and would do nothing."""
+    if given := [other for other, is_given in others.items() if is_given]:
+        raise ValueError(f"{option} takes no {' and no '.join(given)}: {why}")
+
+
 def whole_number(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")

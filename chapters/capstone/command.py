@@ -100,6 +100,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def run_policy(args: argparse.Namespace, console: Console) -> int:
     trace, label = chosen_trace(args, PUBLIC_SEED)
     if args.real:
+        from chapters.__main__ import refuse_beside
         from chapters.capstone.real import serve_for_real
 
         unused = {
@@ -108,8 +109,7 @@ def run_policy(args: argparse.Namespace, console: Console) -> int:
             "--hybrid": args.hybrid,
             "--memory": args.memory != MEMORY,
         }
-        if given := [option for option, is_given in unused.items() if is_given]:
-            raise ValueError(f"--real takes no {' and no '.join(given)}: they are for simulated time")
+        refuse_beside("--real", unused, "they are for simulated time")
         return serve_for_real(args.policy, trace, args.limit, console)
     if args.board and not args.name:
         raise ValueError("--board needs --name NAME, under which the result is put on it")

@@ -26,6 +26,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from chapters.site import check_installed, diagrams, server
 
     if args.draw:
+        from chapters.__main__ import refuse_beside
+
         unused = {
             "--out": args.out != OUT,
             "--offline": args.offline,
@@ -33,8 +35,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "--serve": args.serve,
             "--port": args.port != PORT,
         }
-        if given := [option for option, is_given in unused.items() if is_given]:
-            raise ValueError(f"--draw takes no {' and no '.join(given)}: it draws diagrams, and builds no site")
+        refuse_beside("--draw", unused, "it draws diagrams, and builds no site")
         diagrams.draw_all()
         return 0
     check_installed()
