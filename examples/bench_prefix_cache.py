@@ -47,8 +47,8 @@ def main() -> None:
 
 
 def workloads(num: int, vocab_size: int = 40_000) -> list[tuple[str, str, str, Callable[[random.Random], Prompts]]]:
-    """(name, hit rate and TTFT reduction that the document reports, prompts). Lengths above 512 are a quarter
-    of the document's, so that a laptop needs only a minute; ids are random, because to the cache a text is only ids."""
+    """(name, hit rate and TTFT reduction that the article reports, prompts). Lengths above 512 are a quarter
+    of the article's, so that a laptop needs only a minute; ids are random, because to the cache a text is only ids."""
 
     token_ids = prompt_ids(vocab_size, first=1000)
 
@@ -133,7 +133,7 @@ def measure_workloads(cached: LLM, uncached: LLM, num: int) -> float:
         )
     console().print(rows)
     console().print(
-        "(doc.): what the document reports for vLLM v1, a 70B model on H100s. The order is the same, and for the same "
+        "(doc.): what the article reports for vLLM v1, a 70B model on H100s. The order is the same, and for the same "
         "reason: what is saved is the shared part of the prompt. Here the cut follows the hits more closely, because "
         "on a CPU prefill is nearly all of the TTFT; behind a server, queueing and transport stay whatever is cached. "
         "The first request of a group always misses, so the hits rise with --requests.\n"
@@ -178,7 +178,7 @@ def measure_growth(kv_block_bytes: int, num_blocks: int) -> None:
     console().print(rows)
     block_bytes = bookkeeping_bytes(min(num_blocks, 20_000))
     console().print(
-        f"Bookkeeping: {block_bytes:,.0f} bytes a cached block (Python objects; the document counts 248). The "
+        f"Bookkeeping: {block_bytes:,.0f} bytes a cached block (Python objects; the article counts 248). The "
         f"model's K/V of such a block takes {kv_block_bytes:,} bytes.\n"
     )
 

@@ -1,4 +1,4 @@
-"""nanovllm: an LLM inference engine small enough to read in an afternoon.
+"""nanovllm: an LLM inference engine small enough to read in a weekend.
 
 `import nanovllm` is light: each of its names is loaded when it is asked for, torch and transformers with an `LLM`.
 """

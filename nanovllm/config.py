@@ -106,13 +106,16 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = option(True, "reuse the K/V of shared prefixes")
     prefix_caching_hash_algo: str = option("xxh64", '"xxh64" (fast), or "sha256" if tenants do not trust each other')
-    prefix_cache_dir: str | None = option(None, "a directory that keeps cached prefixes when the process has ended")
+    prefix_cache_dir: str | None = option(None, "a directory in which cached prefixes outlive the process")
     prefix_cache_bytes: int = option(
         10 << 30, "most bytes to keep in prefix_cache_dir, as a number or as text: 10G", low=1 << 20
     )
     cpu_cache_bytes: int = option(0, "bytes for prefixes that the KV pool has evicted, in the CPU's memory", low=0)
     gpu_memory_utilization: float = option(
-        0.9, "share of a GPU's memory to use, or of half of a CPU's free memory, 4 GiB at most", low=0.01, high=1.0
+        0.9,
+        "share of a GPU's memory to use; on a CPU the KV pool gets this share of half the free memory, 4 GiB at most",
+        low=0.01,
+        high=1.0,
     )
     kv_cache_memory_bytes: int | None = option(
         None, "bytes of each rank's KV pool; overrides gpu_memory_utilization", low=1

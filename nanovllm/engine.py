@@ -74,7 +74,7 @@ class LLMEngine:
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError or FileNotFoundError for what cannot work, if possible before any weight is read.
 
-        Only once the weights are in a GPU's memory is it known what else fits there.
+        On a GPU, what else fits in memory is known only after the weights have been loaded, so that error comes later.
         """
         check_process()
         self.config = check_config(config)

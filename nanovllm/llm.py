@@ -43,7 +43,7 @@ class LLM:
     The constructor raises ValueError or FileNotFoundError for an option or a checkpoint that can't work, if possible
     before it reads any weight.
 
-    A method's work is here or in a wing, and does with the engine what the two below offer (calls.py).
+    Methods do their work here or in a wing, and reach the engine only through these two (calls.py):
 
     turns   when a call may use the engine
     calls   what it does there: queue requests, make steps, drop requests
@@ -180,8 +180,8 @@ class LLM:
         """End a streamed request: its iterator yields a last output (finish_reason "abort"). Unknown ids are ignored.
 
         A callback that a step runs (a logits processor, on_step, on_kv_events) may call abort(), stats() and
-        get_metrics(). Then the request ends when the step ends. What else needs the engine raises RuntimeError in the
-        middle of a step.
+        get_metrics(); the request then ends when the step ends. Any other call that needs the engine raises
+        RuntimeError in the middle of a step.
         """
         self.turns.take(partial(self.engine.abort_request, request_id), within=True)
 
@@ -193,10 +193,11 @@ class LLM:
         cached. For an interval, subtract two engine.block_manager.stats.snapshot().
 
         batch_invariant says where a prompt's logits have the same bits whatever runs beside it: "on every processor",
-        "on processors that multiply pairs of bf16" (AVX512-BF16), or "not promised". Of a model that sees images it
-        also says where these are looked at with the same bits. end_tokens maps each token id that ends an answer to who
-        says so: files of the checkpoint, the tokenizer, hf_overrides. images is there once an image has come:
-        tower_runs, one for each image that was looked at, and tower_bytes, of its weights on all ranks.
+        "on processors that multiply pairs of bf16" (AVX512-BF16), "on processors that multiply matrices of bf16"
+        (AMX), or "not promised". Of a model that sees images it also says where these are looked at with the same bits.
+        end_tokens maps each token id that ends an answer to who says so: files of the checkpoint, the tokenizer,
+        hf_overrides. images is there once an image has come: tower_runs, one for each image that was looked at, and
+        tower_bytes, of its weights on all ranks.
         """
         snapshot = wings.load("features.callers.snapshot").snapshot
         return self.turns.take(partial(snapshot, self.engine), within=True)

@@ -1,7 +1,8 @@
 """SamplingParams: how the tokens of one request are chosen and when they end (chapter 8).
 
-Names, defaults and meanings are vLLM's. The control plane imports this file, so this file imports no feature. Where
-only a feature can check a parameter, the feature is imported when somebody sets that parameter.
+Names and defaults are vLLM's, and so are meanings, except for those that examples/move_to_vllm.md lists. The control
+plane imports this file, so this file imports no feature. Where only a feature can check a parameter, the feature is
+imported when somebody sets that parameter.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,7 +58,7 @@ class SamplingParams:
     min_p: float = option(0.0, "keep tokens with at least this share of the largest probability", low=0.0, high=1.0)
     seed: int | None = option(
         None,
-        "same seed, same tokens, whatever else is in the batch; -1: the engine chooses",
+        "same seed, same random numbers, whatever else is in the batch; -1: the engine chooses",
         low=LOWEST_SEED,
         high=HIGHEST_SEED,
     )

@@ -9,8 +9,9 @@ The parent's hash implies the block's position, so the position needs no field o
 
 The bytes that are hashed decode in only one way (tags, lengths, fixed widths), so different blocks give different
 input to H, and two block hashes are equal only if H itself collides. xxh64 is fast, but somebody who searches for a
-collision will find one. Therefore every hit is verified (block_manager.py), and there is sha256 for tenants who do not
-trust each other.
+collision will find one. Therefore every hit is verified (block_manager.py), and a collision never gives a wrong answer.
+But of two blocks that collide, the later one cannot be cached, so somebody who builds collisions could spoil another's
+cache. For tenants who do not trust each other, there is sha256.
 
 Extra keys make a difference where equal token ids do not mean equal K/V:
 - cache_salt enters the first block, and through the chain every later one;
@@ -29,7 +30,7 @@ import xxhash
 
 
 class MMSpan(NamedTuple):
-    """Placeholder tokens [start, start + length) of a prompt that stand for one image, sound or video."""
+    """Placeholder tokens [start, start + length) of a prompt that stand for one image."""
 
     start: int
     length: int

@@ -213,9 +213,8 @@ class Scheduler:
             self.preempt_last()
 
     def may_start(self, seq: Sequence) -> bool:
-        """False for a sequence that lets others pass: its blocks are on their way, or others are isolated.
-
-        And for a candidate that waits no longer, since it was admitted in this step.
+        """False for a sequence that lets others pass (its blocks are on their way, or others are isolated), and for a
+        candidate that was admitted earlier in this step and so no longer waits.
         """
         return seq.status is SequenceStatus.WAITING and not seq.awaits_blocks and self.may_be_admitted(seq)
 

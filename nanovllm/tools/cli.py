@@ -29,7 +29,7 @@ from nanovllm.tools.flags import (
 from nanovllm.tools.screen import Screen, standard_streams
 
 OVERVIEW = """\
-An LLM inference engine for the shell, small enough to read in an afternoon.
+An LLM inference engine for the shell, small enough to read in a weekend.
 
   nanovllm chat                                   talk to a small model (fetched the first time)
   nanovllm generate "The capital of France is"    let it continue a text

@@ -35,10 +35,9 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
         out = windowed_attention(q, k_cache, v_cache, batch, window)
     else:
         out = _attention(q, k_cache, v_cache, batch)
-    # A value that is NaN spoils rows that mask it, too: 0 * NaN is NaN. On a CPU all rows of the step are then computed
-    # again, one by one. On a GPU, to look for NaN would make each layer wait, so there only _decode replaces masked
-    # values by zeros.
-    # A prompt whose K/V holds NaN may then spoil its earlier rows, and whoever reuses its blocks ends with an error.
+    # A NaN in V spoils even rows that mask it: 0 * NaN is NaN. On a CPU the step's rows are then computed again, one by
+    # one. On a GPU, checking for NaN would make every layer wait, so only _decode replaces masked values by zeros.
+    # There, NaN in a prompt's K/V may spoil its earlier rows, and a request that reuses its blocks ends with an error.
     if out.device.type == "cpu" and not out.isfinite().all():
         attention_row_by_row(out, q, k_cache, v_cache, batch, window)
     return out

@@ -18,8 +18,8 @@ def args_of(ctype: type, names: str) -> list[tuple[str, type]]:
 def address(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], apart: int = 0, room: int = 0) -> int:
     """Where a tensor's numbers lie, for a function that takes them for `shape` numbers of `dtype`, row after row.
 
-    apart: so many dimensions, from the first on, may have any stride; the function is told which. room: so many numbers
-    have to be there from the first one on, if that is more than the shape has. Raises TypeError for any other tensor.
+    apart: how many dimensions, from the first on, may have any stride (the function is told which). room: the least
+    number of elements from the first one on, if more than the shape has. Raises TypeError for any other tensor.
     """
     if (
         tensor.dtype is not dtype

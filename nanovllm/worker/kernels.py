@@ -24,8 +24,8 @@ Made = TypeVar("Made")
 class Kernels:
     """One implementation of each of these functions.
 
-    Those of the reference say what they compute: below, in attention.py (paged_attention) and in sampler.py
-    (choose_tokens). It has none of these:
+    Each function of the reference documents what it computes: most are below, paged_attention is in attention.py and
+    choose_tokens in sampler.py. The reference has no value for these fields:
 
     lookup(input_ids, reordered) -> embeddings [T, k]
         Rows of a reordered weight: of an output head that is the embedding table, too. None: there is no such function.

@@ -139,7 +139,8 @@ class MLP(nn.Module):
 
 
 class RotaryEmbedding:
-    """Rotary position embedding: pair i of a head of d numbers turns by theta^(-2i/d) a position (arXiv:2104.09864).
+    """Rotary position embedding: pair i of a head of d numbers turns by theta^(-2i/d) radians a position
+    (arXiv:2104.09864).
 
     The table is made once for all positions: angles in float32, as in transformers, and their cosines and sines in
     float64, which all processors round to the same bits.

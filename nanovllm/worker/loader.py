@@ -1,8 +1,8 @@
 """From a checkpoint on disk, safetensors or GGUF, to parameters in place.
 
-Files are memory-mapped, and each tensor is copied once, from the map into its place (converted on the way if the
-dtypes differ), and where its layer reads it in another order, in this order. What was read of a map leaves memory
-again. So starting takes little more memory than the weights.
+Files are memory-mapped. Each tensor is copied once from the map into its place: converted if the dtypes differ, and
+reordered if its layer reads it in another order. Pages that have been read are given back, so starting takes little
+more memory than the weights.
 """
 
 import logging

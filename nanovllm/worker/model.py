@@ -6,9 +6,9 @@ window), whether q and k are rotated (not in some layers of SmolLM3), and whethe
 (Qwen3-MoE). Attribute names are those of the checkpoints, except that projections of the same input are merged into one
 weight (Linear.projections). The layers of hybrid models, Qwen3-Next and Qwen3.5, are in features/hybrid.
 
-On a CPU with a C compiler, most steps do not run this file: its layers have run once, while their calls of C functions
-were recorded, and a step makes these calls again (cpu/recorded_step.py). With LLM(..., enforce_eager=True) each step
-runs what stands here, in PyTorch.
+On a CPU with a C compiler, most steps do not run this file. Its layers ran once while their calls of C functions were
+recorded, and each step repeats those calls (cpu/recorded_step.py). With LLM(..., enforce_eager=True) every step runs
+this code, in PyTorch.
 """
 
 from collections.abc import Callable, Iterator
