@@ -31,8 +31,17 @@ def pytest_sessionstart() -> None:
         num_threads = max(1, (os.cpu_count() or 1) // num_workers)
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # of processes that tests start
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    gc.freeze()  # what has been imported: half a million objects, which every full collection would look at
+    gc.disable()  # while tests are collected
     memory.HUGE_PAGE = 1 << 14  # less of it is touched: most engines of tests take few steps
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what has been imported, and thousands of tests: every full collection would look at these objects
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or Triton's library lists them as leaks when the process ends
 
 
 @pytest.fixture(scope="session", autouse=True)
