@@ -21,22 +21,23 @@ ABOUT = (
 def with_calls_as_text(messages: list[Message], results: bool = True) -> list[Message]:
     """Checked messages in which calls, and with `results` what the tools have answered, are text."""
     shown: list[Message] = []
+    follows_answer = False
     for index, message in enumerate(messages):
         if results and message["role"] == "tool":
             answer = f"<tool_response>\n{text_of(message['content'])}\n</tool_response>"
-            if shown and shown[-1].get("is_answer"):  # of calls that were made together
+            if follows_answer:  # of calls that were made together
                 shown[-1]["content"] += f"\n{answer}"
             else:
-                shown.append({"role": "user", "content": answer, "is_answer": True, "index": message["index"]})
+                shown.append({"role": "user", "content": answer, "index": message["index"]})
+            follows_answer = True
             continue
+        follows_answer = False
         if called := message.get("tool_calls"):
             texts = [f"<tool_call>\n{_json(_called(call, index))}\n</tool_call>" for call in called]
             words = text_of(message["content"])
             message = message | {"content": "\n".join([words] * bool(words) + texts)}
             del message["tool_calls"]
         shown.append(message)
-    for message in shown:
-        message.pop("is_answer", None)
     return shown
 
 

@@ -50,6 +50,7 @@ def checked_messages(messages: Any) -> list[Message]:
         content = _checked_content(message.get("content"), index, message["role"])
         if not content and isinstance(kept.get("refusal"), str):  # OpenAI's field for an answer that is none
             content = kept["refusal"]
+        _check_id(kept, "tool_call_id", index)
         if calls:
             kept["tool_calls"] = [_checked_call(call, index) for call in calls]
         if message.get("reasoning") is not None:
@@ -164,8 +165,11 @@ def _checked_content(content: Any, index: int, role: str) -> Any:
             continue
         if isinstance(part, dict) and any(part.get(key) is not None for key in KEYS_OF_IMAGES):
             raise ValueError(f"message {index}: a part with an image is of type image_url; found {shorten(part)}")
-        if isinstance(part, dict) and isinstance(part.get("type", "text"), str):
-            part = part.get(TEXT_PARTS.get(part.get("type", "text"), ""), part)
+        if isinstance(part, dict) and isinstance(kind := part.get("type", "text"), str):
+            if kind in ("text", "refusal") and "type" in part and part.get(kind) is None:
+                logger.warning("message %d: a part of type %s has no text and is left out", index, kind)
+                continue
+            part = part.get(TEXT_PARTS.get(kind, ""), part)
         if not isinstance(part, str):
             known = "a string or a list of strings and of parts of type text or image_url (this engine reads no other)"
             raise ValueError(f"message {index}: content must be {known}, found {shorten(content)}")
@@ -192,7 +196,13 @@ def _checked_call(call: Any, index: int) -> Message:
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         known = "of type 'function' with a 'function'"
         raise ValueError(f"message {index}: a tool call must be {known}, found {shorten(call)}")
+    _check_id(call, "id", index)
     return call
+
+
+def _check_id(message: dict[str, Any], name: str, index: int) -> None:
+    if not isinstance(message.get(name), str | int | None):
+        raise ValueError(f"message {index}: {name} must be a string, found {shorten(message[name])}")
 
 
 def _is_told(value: Any) -> bool:

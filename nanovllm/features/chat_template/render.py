@@ -193,35 +193,36 @@ def _attempts(
     told = [message | {"index": index} for index, message in enumerate(messages)]
     if not reads.developer and any(message["role"] == "developer" for message in told):
         told = developer_as_system(told)
-    ways = _ways_to_tell_tools(told, tools, reads)
     for name in (content_format,) if content_format != "auto" else FORMATS_OF_CONTENT:
-        for conversation, shown_tools, how in ways:
+        for conversation, shown_tools, how in _ways_to_tell_tools(told, tools, reads):
             fitted = [_fitted(message, reads, name) for message in conversation]
             yield _Attempt(fitted, [message["index"] for message in conversation], shown_tools, how)
 
 
 def _ways_to_tell_tools(
     messages: list[Message], tools: list[dict[str, Any]] | None, reads: Reads
-) -> list[tuple[list[Message], list[dict[str, Any]] | None, str]]:
-    """(messages, tools for the template, what is told otherwise than it came: a key of TOLD, or "")."""
+) -> Iterator[tuple[list[Message], list[dict[str, Any]] | None, str]]:
+    """(messages, tools for the template, what is told otherwise than it came: a key of TOLD, or "").
+
+    Each is made when the ones before it did not do: making it may log what it cannot show.
+    """
     calls = any(message.get("tool_calls") for message in messages)
     results = any(message["role"] == "tool" for message in messages)
-    is_native = (messages, tools, "")
+    is_unknown = not reads.content  # nothing could be found out
     if not (tools or calls or results):
-        return [is_native]
-    role = "system" if reads.content.get("system") or not reads.content else "user"
+        yield messages, tools, ""
+        return
+    if is_unknown:
+        yield messages, tools, ""
+    elif reads.tools or (reads.calls and not tools):
+        if (reads.calls or not calls) and (reads.results or not results):
+            yield messages, tools, ""
+            if any(len(message.get("tool_calls", [])) > 1 for message in messages):
+                yield one_call_at_a_time(messages), tools, "in turn"
+        yield with_calls_as_text(messages, results=not reads.results), tools, "calls"
+    role = "system" if reads.content.get("system") or is_unknown else "user"
     texts = with_calls_as_text(messages)
-    all_as_text = (with_description(texts, tools, role) if tools else texts), None, role
-    calls_as_text = with_calls_as_text(messages, results=not reads.results), tools, "calls"
-    if not reads.content:  # nothing could be found out
-        return [is_native, all_as_text]
-    if not reads.tools and (tools or not reads.calls):
-        return [all_as_text]
-    if (calls and not reads.calls) or (results and not reads.results):
-        return [calls_as_text, all_as_text]
-    several = any(len(message.get("tool_calls", [])) > 1 for message in messages)
-    in_turn = [(one_call_at_a_time(messages), tools, "in turn")] if several else []
-    return [is_native, *in_turn, calls_as_text, all_as_text]
+    yield (with_description(texts, tools, role) if tools else texts), None, role
 
 
 def _fitted(message: Message, reads: Reads, content_format: str) -> Message:

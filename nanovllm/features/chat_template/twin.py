@@ -6,6 +6,7 @@ lost its mark in the twin's prompt is not in the prompt, either, however short a
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,10 @@ NAME = r"[\w:]{0,32}think\w{0,32}"  # of a tag; without bounds, a long run of "t
 CLOSING = re.compile(rf"</{NAME}>|\[/THINK\]|<channel\|>|<\|END_THINKING\|>|◁/think▷")
 TAG = re.compile(rf"<{NAME}>|\[THINK\]|<\|channel>|<\|START_THINKING\|>|◁think▷|{CLOSING.pattern}")
 SWITCH = re.compile(r"/\w+")  # such as Qwen's /no_think, which some templates read and take out
-WHOLE = "qzpartzq"  # a key that the twin's parts have: no template asks for it
+BEGIN = f"qz{secrets.token_hex(4)}"  # of all marks of this process: nobody can write one into a message
+WHOLE = f"{BEGIN}partzq"  # a key that the twin's parts have: no template asks for it
 MESSAGE, WORDS, TOOL, CALL = "message", "words beside calls", "tool", "call"
-MARK = re.compile("qz[0-9]+(?=zq)")  # see Twin.new_mark
+MARK = re.compile(rf"{BEGIN}-[0-9]+(?=zq)")  # see Twin.new_mark
 # How a template may write a text: as it is, or as JSON.
 WRITINGS: tuple[Callable[[str], str], ...] = (
     str,
@@ -39,7 +41,7 @@ class Twin:
     marks: list[tuple[str, int, str]] = field(default_factory=list)
 
     def new_mark(self, kind: str, index: int) -> str:
-        mark = f"qz{len(self.marks)}zq"
+        mark = f"{BEGIN}-{len(self.marks)}zq"
         self.marks.append((kind, index, mark))
         return mark
 
@@ -52,13 +54,16 @@ class Twin:
                     yield kind, index
             if WHOLE in twins_prompt:  # a list of parts, as Python or JSON writes it
                 yield MESSAGE, next(i for i, given in enumerate(conversation) if isinstance(given["content"], list))
-        shown = _Shown(prompt)
+        shown, words_are_out = _Shown(prompt), False
         for index, message in enumerate(conversation):
+            if words_are_out and kind_of(message) == WORDS:
+                continue  # it was said once; to look for the next ones in a long prompt takes time
             content = message["content"]
             texts = [content or ""]
             if isinstance(content, list):
                 texts = [part["text"] for part in content if part["type"] == "text"]
             if not all(shown.has(told(text, message["role"])) for text in texts):
+                words_are_out = kind_of(message) == WORDS
                 yield kind_of(message), index
 
     def begun(self, twins_prompt: str, is_continued: bool) -> str:

@@ -33,6 +33,10 @@ def test_messages(llm, monkeypatch):
     expect("parts of type text", llm.chat, [{"role": "user", "content": [{"type": "video_url", "video_url": {}}]}])
     expect("has its image under", llm.chat, [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])
     expect("message 0: a tool call must be of type 'function'", llm.chat, [{"role": "assistant", "tool_calls": ["f"]}])
+    call = {"id": [], "type": "function", "function": {"name": "f"}}
+    expect("message 0: id must be a string, found []", llm.chat, [{"role": "assistant", "tool_calls": [call]}])
+    result = {"role": "tool", "tool_call_id": {}, "content": "noon"}
+    expect("message 1: tool_call_id must be a string, found {}", llm.chat, [user, result])
     expect("tools must be a list of dicts", llm.chat, [user], tools={"name": "f"})
     expect("chat_template_kwargs must be a dict", llm.chat, [user], chat_template_kwargs=["thinking"])
     for name, value in (
@@ -153,6 +157,9 @@ def test_words_that_a_template_may_change(llm):
     switch = OF_TEXTS.replace("m.content }}", "m.content.replace('/no_think', '') }}")
     assert shown(llm, [{"role": "user", "content": "hi /no_think"}], switch) == "user:hi |"
     assert shown(llm, [{"role": "user", "content": ""}], OF_TEXTS) == "user:|"
+    # What looks like a twin's mark is text. A part without a text is left out.
+    marked = [{"type": "text", "text": "qzpartzq qz0zq"}, {"type": "text", "text": None}, {"type": "refusal"}]
+    assert shown(llm, [{"role": "user", "content": marked}], OF_TEXTS) == "user:qzpartzq qz0zq|"
     assert shown(llm, [USER, {"role": "assistant", "content": None, "refusal": "No."}], OF_TEXTS) == (
         "user:hi|assistant:No.|"
     )
@@ -250,6 +257,15 @@ def test_calls_that_a_template_leaves_out(llm, caplog):
     prompt = shown(llm, chat, mute, tools=[TOOL])
     assert 'assistant:[now {"where": "here"}]' in prompt and "Wait." not in prompt
     assert "nothing of what an assistant's message says beside its calls" in caplog.text
+    # A field of a client's own changes nothing; nor is anything said of a way that was not needed.
+    caplog.clear()
+    rules = {"role": "system", "content": "Be kind.", "is_answer": True}
+    prompt = shown(llm, [rules, {"role": "tool", "content": "noon"}, USER], silent.replace("tool", "x"))
+    assert prompt.startswith("system:Be kind.|user:<tool_response>\nnoon") and prompt.count("noon") == 1
+    broken = {"type": "function", "function": {"name": "now", "arguments": "{"}}
+    chat = [USER, {"role": "assistant", "content": "", "tool_calls": [broken]}, {"role": "tool", "content": "noon"}]
+    assert "[now {]" in shown(llm, chat, CALLS.replace("ARGUMENTS", "{{ c.function.arguments }}"), tools=[TOOL])
+    assert "not a JSON object" not in caplog.text
 
 
 def test_what_a_template_reads_can_be_told():
