@@ -37,7 +37,8 @@ class Turn:
         try:
             self.queue.append(self)
             while (first := self.queue[0]) is not self:
-                if not first.is_valid():
+                # A stack that changes while it is read (a generator on it yields) may look as if it had ended.
+                if not any(first.is_valid() for _ in range(3)):
                     first.leave()
                     continue
                 with suppress(Empty):

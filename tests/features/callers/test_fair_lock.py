@@ -9,7 +9,7 @@ import pytest
 
 from nanovllm import RequestOutput, SamplingParams
 from nanovllm.core.scheduler import Scheduler
-from nanovllm.features.callers.fair_lock import FairLock
+from nanovllm.features.callers.fair_lock import FairLock, Turn
 
 PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 
@@ -81,6 +81,28 @@ def test_turns_are_taken_in_the_order_of_asking():
     for thread in threads:
         thread.join()
     assert order == list("abcd")
+
+
+def test_a_stack_that_looks_ended_for_a_moment(monkeypatch):
+    """So it may while it changes. Whoever has the turn keeps it."""
+    turns, began, together = FairLock(), threading.Event(), []
+    looked = Turn.is_valid
+    looks = iter([False])
+
+    def hold():
+        began.set()
+        while len(turns.queue) < 2 and not together:
+            time.sleep(0.001)
+        time.sleep(0.1)
+        together.append(len(turns.queue))
+
+    monkeypatch.setattr(Turn, "is_valid", lambda turn: next(looks, None) is not False and looked(turn))
+    holder = threading.Thread(target=lambda: turns.run(hold))
+    holder.start()
+    began.wait()
+    turns.run(lambda: together.append("next"))
+    holder.join()
+    assert together == [2, "next"]
 
 
 def test_one_who_gives_up_waiting_blocks_nobody():
