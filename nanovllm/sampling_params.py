@@ -37,7 +37,7 @@ class RequestOutputKind(Enum):
 
 
 @names_checked("SamplingParams")
-@dataclass
+@dataclass(kw_only=True)
 class SamplingParams:
     """Parameters of one request, copied when it is made.
 

@@ -93,9 +93,9 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def size_of(name: str, text: str) -> int:
-    """ "8k" is 8,000 and "8K" 8,192, as vLLM reads them; k, m, g and t. "auto" is -1."""
+    """ "8k" is 8,000 and "8K" 8,192, as vLLM reads them; k, m, g and t. An "auto" max_model_len is -1."""
     found = re.fullmatch(r"([0-9]{1,15})(\.[0-9]{1,15})?([kmgtKMGT]?)", text.strip())
-    if text.strip().lower() in ("auto", "-1"):
+    if name == "max_model_len" and text.strip().lower() in ("auto", "-1"):
         return -1
     if found is None or (found[2] and not found[3].islower()):
         known = "a whole number, or one like '8k' (8,000), '8K' (8,192) or '2.5k'"

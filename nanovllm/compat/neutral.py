@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from typing import Any
 
-from nanovllm.checks.values import check_number
+from nanovllm.checks.values import check_number, check_switch
 
 ANY = object()  # stands for every value: such options say how fast, how loud or where, and never what
 ANYTHING = {"any": [ANY], "any list": [ANY, []]}  # the latter may have several values as a flag, too
@@ -66,7 +66,8 @@ None: override_pooler_config default_mm_loras io_processor_plugin ec_transfer_co
 {}: media_io_kwargs override_generation_config model_class_overrides additional_config model_loader_extra_config;
 "auto", "hf", "slow": tokenizer_mode; "auto", "generate": task; 0, {}: compilation_config; "auto", "hf": config_format;
 "auto", "vllm": model_impl; "auto": lora_dtype worker_cls mamba_cache_dtype mamba_ssm_cache_dtype;
-"raw_logprobs": logprobs_mode; {}, {"backend": "guidance"}: structured_outputs_config; 0.0: watermark; -1: eos
+"raw_logprobs": logprobs_mode; {}, {"backend": "auto"}, {"backend": "guidance"}: structured_outputs_config;
+0.0: watermark; -1: eos
 """,
     "nanovllm serve": """
 any: uvicorn_log_level disable_access_log_for_endpoints max_log_len h11_max_incomplete_event_size h11_max_header_count
@@ -107,6 +108,9 @@ None: audio prediction mm_payload guided_json guided_regex guided_choice guided_
 """,
     "generate": """
 {}: mm_processor_kwargs tokenization_kwargs
+""",
+    "add_request": """
+any: arrival_time; None: trace_headers prompt_text
 """,
     "AsyncLLM.generate": """
 any: session_id; None: prompt_text data_parallel_rank kv_hints trace_headers reasoning_ended;
@@ -161,6 +165,9 @@ None: revision
     "AsyncLLM.from_engine_args": """
 any: usage_context client_addresses client_count client_index; False, True: start_engine_loop; []: stat_loggers
 """,
+    "LLMEngine.from_engine_args": """
+False, True: enable_multiprocessing
+""",
     "body of a response": """
 any: max_tool_calls; "auto", "disabled": truncation;
 False: enable_response_messages echo return_token_ids return_tokens_as_token_ids continue_final_message;
@@ -201,10 +208,16 @@ def _bytes_of_gib(size: Any) -> int:
     return int(check_number("kv_offloading_size", size, Real, 0, 1 << 20) * (1 << 30))
 
 
+def _no_images(is_only: Any) -> dict[str, int]:
+    check_switch("language_model_only", is_only)
+    return {"image": 0}
+
+
 RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {  # another name of an option -> ours, its value there
     "kv_offloading_size": ("cpu_cache_bytes", _bytes_of_gib),
     "kvcache_block_size": ("block_size", lambda size: size),  # this and the next one: nano-vllm's
     "num_kvcache_blocks": ("num_gpu_blocks_override", lambda number: None if number == -1 else number),
+    "language_model_only": ("limit_mm_per_prompt", _no_images),
 }
 
 
@@ -215,7 +228,7 @@ def in_our_words(given: Mapping[str, Any], known: Collection[str], what: str) ->
     """
     ours = dict(given)
     for name, (our_name, converted) in RENAMED.items():
-        if our_name not in known or (value := ours.pop(name, None)) is None:
+        if our_name not in known or (value := ours.pop(name, None)) is None or value is False:
             continue
         value = converted(value)
         if ours.get(our_name) is None:

@@ -25,7 +25,7 @@ ENGINE_GROUPS = {
     "adapters and draft tokens": "enable_lora max_loras max_lora_rank speculative_config".split(),
 }
 ALIASES = {"tensor_parallel_size": ["-tp"], "pipeline_parallel_size": ["-pp"], "data_parallel_size": ["-dp"]}
-ALIASES |= {"quantization": ["-q"], "speculative_config": ["-sc"]}
+ALIASES |= {"quantization": ["-q"], "speculative_config": ["-sc"], "optimization_level": ["-O"]}
 ALIASES |= {"disable_log_requests": ["--disable-uvicorn-access-log"]}
 # --name.key VALUE, --name.key=VALUE, --name.key.other VALUE
 KEY_OF_FLAG = re.compile(r"(--?[A-Za-z][\w-]*)\.([\w.-]+)(?:=(.*))?", re.DOTALL)

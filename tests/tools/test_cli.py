@@ -33,7 +33,7 @@ def test_flags_become_options():
     ngram = ["-sc", '{"method": "ngram"}']
     dotted = ["-sc.method", "ngram", "--limit-mm-per-prompt.image=4", "--hf_overrides.text_config.rope_theta", "2e4"]
     for arguments, options in (
-        (["-q", "int8", *ngram], dict(quantization="int8", speculative_config={"method": "ngram"})),
+        (["-q", "int8", "-O3", "-O", "2", *ngram], dict(quantization="int8", speculative_config={"method": "ngram"})),
         (
             [*dotted, "--hf-overrides.text_config.x=a.b", "--hf-overrides.y", "null", "--seed", "-3"],
             dict(
