@@ -32,11 +32,16 @@ BINARY = getattr(os, "O_BINARY", 0)  # or Windows writes \r\n
 
 
 def fingerprint(
-    directory: Path, config: EngineConfig, adapters: Iterable[LoRARequest] = (), served_names: Iterable[str] = ()
+    directory: Path,
+    config: EngineConfig,
+    adapters: Iterable[LoRARequest] = (),
+    served_names: Iterable[str] = (),
+    output_file: Path | None = None,
 ) -> str:
     """A digest of what records depend on beside their lines: options, and the files of the checkpoint and of adapters.
 
-    A file is told by its name, size and time. directory: or a GGUF file. served_names: those that the job was given.
+    A file is told by its name, size and time; the output file, which may lie beside them, does not count. directory: or
+    a GGUF file. served_names: those that the job was given.
     """
     adapters = list(adapters)
     names = MODEL_OPTIONS if config.max_model_len is not None else MODEL_OPTIONS + POOL_OPTIONS
@@ -49,7 +54,7 @@ def fingerprint(
         places.append(Path(config.generation_config))
     for place in [directory, *places, *map(adapter_folder, adapters)]:
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
-            if path.suffix in MODEL_SUFFIXES:
+            if path.suffix in MODEL_SUFFIXES and (output_file is None or path.resolve() != output_file.resolve()):
                 stat = path.stat()
                 told.append(f"{path.relative_to(place)},{stat.st_size},{stat.st_mtime_ns}")
     return xxhash.xxh3_64_hexdigest("\n".join(told).encode("utf-8", "surrogateescape"))

@@ -72,7 +72,7 @@ def run_batch(
     own_name = Path(config.model).name if Path(config.model).exists() else config.model
     names = tuple(dict.fromkeys([*served_names, own_name, config.model, str(directory)]))
     config, adapters = read_modules(lora_modules, config, names)
-    model = fingerprint(directory, config, adapters, served_names)
+    model = fingerprint(directory, config, adapters, served_names, output_file)
     console = Screen(stderr=True)
     with console.working("reading the input"):
         source = InputFile(input_file)
@@ -85,7 +85,7 @@ def run_batch(
                     llm = LLM(**vars(config))
                 for adapter in adapters:
                     llm.engine.known_adapters.check(adapter)
-                if fingerprint(directory, config, adapters, served_names) != model:
+                if fingerprint(directory, config, adapters, served_names, output_file) != model:
                     raise ValueError(f"the checkpoint {directory}, or an adapter, has changed since the job began")
                 with _progress(llm, output, console) as report:
                     for answers in _answered(llm, source, output, names, signals):

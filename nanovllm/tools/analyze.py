@@ -13,6 +13,7 @@ from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.serving.openai.json_lines import explain, parse_json, read_lines
 from nanovllm.tools.screen import Screen
 from nanovllm.tools.workload import Workload, hit_rates, parse_requests
+from nanovllm.wings import use_processors_template
 
 BAR_WIDTH = 14
 MAX_BLOCK_SIZE = 65_536
@@ -27,6 +28,7 @@ def run_analyze(log: Path, model: str, block_size: int) -> int:
     directory = resolve_checkpoint(model, load_format="dummy")  # no weights are read
     config = ModelConfig.from_directory(directory)
     tokenizer = load_tokenizer(directory)
+    use_processors_template(tokenizer, directory, config)
     workload = Workload(block_size)
     num_bad = 0
     for number, line in read_lines(log):

@@ -9,10 +9,11 @@ another would hit; requests that overlap share more than that (within a step) or
 
 import heapq
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from nanovllm.checks.values import check_range
 from nanovllm.core.block_manager import BlockManager
@@ -55,12 +56,18 @@ class WorkloadReport:
         return math.ceil(self.num_shared_blocks * HEADROOM) + self.max_request_blocks
 
 
+class LoggedRequest(NamedTuple):
+    tokens: array  # 4 bytes for each, where a list of ints has 36
+    cache_salt: str | None
+    block_hashes: list[bytes]
+
+
 class Workload:
     """Requests in the order they come, each hashed once."""
 
     def __init__(self, block_size: int = 16) -> None:
         self.block_size = block_size
-        self.requests: list[Sequence] = []
+        self.requests: list[LoggedRequest] = []
         self._hasher = BlockManager(1, block_size)
 
     def add(self, token_ids: list[int], cache_salt: str | None = None) -> None:
@@ -69,7 +76,7 @@ class Workload:
         seq = Sequence(token_ids, cache_salt=cache_salt)
         for index in range(len(token_ids) // self.block_size):
             self._hasher.hash_block(seq, index)
-        self.requests.append(seq)
+        self.requests.append(LoggedRequest(array("I", token_ids), cache_salt, seq.block_hashes))
 
     def report(self) -> WorkloadReport:
         uses = Counter(block_hash for seq in self.requests for block_hash in seq.block_hashes)
@@ -94,7 +101,7 @@ class Workload:
         """Block hits of the engine's own block manager, request after request."""
         manager = BlockManager(num_blocks, self.block_size)
         for request in self.requests:
-            seq = Sequence(request.tokens, cache_salt=request.cache_salt)
+            seq = Sequence(list(request.tokens), cache_salt=request.cache_salt)
             seq.block_hashes = list(request.block_hashes)
             if manager.allocate_with_prefix(seq):
                 seq.num_computed_tokens = len(seq.tokens)
@@ -154,8 +161,8 @@ class Workload:
                 heapq.heappush(heap, (keys[block_hash], block_hash))
         return hits
 
-    def _num_blocks(self, seq: Sequence) -> int:
-        return -(-len(seq.tokens) // self.block_size)
+    def _num_blocks(self, request: LoggedRequest) -> int:
+        return -(-len(request.tokens) // self.block_size)
 
 
 def parse_requests(line: Any, tokenizer: Any, is_trusted: bool = True) -> list[tuple[list[int], str | None]]:
@@ -174,7 +181,8 @@ def parse_requests(line: Any, tokenizer: Any, is_trusted: bool = True) -> list[t
             refuse_template(body)
         options = chat_options(body, Parsers())
         options.pop("mm_processor_kwargs", None)  # they are about images alone
-        prompts = [render_chat(tokenizer, body["messages"], body.get("add_generation_prompt", True), **options) | salt]
+        options |= {"add_generation_prompt": body.get("add_generation_prompt", True), "keep_images": _refuse_images}
+        prompts = [render_chat(tokenizer, body["messages"], **options) | salt]
     elif "prompt_token_ids" in body:
         prompts = [{"prompt_token_ids": body["prompt_token_ids"]} | salt]
     elif "prompt" in body:
@@ -185,6 +193,10 @@ def parse_requests(line: Any, tokenizer: Any, is_trusted: bool = True) -> list[t
     for token_ids, _ in parsed:
         check_range("a token id of a prompt", token_ids, 0, MAX_TOKEN_ID)
     return parsed
+
+
+def _refuse_images(images: list[Any]) -> NoReturn:
+    raise ValueError("prompts with images are not read here: how many tokens one takes depends on its size")
 
 
 def hit_rates(workload: Workload, sizes: Iterable[int]) -> list[tuple[int, float, float, float]]:

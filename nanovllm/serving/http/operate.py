@@ -11,7 +11,6 @@ from starlette.routing import Route
 
 from nanovllm import __version__
 from nanovllm.checks.values import check_range, check_switch, list_of, shorten
-from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.prompts import tokenize
 from nanovllm.serving.async_llm import AsyncLLM, OpensImages
 from nanovllm.serving.http.metrics import Metrics
@@ -19,10 +18,17 @@ from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.requests import Refused, json_response, read_body, unless_gone
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
-from nanovllm.serving.openai.openai_request import MAX_ENTRIES, chat_options, check_lengths, model_of, refuse_template
+from nanovllm.serving.openai.openai_request import (
+    MAX_ENTRIES,
+    OPTIONS_OF_BODY,
+    chat_options,
+    check_lengths,
+    model_of,
+    refuse_template,
+)
 
 OF_TEXTS = ("model", "prompt", "add_special_tokens", "return_token_strs")
-OF_CHATS = ("model", "messages", "add_generation_prompt", "add_special_tokens", "return_token_strs", *CHAT_OPTIONS)
+OF_CHATS = ("model", "messages", "add_generation_prompt", "add_special_tokens", "return_token_strs", *OPTIONS_OF_BODY)
 OF_TOKENS = ("model", "tokens")
 WHERE = re.compile("_file|_path|local")  # fields of a tokenizer that say where it lies, which is nobody's business
 SWITCHES = ("add_generation_prompt", "add_special_tokens", "return_token_strs")

@@ -84,8 +84,10 @@ class _Call:
         return True
 
     async def run(self, make: Callable[[], list[EngineRequest]]) -> None:
-        left = None if self.end is None else max(self.end - self.loop.time(), 0.001)
+        left = None if self.end is None else self.end - self.loop.time()
         try:
+            if left is not None and left <= 0:  # a portion has waited for room until now
+                raise TimeoutError
             async with aclosing(self.llm.run(make, left)) as steps:
                 async for outputs in steps:
                     self.found.update((output.request_id, output) for output in outputs)

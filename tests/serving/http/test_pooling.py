@@ -10,6 +10,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from nanovllm import LLM
+from nanovllm.serving.async_llm import Overloaded
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.openai import pooling
 from tests.checkpoints import SMALL
@@ -184,6 +185,18 @@ def test_keys_limits_and_counters_hold(folder):
         server.llm.thread.set_pace(0)
         status, answer = post(server, "/v1/embeddings", input=TEXTS[0])
         assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+    with serving(folder, ServeOptions(request_timeout=0.5, max_waiting=4), runner="pooling") as server:
+        run, done = server.llm.run, []
+
+        async def run_the_first(make, left):
+            if done:
+                raise Overloaded("there is no room for another portion")
+            done.append(make)
+            async for outputs in run(make, left):
+                yield outputs
+
+        server.llm.run = run_the_first
+        assert post(server, "/v1/embeddings", input=TEXTS[:2])[0] == 504 and done
 
 
 def test_a_classifier(checkpoint):

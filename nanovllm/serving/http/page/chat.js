@@ -174,6 +174,7 @@ function edit(index) {
 function drawEditor(item, message, index) {
   const field = element("textarea", "", { value: message.content, rows: 3, ariaLabel: "The message, to be sent again" });
   const again = () => {
+    running?.abort(); // of a message that was sent meanwhile
     editing = -1;
     messages.splice(index);
     messages.push({ role: "user", content: field.value.trim() || message.content });
