@@ -21,11 +21,11 @@ class Policy:
         return []
 
     def order(self, state: State) -> list[int]:
-        """Ids of waiting requests, the first to be admitted first. Those that you leave out wait on.
+        """Ids of waiting requests, the first to be admitted first. Those that you leave out keep waiting.
 
         The refused are not in state.waiting any more. The scheduler admits from the front while there are seats, tokens
-        and blocks, and stops at the first that does not fit. You must name somebody if nothing
-        runs and nobody will come.
+        and blocks, and stops at the first that does not fit. If nothing runs and no more requests will come, you must
+        name at least one.
         """
         return [request.id for request in state.waiting]
 
@@ -39,10 +39,10 @@ class Policy:
         return self.setup.max_num_batched_tokens
 
     def num_draft_tokens(self, state: State) -> dict[int, int]:
-        """{id: draft tokens in this step} of running requests that have got a token. Not named: none.
+        """{id: draft tokens in this step} of running requests that have got a token.
 
-        Each request gets 0 to max_draft_tokens, as far as token_budget() has room. Each is one token more in the step.
-        Those before the first wrong one are accepted, and answered at once.
+        Requests that are not named get none. Each request gets 0 to max_draft_tokens, as far as token_budget() has
+        room. Each is one token more in the step. Those before the first wrong one are accepted, and answered at once.
         request.num_checked and num_accepted say what became of the earlier ones.
         """
         return {}

@@ -38,7 +38,7 @@ def somebody_elses_text() -> Iterator[str]:
 
 
 def the_last_in_line() -> Iterator[str]:
-    yield "Eight users stream at once, with max_num_batched_tokens=8. One writes that nothing comes any more."
+    yield "Eight users stream at once, with max_num_batched_tokens=8. One writes that no more tokens arrive."
     session = Session(budget=8)
     users = [session.send([100 * i, 1], 40) for i in range(8)]
     for _ in range(30):

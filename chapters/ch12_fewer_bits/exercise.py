@@ -29,8 +29,9 @@ def quantize(group: list[float], bits: int, zero: int, has_minimum: bool) -> tup
 
     Round to the nearest code (round). Scale and minimum are stored in float16: to_float16(x) is the nearest such
     number. Numbers are restored with the stored values, so work out the codes with the stored values, too. A code that
-    then comes out beyond the last one is set to the last one. In a group whose scale is 0 (all numbers are equal, or
-    0) every code is zero. group stays as it is.
+    then comes out below the first or beyond the last is set to that one. The scale may be 0: with a minimum where all
+    numbers are equal, without one where all are 0, and wherever float16 has no number so small. Then every code is
+    zero. group stays as it is.
 
     Example, 8 bits without a minimum, zero 128: the group [127, -63.6, 0.2] has scale 1.0 and codes [255, 64, 128].
     """
@@ -92,8 +93,8 @@ def quantized_linear(x: list[list[float]], weight: list[Row], bias: list[float] 
     zero. (k need not be a multiple of 32: then the last group has fewer numbers.) A row's codes and scales depend on
     that row alone.
 
-    Then multiply codes by codes and add up, group by group, with group_dot's formula; or restore both sides and
-    multiply those. Return T rows of n numbers. Leave x, weight and bias as they are.
+    Then multiply codes by codes and add up, group by group, with group_dot's formula. Return T rows of n numbers.
+    Leave x, weight and bias as they are.
     """
     raise NotImplementedError
 

@@ -25,11 +25,16 @@ def quantize(group: list[float], bits: int, zero: int, has_minimum: bool) -> tup
 def restore(row: Row) -> list[float]:
     """See exercise.py."""
     numbers: list[float] = []
-    for codes, scale, minimum in zip(row.codes, row.scales, row.minimums, strict=True):
-        if row.bits == 4:
-            codes = [byte & 15 for byte in codes] + [byte >> 4 for byte in codes]
-        numbers += [scale * (code - row.zero) + minimum for code in codes]
+    for group, scale, minimum in zip(row.codes, row.scales, row.minimums, strict=True):
+        numbers += [scale * (code - row.zero) + minimum for code in codes_of(group, row.bits)]
     return numbers[: row.k]
+
+
+def codes_of(group: list[int], bits: int) -> list[int]:
+    """The codes in the bytes of a group, one for each place."""
+    if bits == 8:
+        return group
+    return [byte & 15 for byte in group] + [byte >> 4 for byte in group]
 
 
 def group_dot(
@@ -51,15 +56,30 @@ def group_dot(
 
 def quantized_linear(x: list[list[float]], weight: list[Row], bias: list[float] | None) -> list[list[float]]:
     """See exercise.py."""
-    restored, y = [restore(row) for row in weight], []
+    y = []
     for numbers in x:
-        rounded: list[float] = []
+        rounded = []
         for start in range(0, len(numbers), GROUP_SIZE):
             group = numbers[start : start + GROUP_SIZE]
             scale = max(map(abs, group)) / 127
-            rounded += [scale * round(number / scale) if scale else 0.0 for number in group]
-        y.append([sum(a * w for a, w in zip(rounded, row, strict=True)) for row in restored])
+            rounded.append(([round(number / scale) if scale else 0 for number in group], scale))
+        y.append([row_dot(rounded, row) for row in weight])
     return y if bias is None else [[value + b for value, b in zip(row, bias, strict=True)] for row in y]
+
+
+def row_dot(rounded: list[tuple[list[int], float]], row: Row) -> float:
+    """Codes are multiplied by codes; scales, zero and minimum come in once for each group.
+
+    rounded: for each group its activations as whole numbers, and their scale.
+    """
+    y = 0.0
+    groups = zip(rounded, row.codes, row.scales, row.minimums, strict=True)
+    for (activations, activation_scale), group, scale, minimum in groups:
+        # The last group of the weight may have more places than there are activations.
+        total = sum(a * code for a, code in zip(activations, codes_of(group, row.bits), strict=False))
+        activation_sum = sum(activations)
+        y += activation_scale * (scale * (total - row.zero * activation_sum) + minimum * activation_sum)
+    return y
 
 
 def unpack_words(

@@ -45,9 +45,9 @@ def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[i
 
     A draft token is accepted if it is the token that was sampled in its place. A row counts only if all draft tokens
     before it were accepted and the sequence had not ended. Append each sampled token that counts with
-    seq.append(token_id), in order; NO_TOKEN is no token, and is not appended. For each row that counts, and after its
-    token was appended, call scheduler.check_stop(seq, token_id), once: it returns (reason, stop_reason), and ends the
-    sequence with a reason that is not None.
+    seq.append(token_id), in order; NO_TOKEN is no token, and is not appended. For each row that counts, call
+    scheduler.check_stop(seq, token_id) once, after its token was appended: it returns (reason, stop_reason), and ends
+    the sequence with a reason that is not None. Call it for NO_TOKEN, too: the reason is then "error".
 
     check_stop does not only answer. A request may have stop strings; then check_stop adds the token to the request's
     text, where nothing can be taken back, and the string may be complete in the middle of the draft tokens. So decide

@@ -1,4 +1,4 @@
-"""Grading of `read_guesses`: states that are the text they have read, random runs, then a hybrid model that guesses."""
+"""Grading of `read_guesses`: states that are the text they have read, random runs, then a hybrid model that drafts."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from chapters.expect import Wrong, cases, expect
 from chapters.grading import Bench
 
 ReadGuesses = Callable[[Callable, dict[str, Any], int, list[Any], list[Any]], list[Any]]
-Call = tuple[int, str, str]  # guesses of the last call that held, known tokens, guesses
+Call = tuple[int, str, str]  # accepted draft tokens of the last call, known tokens, draft tokens
 
 
 class Row(str):
@@ -56,7 +56,7 @@ def ask(function: ReadGuesses, *calls: Call) -> None:
     layer, memory, text, last = Layer(), dict[str, Any](state=State("")), "", ""
     told = []
     for num_held, known, guesses in calls:
-        told.append(f"({num_held} held, known {known!r}, guesses {guesses!r})")
+        told.append(f"({num_held} accepted, known {known!r}, draft tokens {guesses!r})")
         compare(function, layer, memory, (num_held, known, guesses), text, last, "calls " + ", ".join(told[-3:]))
         text, last = text + last[:num_held] + known, guesses
 
@@ -64,7 +64,7 @@ def ask(function: ReadGuesses, *calls: Call) -> None:
 def compare(
     function: ReadGuesses, layer: Layer, memory: dict[str, Any], call: Call, before: str, last: str, when: str
 ) -> None:
-    """before: the text that the state has taken in; last: guesses of the last call."""
+    """before: the text that the state has taken in; last: draft tokens of the last call."""
     num_held, known, guesses = call
     held, text = last[:num_held], before + last[:num_held] + known
     given = [Row(c) for c in known], [Row(c) for c in guesses]
@@ -74,8 +74,8 @@ def compare(
         rows[:] = [Row("?") for _ in rows]  # the engine uses its lists for something else
     expected = [(text + guesses)[: n + 1] for n in range(len(before + held), len(text + guesses))]
     if not isinstance(got, list) or len(got) != len(expected):
-        hint = f"return a list, an output for each row of this call, {len(known)} known and {len(guesses)} guessed; "
-        hint += "guesses that held got theirs from the last call"
+        hint = f"return a list, an output for each row of this call, {len(known)} known and {len(guesses)} drafted; "
+        hint += "accepted draft tokens got theirs from the last call"
         raise Wrong(f"{when}: {hint}", expected=expected, got=got)
     for row, (ours, theirs) in enumerate(zip(expected, got, strict=True)):
         expect(ours, theirs, f"{when}: row {row} has read {why(theirs, before, held, last)}")
@@ -84,12 +84,12 @@ def compare(
         found = getattr(state, "text", "")
         hint = "memory['state'] must be the state after the last known row"
         if found.startswith(text) and len(found) > len(text):
-            hint = "a guess of this call is in memory['state']: it may be refused, and then nothing gets it out again"
+            hint = "a draft token of this call is in memory['state']: if it is rejected, nothing gets it out again"
         raise Wrong(f"{when}: {hint}", expected=State(text), got=state)
     check_memory(memory, guesses, when)
     expected_calls = f"{len(held + known + guesses)} calls of step: {len(held)} + {len(known)} + {len(guesses)}"
     if layer.num_calls != len(held + known + guesses):
-        hint = "step is called once for each guess that held, each known row, and each guess"
+        hint = "step is called once for each accepted draft token, each known row, and each draft token"
         raise Wrong(f"{when}: {hint}", expected=expected_calls, got=layer.num_calls)
 
 
@@ -99,9 +99,9 @@ def why(got: Any, before: str, held: str, last: str) -> str:
     if "?" in found:
         return "a row that the engine has put into its list since then: what you keep must be a list of your own"
     if held and not found.startswith(before + held):
-        return f"no {held!r}, which held: these rows do not come again, and the state has to take them in"
+        return f"no {held!r}, which was accepted: these rows do not come again, and the state has to take them in"
     if len(held) < len(last) and found.startswith(before + last[: len(held) + 1]):
-        return f"a guess that was refused: of {last!r}, {held!r} held" if held else f"{last!r}, which was refused"
+        return f"a rejected token: of {last!r}, {held!r} was accepted" if held else f"{last!r}, which was rejected"
     return "something other than the tokens before it"
 
 
@@ -112,7 +112,7 @@ def check_memory(memory: dict[str, Any], guesses: str, when: str) -> None:
         hint = "memory holds other states besides memory['state']: a state takes as much room as 85 rows"
         raise Wrong(f"{when}: {hint}", expected="one state", got=states)
     if len(rows) > len(guesses):
-        hint = "memory holds rows that are no guesses of this call: what the state has taken in is never needed again"
+        hint = "memory holds rows besides this call's draft tokens: what the state has taken in is never needed again"
         raise Wrong(f"{when}: {hint}", expected=list(guesses), got=rows)
 
 
@@ -131,7 +131,7 @@ def check_random(function: ReadGuesses, bench: Bench) -> None:
 
 
 def check_in_the_engine(function: ReadGuesses, bench: Bench) -> None:
-    """A hybrid model guesses and checks with your function in its layers: the same tokens as without guesses"""
+    """A hybrid model drafts and checks with your function in its layers: the same tokens as without draft tokens"""
     _ = bench.model  # where there is none there is no torch either
     from chapters.ch16_fixed_memory.checks_engine import answer_with_drafts
 
@@ -142,14 +142,17 @@ CHECKS = (
     *cases(
         ask,
         {
-            "No guesses: the state goes on from call to call": [((0, "the", ""), (0, " ", ""), (0, "c", ""))],
-            "Guesses are read, and not one of them stays": [((0, "the", " ca"),), ((0, "the", " ca"), (0, "n", ""))],
-            "Guesses that hold, all or some, are in the state when the next rows are read": [
+            "No draft tokens: the state goes on from call to call": [((0, "the", ""), (0, " ", ""), (0, "c", ""))],
+            "Draft tokens are read, and not one of them stays": [
+                ((0, "the", " ca"),),
+                ((0, "the", " ca"), (0, "n", "")),
+            ],
+            "Accepted draft tokens, all or some, are in the state when the next rows are read": [
                 ((0, "the", " ca"), (3, "t", "")),
                 ((0, "the", " ca"), (1, "d", "og"), (2, "s", "")),
                 ((0, "the", " ca"), (2, "o", "w"), (0, "k", "e"), (1, "r", "")),
             ],
-            "A guess counts for one call": [
+            "A draft token counts for one call": [
                 ((0, "a", "bcd"), (2, "x", ""), (0, "y", "")),
                 ((0, "a", "bcd"), (0, "x", "y"), (1, "z", "")),
                 ((0, "a", "bcd"), (3, "e", "fgh"), (3, "i", "jkl"), (3, "m", "")),

@@ -1,7 +1,7 @@
 """Exercises of chapter 16. Edit this file, then:  python -m chapters check 16
 
 Three functions around a state of fixed size: what the tokens of a chunk do to it, where copies of it are kept for other
-requests, and what guesses (draft tokens) must not do to it. Tasks are independent of each other, and need no torch.
+requests, and what draft tokens must not do to it. Tasks are independent of each other, and need no torch.
 """
 
 from collections.abc import Callable
@@ -82,26 +82,26 @@ def read_guesses(
     known: list[Any],
     guesses: list[Any],
 ) -> list[Any]:
-    """A layer with a state computes a step's rows, the last of which are guesses (draft tokens). Return their outputs.
+    """A layer with a state computes a step's rows, the last of which are draft tokens. Return their outputs.
 
         step      step(state, row) -> (the state that has taken in this row, too; the row's output). It is what the
                   layer does with a token. A row is the token's input. The given state stays as it is
         memory    what is kept of this sequence between its steps. memory["state"] is the state; it is there at the
                   first call. Whatever else you put there is there at the next call
-        num_held  how many of the last call's guesses have turned out right. Those after them were wrong
-        known     rows of known tokens, at least one. They follow the guesses that held, which do not come again
-        guesses   rows of the tokens that are guessed to follow; perhaps none
+        num_held  how many of the last call's draft tokens were accepted. Those after them were rejected
+        known     rows of known tokens, at least one. They follow the accepted draft tokens, which do not come again
+        guesses   rows of the draft tokens that follow; perhaps none
 
-    Each row's output is that of a sequence with exactly these tokens before it: the known tokens of all
-    calls, the guesses that held, and the guesses of this call that come before it. Return len(known) + len(guesses)
+    Each row's output is that of a sequence with exactly these tokens before it: the known tokens of all calls, the
+    accepted draft tokens, and the draft tokens of this call that come before it. Return len(known) + len(guesses)
     outputs.
 
-    Whether a guess holds is decided after the call, by what is sampled from these outputs. After the call,
-    memory["state"] must be the state after the last known row: it has taken in every known token and every guess that
-    held up to then, and no guess of this call. The engine may copy it as a snapshot at any time.
+    Whether a draft token is accepted is decided after the call, by what is sampled from these outputs. After the call,
+    memory["state"] must be the state after the last known row: it has taken in every known token and every draft token
+    accepted up to then, and no draft token of this call. The engine may copy it as a snapshot at any time.
 
     A state is large (1 MiB in each layer of Qwen3.5-0.8B), a row is small (12 KiB). So memory holds only one state,
-    and no rows except the guesses of this call. step is called once for each row of this call, and once for each
-    guess that held. known and guesses belong to the engine: after the call it uses these lists for something else.
+    and no rows except the draft tokens of this call. step is called once for each row of this call, and once for each
+    accepted draft token. known and guesses belong to the engine: after the call it uses these lists for something else.
     """
     raise NotImplementedError

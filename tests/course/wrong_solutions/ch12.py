@@ -31,8 +31,7 @@ restore
     forgets_zero: subtract zero from the code
         ~ (code - row.zero) => code
     neighbours_in_a_byte: code i in its low half and code i + 16 in its high half
-        - codes = [byte & 15 for byte in codes] + [byte >> 4 for byte in codes]
-        + codes = [half for byte in codes for half in (byte & 15, byte >> 4)]
+        ~ codes_of(group, row.bits) => (group if row.bits == 8 else [half for x in group for half in (x & 15, x >> 4)])
     no_minimum: its own scale and its own minimum
         ~ (code - row.zero) + minimum => (code - row.zero)
     keeps_the_places_behind_k: without the places after k
@@ -51,7 +50,7 @@ group_dot
         + total = dpbusd(total * 1.0, codes[i : i + 4], activations[i : i + 4])
 quantized_linear
     leaves_activations_alone: the product with x as it came
-        ~ scale * round(number / scale) if scale else 0.0 => number
+        ~ round(number / scale) if scale else 0 => number / scale if scale else 0
     a_scale_a_step: a scale is shared by rows
         @ Activations are harder
         - scale = max(map(abs, group)) / 127
@@ -64,7 +63,7 @@ quantized_linear
     bias_twice: the bias is added once
         ~ value + b for => value + 2 * b for
     divides_by_zero: ZeroDivisionError
-        ~ scale * round(number / scale) if scale else 0.0 => scale * round(number / scale)
+        ~ round(number / scale) if scale else 0 => round(number / scale)
 unpack_words
     wraps_at_16: 255 plus 1 is 0
         ~ (stored_zero + added) & top => (stored_zero + added) % (16 if bits == 4 else 1 << 16)

@@ -107,7 +107,7 @@ read_guesses
         + memory["state"] = state
     those_that_held_are_lost: these rows do not come again
         ~ memory.get("log", [])[:num_held] => []
-    all_guesses_are_read: which was refused
+    all_guesses_are_read: which was rejected
         ~ [:num_held] =>
     outputs_of_the_log: an output for each row of this call
         - state, _ = step(state, row)
@@ -121,7 +121,7 @@ read_guesses
         = for row in guesses:
         =     state, output = step(state, row)
         +     memory["others"].append(state)
-    keeps_all_rows: rows that are no guesses of this call
+    keeps_all_rows: rows besides this call's draft tokens
         = memory["state"], memory["log"] = state, [*guesses]
         + memory["text"] = [*memory.get("text", []), *known]
     reads_known_rows_twice: step is called once
