@@ -114,7 +114,9 @@ def tell_curve(story, world):
         "times as slow.",
         measured=True,
     )
-    story.say("Neither end of the curve is the engine's speed. Each point is; a number without its point says nothing.")
+    story.say(
+        "No single point of the curve is the engine's speed. A number means something only together with its point."
+    )
     return
 
 
@@ -157,11 +159,11 @@ def tell_arrivals(story, world):
     )
     story.say(
         f"These limits are twice the usual values at a load of {LOADS[0]:.0%}. Well below the capacity a request waits "
-        "for little more than its own work. Near it, those who come in a crowd wait for each other, and p99 leaves p50 "
-        "behind. Above it the queue grows as long as requests come: with twice as many requests the waits would be "
-        f"longer still. The closed loop never has more than {NUM_SEATS} requests in the system: the others wait "
-        "politely outside, where nobody measures. (If the rows contradict this, something else has used the machine in "
-        'between: see the spread at the end of "Six lies".)\n\n'
+        "for little more than its own work. Near it, requests that come close together wait for each other, and p99 "
+        "rises faster than p50. Above it the queue grows as long as requests come: with twice as many requests the "
+        f"waits would be longer still. The closed loop never has more than {NUM_SEATS} requests in the system: further "
+        "clients would wait outside, where nobody measures. (If the rows contradict this, something else has used the "
+        'machine in between: see the spread at the end of "Six lies".)\n\n'
         "Little's law: the requests in the system, on average, are the requests per second times the "
         "seconds each stays. On the left is the product of two numbers above; on the right is what was counted before "
         "each step:"
@@ -173,8 +175,8 @@ def tell_arrivals(story, world):
         _table.add_row(_name, *_factors, f"{_product:.1f}", f"{_served.num_counted:.1f}", "(measured)")
     story.show(_table)
     story.say(
-        "The counted number is a little smaller where requests come at random: those that are due while a step runs "
-        "are handed in after it, and whoever counts before it cannot see them."
+        "The counted number is a little smaller where requests come at random: those that fall due while a step runs "
+        "are handed in after it, so the count before the step misses them."
     )
     loaded = _rows[f"{LOADS[-1]:.0%}"]
     return (loaded,)
@@ -222,7 +224,7 @@ def tell_lies(NUM_RUNS, first, loaded, story, world):
     story.say(f"The {NUM_RUNS} runs, in output tokens/s: {' '.join(f'{rate:.0f}' for rate in _rates)}", measured=True)
     _spread = (max(_rates) - min(_rates)) / _honest
     story.say(f"From the slowest to the fastest: {_spread:.0%} of the median.", measured=True)
-    story.say("A difference between two engines that is smaller than this needs more runs before it is one.")
+    story.say("If two engines differ by less than this, you need more runs to know whether they differ at all.")
     return
 
 

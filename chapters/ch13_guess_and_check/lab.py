@@ -147,9 +147,9 @@ def tell_drafts(story, world):
 def tell_runs(story, world):
     story.part("How long a run is")
     story.say(
-        "Steps with at least one draft token; the share of those checked that were accepted, a; tokens that such a "
-        "step gave; and what a run has by (1 - a^(k+1)) / (1 - a), averaged over the steps' numbers of draft tokens "
-        "k. 48 tokens each."
+        "The table shows, for 48 tokens each: the steps with at least one draft token; the share a of the checked "
+        "draft tokens that were accepted; the tokens that such a step gave; and the number to expect by the formula "
+        "(1 - a^(k+1)) / (1 - a), averaged over the k of the steps."
     )
     _table = make_table(
         "draft tokens from", "T", "k", "steps", "drafted", "accepted", "a", "tokens a step", "expected", first=24

@@ -239,9 +239,9 @@ def tell_too_many(DEADLINE_S, NUM_TOKENS, story):
     _gates |= {f"wait up to {limit_s:g} s": in_time(limit_s) for limit_s in (DEADLINE_S, 0.75 * DEADLINE_S)}
     _loads = (0.8, 1.3, 2.0)
     story.say(
-        f"A request is worth something if its first token comes within {DEADLINE_S:g} s. Requests answered in time, a "
-        f"second, of {_can_do:.1f} that the server can do; then, for twice the load, all that were answered, and the "
-        "share that was sent away."
+        f"A request is worth something if its first token comes within {DEADLINE_S:g} s. The table shows the "
+        f"requests a second that were answered in time (the server can answer {_can_do:.1f}). The last two columns are "
+        "for twice the load: all requests that were answered, and the share that was sent away."
     )
     _names = "who is let in", *(f"load {_load:.0%}" for _load in _loads), "answered", "sent away"
     _table = make_table(*_names, width=9, first=15)

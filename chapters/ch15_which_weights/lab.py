@@ -161,8 +161,9 @@ def tell_cost(story):
     _shapes = linear_shapes(_llm.engine.model_config)
     story.say(
         f"{NUM_SEQS} sequences decode in bf16, on one core, with random adapters of rank {COST_RANK} of all linear "
-        f"layers. They name none, all the same one, or take turns with several. Up to {TILE_ROWS} rows of an adapter "
-        "are multiplied together: a group. MB: the adapters' numbers that a step reads. ms: a step, the best of some."
+        "layers. Either none of them names an adapter, or all name the same one, or they take turns with several. Up "
+        f"to {TILE_ROWS} rows of an adapter are multiplied together: a group. MB: the adapters' numbers that a step "
+        "reads. ms: a step, the best of some."
     )
     with tempfile.TemporaryDirectory() as _folder:
         _paths = [random_adapter(Path(_folder, str(i)), _shapes, COST_RANK) for i in range(_num_adapters)]

@@ -116,8 +116,8 @@ def tell_products(story):
     _num_experts, _num_chosen, _mib = large.NUM_EXPERTS, large.NUM_CHOSEN, large.IN_SIZE * large.OUT_SIZE * 2 / 2**20
     story.say(
         f"{_num_experts} experts of {large.IN_SIZE} x {large.OUT_SIZE} numbers in bf16, {_mib:g} MiB each. Each row "
-        f"meets {_num_chosen} of them, at random. The table shows milliseconds on one core: if every row is multiplied "
-        "by itself; if the rows of an expert are multiplied together, expert after expert; and in one pass of the "
+        f"meets {_num_chosen} of them, at random. The table shows milliseconds on one core: for every row multiplied "
+        "on its own; for the rows of an expert multiplied together, expert after expert; and for one pass of the "
         "engine's kernel."
     )
 
