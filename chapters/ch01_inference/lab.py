@@ -119,7 +119,7 @@ def tell_loop_without_memory(NUM_TOKENS, PROMPT, generated, llm, story):
     story.say(
         "Now a loop of three lines: it asks the engine's model for the scores of the whole text so far, takes the best "
         f"and appends it. It gets {_same}, and sent {_lengths} + ... = {_num_sent} tokens through the model. "
-        "What the engine remembers between its steps, and where, is chapter 3."
+        "Chapter 3 explains what the engine remembers between steps, and where."
     )
     return
 
@@ -139,7 +139,8 @@ def tell_heads(BAR, QUESTION, config: ModelConfig, llm, story):
     story.say(
         f'"{escape(QUESTION)}" has {len(_token_ids)} tokens, and the model {config.num_hidden_layers} layers of '
         f"{config.num_attention_heads} heads. When the last token, {piece(llm, _token_ids[_last])}, goes through, each "
-        "head spreads its attention over the tokens so far. For each of these, the head that looks at it most:"
+        "head spreads its attention over the tokens so far. The table shows, for each of these tokens, the head that "
+        "looks at it most:"
     )
     _shown = table("looks at", "layer", "head", *(piece(llm, t) for t in _token_ids))
     _looks_at = {}

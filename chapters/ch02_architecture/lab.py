@@ -99,8 +99,8 @@ def show_request(PROMPT, llm, story):
     )
     [_request_id] = _engine.enqueue([_request])
     story.say(
-        f"enqueue() gives it the id {_request_id!r}, notes in sequence {_seq.seq_id} whose it is, and puts that into "
-        f"the queue: {len(_engine.scheduler.waiting)} waiting. Nothing has been computed."
+        f"enqueue() gives it the id {_request_id!r}, writes this id into sequence {_seq.seq_id}, and puts the "
+        f"sequence into the queue: {len(_engine.scheduler.waiting)} waiting. Nothing has been computed."
     )
     request = _request
     return (request,)
@@ -116,7 +116,9 @@ def show_first_step(llm, request, story):
     story.say(
         f"chunk.reaches_end is {_step.samples[0]}: it ends where the known tokens end, so a token will come of it."
     )
-    story.say("[bold]b. pack()[/] turns that into arrays. From here on nobody knows a request or a sequence:")
+    story.say(
+        "[bold]b. pack()[/] turns that into arrays. From here on there are no requests and no sequences, only numbers:"
+    )
     story.say(escape(pretty_repr(_step.batch, max_width=WIDTH)))
     story.say(escape(pretty_repr(_step.sampling, max_width=WIDTH)))
     _shape = list(_step.logits.shape)
@@ -142,8 +144,8 @@ def show_first_step(llm, request, story):
     story.say(
         f"Sequences that ended: {escape(str(_step.ended))}. {len(_seq.tokens)} tokens are known now and "
         f"{_seq.num_computed_tokens} are computed: one behind. As text the token is "
-        f"{escape(repr(_sample.detokenizer.text))}.\n\n[bold]e. request.add_tokens()[/] takes what the client may see "
-        "of it, and the request's counters grow."
+        f"{escape(repr(_sample.detokenizer.text))}.\n\n[bold]e. request.add_tokens()[/] counts the token, and takes in "
+        "its logprobs if the request asks for them. Without a stop string, only this gives it to the detokenizer."
     )
     [_output] = _step.outputs
     story.say("[bold]f.[/] The request is streamed, so the step returns an output for it, with this CompletionOutput:")

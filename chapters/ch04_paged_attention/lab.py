@@ -78,8 +78,9 @@ def tell_reserving(story):
     story.say("This is the paged memory:")
     story.show(draw_paged(_world))
     story.say(
-        "From tokens on, the table counts slots. Taken: given to somebody; empty: the part of it without a token; "
-        "fits: the longest request that would still be let in. Stalls: how often append_slots said False."
+        "The columns from tokens to fits count slots. Taken slots belong to a request; empty ones are taken but hold "
+        "no token. Fits is the longest request that would still be admitted, and stalls counts how often append_slots "
+        "said False."
     )
     story.show(draw_counters(_world))
     return
@@ -89,8 +90,8 @@ def tell_reserving(story):
 def tell_growing(story):
     story.part("A sequence grows, its table now and then")
     story.say(
-        "One sequence of 7 tokens is in a pool that others have left. Each token needs a slot, every fourth one a "
-        "block:"
+        "One sequence of 7 tokens is in a pool that other sequences have used before. Each new token needs a slot, and "
+        "every fourth one a new block:"
     )
     _manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=False)
     _others = [Sequence([1] * num_tokens) for num_tokens in (4, 48, 8, 20, 4, 40)]

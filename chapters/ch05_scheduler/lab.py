@@ -142,7 +142,7 @@ def tell_preemption(story):
     story.show(draw_timeline(_stage))
     story.show(draw_trace(_stage, _number - 2, _number + 3))
     assert [seq.num_generated_tokens for seq in _stage.seqs.values()] == [4, 8, 8]
-    story.say("Everybody got the answer it would have got alone. C's came later.")
+    story.say("Each sequence got the answer that it would have got alone; C's came later.")
     return
 
 

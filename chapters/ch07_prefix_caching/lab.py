@@ -274,7 +274,7 @@ def tell_copies(story):
     story.show(draw_requests(_world, 2))
     story.show(draw_map(_world, 4))
     story.say(
-        "The first block was found; the others were filled by both at the same time, so they exist twice, under one "
+        "The first block was found; the second was filled by both at the same time, so it exists twice, under one "
         "hash. Either serves the next request, and either can be evicted alone."
     )
     return
@@ -292,8 +292,8 @@ def tell_salts(LETTERS, llm, story):
     story.log(*_said)
     story.show(draw_map(_world, 6))
     story.say(
-        "Why anybody wants that: a hit can be felt. Alice has one of two letters summarized. Mallory knows both texts, "
-        "sends them to the same engine, and holds a stopwatch:"
+        "Why would anybody want that? Because a hit can be noticed. Alice has one of two letters summarized. Mallory "
+        "knows both texts, sends them to the same engine, and holds a stopwatch:"
     )
     _table = Table("Mallory sends", "salts", "found", "first token after (measured)")
     for _salts in ((None, None), ("alice", "mallory")):

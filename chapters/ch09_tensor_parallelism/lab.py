@@ -306,8 +306,8 @@ def tell_time(story, world):
     )
     story.say(
         "No device was added. The ranks share the cores and the memory that one rank had to itself: the same number of "
-        "weights comes out of the same memory, and the meetings come on top. (If your numbers say otherwise, something "
-        "else is running on this machine.)"
+        "weights comes out of the same memory, and the time for the meetings is added. (If your numbers say otherwise, "
+        "something else is running on this machine.)"
     )
     return
 

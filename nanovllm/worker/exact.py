@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 QUANTUM = 2.0**-34  # of which all that weights_of() returns are multiples
-TO_QUANTA = 1.5 * 2.0**18
+TO_QUANTA = 1.5 * 2.0**52 * QUANTUM
 # The Chebyshev series of (exp(f) - 1 - f) / f^2 for |f| <= ln(2)/2, up to f^4, which comes first; cpu/sampling.c, too.
 EXP_COEFFICIENTS = (0.0013933647, 0.0083631802, 0.041666465, 0.16666577, 0.5)
 ARGMAX_BLOCK = 256  # tokens whose largest logit is found together, at most

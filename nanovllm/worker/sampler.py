@@ -16,7 +16,7 @@ from torch import Tensor
 from nanovllm.core.scheduler import SchedulerOutput, split_rows
 from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.worker.batch import fetch_together, move_together
-from nanovllm.worker.exact import QUANTUM, argmax, log_of, weights_of
+from nanovllm.worker.exact import argmax, log_of, weights_of
 
 if TYPE_CHECKING:
     from nanovllm.features.logits_processors.processors import LogitsProcessors
@@ -227,8 +227,7 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
         threshold = logit_threshold(scaled, top_k, batch.top_p, batch.min_p)
         scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
     cumulative = weights_of(scaled - scaled.amax(-1, keepdim=True)).cumsum(-1)
-    total = cumulative[:, -1]
-    target = torch.minimum(batch.noise * total, total - QUANTUM)  # the product may be rounded up to the total
+    target = batch.noise * cumulative[:, -1]  # less than the total: noise is at most 1 - 2^-53
     # The first token whose cumulative weight exceeds the target; tokens of weight 0 never do.
     token_ids = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
     # A finite logit may overflow float32 when it is divided by the temperature. Then the total is NaN: no token.

@@ -12,7 +12,7 @@
 enum { BLOCK = 256, MAX_BLOCKS = 2048 }; /* logits, or more if there would be more blocks */
 enum { DIGIT_BITS = 11, NUM_DIGITS = 1 << DIGIT_BITS };
 static const float NEAR = 7; /* e^7 = 1,097: how much more than others the largest logit weighs */
-static const double QUANTUM = 0x1p-34, TO_QUANTA = 0x1.8p18; /* a float64 near TO_QUANTA is a multiple of QUANTUM */
+static const double TO_QUANTA = 0x1.8p18; /* a float64 near it is a multiple of worker/exact.py's QUANTUM */
 
 typedef float half_vec __attribute__((vector_size(2 * LANES)));
 typedef uint32_t keys __attribute__((vector_size(4 * LANES)));
@@ -27,7 +27,7 @@ typedef struct {
     const int64_t *top_k;     /* 0: all */
     const float *top_p;
     const float *log_min_p;   /* -infinity: all */
-    const double *noise;      /* 0 <= noise < 1 */
+    const double *noise;      /* 0 <= noise < 1, so noise times a sum is less than the sum, even rounded */
     int64_t size;
 } draw_args;
 
@@ -271,7 +271,7 @@ static int64_t draw_one(const draw_args *a, int64_t at) {
         sums[b] = keeps_none(&r, b) ? 0 : sum_of_block(&r, b);
         total += sums[b];
     }
-    const double last = total - QUANTUM, target = a->noise[at] * total < last ? a->noise[at] * total : last;
+    const double target = a->noise[at] * total;
     double sum = 0;
     int64_t b = 0;
     while (sum + sums[b] <= target)
