@@ -244,7 +244,7 @@ def one_request(function: Any, bench: Bench) -> None:
     seq = stage.add(6)
     output = stage.schedule()
     expect("A 0..6", stage.describe(output), "one prompt, and room for it: it is computed whole")
-    hint = "a sequence that is admitted leaves waiting and goes to the end of running"
+    hint = "a sequence that is admitted leaves waiting and goes into running (to the end, if all have one priority)"
     expect("running: A; waiting: nobody", stage.describe_queues(), hint)
     expect("PREFILL", seq.status.name, "a sequence that is admitted gets status PREFILL")
     stage.finish(output)
