@@ -80,7 +80,8 @@ def load_draft_model(
         model = ModelConfig.from_directory(directory)
         check_vocabulary(load_tokenizer(directory).get_vocab(), tokenizer.get_vocab(), chosen.model)
     dtype = target.dtype if config.dtype == "auto" else config.dtype
-    max_model_len = min(chosen.max_model_len or config.max_model_len or 2**31, model.max_position_embeddings)
+    asked = chosen.max_model_len or config.max_model_len or model.default_max_model_len
+    max_model_len = min(asked, model.most_positions)
     block_size = config.block_size or LARGEST_BLOCK_SIZE
     num_tokens = round_up(max_model_len, block_size) * config.max_num_seqs
     num_bytes = num_tokens * model.kv_bytes_per_token(getattr(torch, dtype).itemsize)
@@ -98,7 +99,7 @@ def load_draft_model(
         quantization=chosen.quantization,
         kv_cache_memory_bytes=min(num_bytes, share),
         num_gpu_blocks_override=None,
-        max_model_len=None,
+        max_model_len=None,  # what it is here, a small pool may lower
         tensor_parallel_size=1,
         enable_prefix_caching=True,
         state_cache_bytes=share if config.state_cache_bytes is None else min(config.state_cache_bytes, share),
@@ -106,7 +107,8 @@ def load_draft_model(
         speculative_config=None,
     )
     # Its answers end where the target's do.
-    runner = DraftRunner(draft_config, replace(model, end_tokens=target.end_tokens), target.vocab_size)
+    drafting = replace(model, end_tokens=target.end_tokens, max_position_embeddings=max_model_len)
+    runner = DraftRunner(draft_config, drafting, target.vocab_size)
     runner.load(directory)
     pool = runner.prepare()
     manager = make_block_manager(pool)
@@ -114,7 +116,7 @@ def load_draft_model(
         runner,
         manager,
         config.max_num_batched_tokens,
-        max_model_len=min(max_model_len, pool.max_model_len),
+        max_model_len=pool.max_model_len,
         vocab_size=min(model.vocab_size, target.vocab_size),
     )
 

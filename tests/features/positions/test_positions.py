@@ -35,9 +35,11 @@ def test_linear_scaling_may_make_the_context_longer(broken):
     rope = dict(rope_type="linear", rope_theta=1e4, factor=4.0)
     edit(broken / "config.json", max_position_embeddings=64, rope_parameters=rope)
     assert LLM(str(broken), num_gpu_blocks_override=64).engine.scheduler.max_model_len == 64
-    llm = LLM(str(broken), num_gpu_blocks_override=64, max_model_len=256)
-    [output] = llm.generate([[5] * 200], SamplingParams(ignore_eos=True, max_tokens=4))
+    drafts = {"model": str(broken), "num_speculative_tokens": 2}  # its own draft model is as long
+    llm = LLM(str(broken), num_gpu_blocks_override=64, max_model_len=256, speculative_config=drafts)
+    [output] = llm.generate([[5] * 200], SamplingParams(ignore_eos=True, max_tokens=4, temperature=0))
     assert len(output.outputs[0].token_ids) == 4
+    assert llm.engine.speculation.proposer.max_model_len == 256 and llm.stats()["num_accepted_tokens"] > 0
     expect("max_model_len=257 is more than the model's 256 positions", LLM, str(broken), max_model_len=257)
 
 
