@@ -66,7 +66,7 @@ def resolve_checkpoint(model: str, revision: str | None = None, load_format: str
     check_path(model)
     path = Path(os.path.expanduser(model))
     exists, is_folder = os.path.exists(path), os.path.isdir(path)  # Path's own raise for a name that is too long
-    if is_folder or (exists and path.suffix == ".gguf"):
+    if is_folder or (exists and _is_gguf_file(path)):
         found = (is_folder and _gguf_file_in(path)) or path
         _check_format(load_format, found.is_file(), model)
         return found
@@ -112,6 +112,16 @@ def _check_format(load_format: str, is_gguf: bool, model: str) -> None:
     if load_format == ("safetensors" if is_gguf else "gguf"):
         problem = "is a GGUF file" if is_gguf else "is no GGUF file, or has *.safetensors beside it"
         raise FileNotFoundError(f"load_format={load_format!r}, and {model!r} {problem}")
+
+
+def _is_gguf_file(path: Path) -> bool:
+    """By its name, or by how it begins: Ollama calls its files sha256-...."""
+    if path.suffix == ".gguf":
+        return True
+    if not path.is_file():  # a pipe, for example
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def _gguf_file_in(directory: Path) -> Path | None:

@@ -54,7 +54,8 @@ def fingerprint(
         places.append(Path(config.generation_config))
     for place in [directory, *places, *map(adapter_folder, adapters)]:
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
-            if path.suffix in MODEL_SUFFIXES and (output_file is None or path.resolve() != output_file.resolve()):
+            is_output = output_file is not None and path.resolve() == output_file.resolve()
+            if (path == place or path.suffix in MODEL_SUFFIXES) and not is_output:
                 stat = path.stat()
                 told.append(f"{path.relative_to(place)},{stat.st_size},{stat.st_mtime_ns}")
     return xxhash.xxh3_64_hexdigest("\n".join(told).encode("utf-8", "surrogateescape"))

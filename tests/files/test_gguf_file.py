@@ -1,6 +1,7 @@
 """GGUF files: where a file is found, and what is wrong with one."""
 
 import os
+import shutil
 import struct
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanovllm import LLM
+from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.files.gguf_file import GGUFFile
@@ -40,6 +41,9 @@ def test_generation_config_beside_the_file(checkpoint, tmp_path):
 def test_directory_with_one_file(checkpoint, tmp_path):
     path = write_gguf(checkpoint(), tmp_path / "model.gguf")
     assert resolve_checkpoint(str(tmp_path)) == resolve_checkpoint(str(path)) == path
+    blob = shutil.copy(path, tmp_path / "sha256-0a1b")  # as Ollama names it
+    assert LLM(blob, num_gpu_blocks_override=9).generate([[1]], SamplingParams(max_tokens=1))[0].finished
+    expect("is a file; give", resolve_checkpoint, __file__, error=FileNotFoundError)
     (tmp_path / "mmproj-model.gguf").touch()  # a tower
     assert resolve_checkpoint(str(tmp_path)) == path
     (tmp_path / "other.gguf").touch()
@@ -102,7 +106,7 @@ def test_hub_id_of_gguf_files_without_a_quantization(monkeypatch, tmp_path):
 
 
 def test_batch_job_knows_the_file(checkpoint, tmp_path):
-    path, config = write_gguf(checkpoint(), tmp_path / "model.gguf"), EngineConfig("model.gguf")
+    path, config = write_gguf(checkpoint(), tmp_path / "sha256-0a1b"), EngineConfig("x")
     seen = {fingerprint(path, config), fingerprint(path, replace(config, quantization="int8"))}
     os.utime(path)
     assert len(seen | {fingerprint(path, config)}) == 3
