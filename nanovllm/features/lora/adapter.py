@@ -40,7 +40,7 @@ DESCRIPTIONS = (
     "megatron_core qalora_group_size"
 ).split()
 # What another value than one of these asks for, this engine does not do.
-NEUTRAL: dict[str, tuple[Any, ...]] = {"bias": ("none",), "arrow_config": ()}
+NEUTRAL: dict[str, tuple[Any, ...]] = {"bias": ("none",)}
 # These begin from other weights than the checkpoint's, so that the adapter belongs to those.
 OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 FLOATS = ("bfloat16", "float16", "float32")
@@ -137,7 +137,10 @@ class Adapter(SequencePart):
             tensors = load(data)
         except (SafetensorError, OSError, KeyError) as error:  # KeyError: a dtype that PyTorch does not have
             raise ValueError(f"{where}: adapter_model.safetensors in {folder} cannot be read: {error}") from error
-        modules, problems = _modules_of(tensors)
+        if base := _base_tables(tensors, [model.vocab_size, model.hidden_size]):
+            text = "are taken to be the base model's, which are used instead"
+            logger.warning("%s: %s %s", where, ", ".join(base), text)
+        modules, problems = _modules_of({name: tensor for name, tensor in tensors.items() if name not in base})
         targets = _targets_of(options, list(modules), folder)
         if left_out := modules.keys() - targets.keys():
             text = "tensors of layers that adapter_config.json does not target are left out, as peft does"
@@ -207,6 +210,12 @@ def _check_options(options: dict[str, Any], folder: Path) -> None:
     if isinstance(begin, str) and begin.lower().startswith(OTHER_BASES):
         hint = "convert it with save_pretrained(path_initial_model_for_weight_conversion=...)"
         raise ValueError(f"{path}: init_lora_weights={begin!r} changed the base model's weights, too; {hint}")
+
+
+def _base_tables(tensors: dict[str, Any], shape: list[int]) -> list[str]:
+    """What peft writes beside the matrices of an output head: that head as it was before, of this shape."""
+    endings = ("lm_head.base_layer.weight", "embed_tokens.base_layer.weight")
+    return [name for name, tensor in sorted(tensors.items()) if name.endswith(endings) and list(tensor.shape) == shape]
 
 
 def _modules_of(tensors: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:

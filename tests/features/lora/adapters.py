@@ -23,5 +23,5 @@ def make_adapter(folder: Path, base: Path, seed: int = 0, made_for: Any = AutoMo
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.normal_(std=0.2, generator=generator)
-    model.save_pretrained(folder, save_embedding_layers=False)
+    model.save_pretrained(folder)
     return folder

@@ -352,7 +352,7 @@ MISTAKES = {
     "alpha": (dict(lora_alpha="much"), "lora_alpha must be a number"),
     "a magnitude": (lambda t: t.update({f"{Q}.lora_magnitude_vector": torch.ones(96)}), "lora_magnitude_vector"),
     "an embedding": (lambda t: t.update({EMBEDDING: torch.ones(4, 321)}), "embed_tokens.lora_embedding_A is no"),
-    "base weights": (lambda t: t.update({HEAD: torch.ones(321, 96)}), "save_embedding_layers=False"),
+    "another size": (lambda t: t.update({HEAD: torch.ones(322, 96)}), "save_embedding_layers=False"),
     "no prefix": (lambda t: t.update({A.removeprefix("base_model.model."): t.pop(A)}), "is no A or B of a"),
     "a number": (lambda t: t.update({A: torch.tensor(1.0)}), "q_proj.lora_A.weight is [], not a matrix"),
     "a pattern": (dict(alpha_pattern={"q_proj(": 4}), "'q_proj(' is no regular expression"),
