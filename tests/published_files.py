@@ -270,7 +270,7 @@ FORMATS: dict[str, tuple[Callable[[str, Tensor], Packed], dict[str, Any]]] = {
     ),
     "float-quantized, blocks": (
         floats((32, 16), "weight_scale"),
-        compressed("float-quantized", weights_of(8, "float", "block", block_structure=[32, 16])),
+        compressed("float-quantized", weights_of(8, "float", "block", block_structure="32x16")),
     ),
     "float-quantized, tensor": (
         floats(None, "weight_scale"),

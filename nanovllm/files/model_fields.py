@@ -135,7 +135,7 @@ def fields_of(fields: dict[str, Any], engine_config: Any, path: Path) -> dict[st
     return {
         "architecture": f"{family}{GENERATES}",
         "dtype": _dtype_of(whole, text, path),
-        "is_quantized": published is not None,
+        "is_quantized": published is not None and bool(published.schemes),
         "published": published,
         **_numbers_of(text, family, path),
         **_biases_of(text, family),

@@ -91,12 +91,28 @@ class Published:
     activations: str = ""
     unpacks: bool = False
 
+    @cached_property
+    def _names(self) -> dict[str, int]:
+        """{a module's name: the first rule that is of it alone}. Some files leave out thousands of modules by name."""
+        return {rule.pattern: i for i, rule in reversed([*enumerate(self.rules)]) if not rule.is_regex}
+
+    @cached_property
+    def _expressions(self) -> list[int]:
+        return [i for i, rule in enumerate(self.rules) if rule.is_regex]
+
     def scheme_of(self, module: str) -> Scheme | None:
-        return next((rule.scheme for rule in self.rules if rule.fits(module)), self.default)
+        fitting = (i for i in self._expressions if self.rules[i].fits(module))
+        first = min(next(fitting, len(self.rules)), self._names.get(module, len(self.rules)))
+        return self.default if first == len(self.rules) else self.rules[first].scheme
+
+    @property
+    def schemes(self) -> list[Scheme]:
+        """[] where all weights are ordinary: the file may ask for few bits of K/V only."""
+        found = [*(rule.scheme for rule in self.rules), self.default]
+        return [scheme for scheme in dict.fromkeys(found) if scheme is not None]
 
     def __str__(self) -> str:
-        schemes = [*(rule.scheme for rule in self.rules), self.default]
-        return f"{self.method}, {'; '.join(dict.fromkeys(str(scheme) for scheme in schemes if scheme is not None))}"
+        return f"{self.method}, {'; '.join(map(str, self.schemes)) or 'no weights of few bits'}"
 
 
 def read_published(whole: Any, text: Any, path: Path) -> Published:
@@ -282,7 +298,10 @@ def _compressed_scheme(group: dict[str, Any], whole_format: Any, where: str) -> 
     strategy = weights.get("strategy") or ("tensor" if size is None else "channel" if size == -1 else "group")
     check_choice(f"{where}: strategy", strategy, ("tensor", "channel", "group", "block"))
     if strategy == "block":
-        block = pair_of(weights.get("block_structure"), f"{where}: block_structure")
+        block = weights.get("block_structure")
+        if isinstance(block, str):  # as older files have it: "128x128"
+            block = [int(number) if number.isdecimal() else number for number in block.split("x")]
+        block = pair_of(block, f"{where}: block_structure")
     else:
         block = {"tensor": (ALL, ALL), "channel": (1, ALL)}.get(strategy) or _groups(size, where)
     has_order = weights.get("actorder") in (True, "group", "dynamic")

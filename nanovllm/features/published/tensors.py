@@ -21,7 +21,7 @@ from nanovllm.files.tensor_files import UNPACKED, WeightFiles
 logger = logging.getLogger("nanovllm")
 
 # Beside weights: scales of activations, which are rounded here as their own numbers ask for, and of K/V.
-OF_ACTIVATIONS = re.compile(r".*\.(input|activation|output|weight_output)_(scale|zero_point|global_scale)")
+OF_ACTIVATIONS = re.compile(r".*[._](input|activation|output|weight_output)_(scale|zero_point|global_scale)")
 OF_KV = re.compile(r".*\.(k|v|q|kv|prob|k_proj\.output|v_proj\.output)_(scale|zero_point)")
 
 

@@ -239,6 +239,7 @@ def stack_experts(published: Path, name: str, shapes: str = "none") -> None:
             else:
                 both = torch.cat((gate.view(torch.uint8), up.view(torch.uint8)), dim=1).view(gate.dtype)
             tensors |= {f"{path}.gate_up_proj{name}{ending}": both, f"{path}.down_proj{name}{ending}": down}
+        tensors[f"{path}.gate_up_proj_activation_scale"] = torch.ones(8)  # not used
     save_file(tensors, published / "model.safetensors")
 
 

@@ -233,6 +233,30 @@ def test_regular_expressions_are_compiled_once(monkeypatch):
     assert published.scheme_of("model.norm") == found
 
 
+def test_names_and_regular_expressions():
+    """What is left out is left out; of other rules, a name counts before a regular expression."""
+    rows, groups = weights_of(8, strategy="channel"), weights_of(group_size=32)
+    fields = compressed(PACKED, groups, ignore=["re:.*head", "a.o_proj"])
+    [group] = fields["config_groups"].values()
+    fields["config_groups"] = {"0": group | {"targets": ["Linear"]}, "1": group | {"targets": ["re:a.*"]}}
+    fields["config_groups"] |= {"2": group | {"targets": ["lm_head", "a.q_proj", "a.o_proj"], "weights": rows}}
+    config = SimpleNamespace(quantization_config=fields)
+    published = read_published(config, config, Path("config.json"))
+    found = {name: published.scheme_of(name) for name in ("lm_head", "a.o_proj", "a.q_proj", "a.k_proj", "b")}
+    assert {name: scheme and scheme.bits for name, scheme in found.items()} == {
+        "lm_head": None, "a.o_proj": None, "a.q_proj": 8, "a.k_proj": 4, "b": 4
+    }  # fmt: skip
+
+
+def test_few_bits_of_keys_and_values_only(broken):
+    """Its weights are ordinary, so they may be rounded for a draft model."""
+    fields = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}}
+    edit(broken / "config.json", quantization_config=fields)
+    llm = LLM(str(broken), speculative_config={"method": "self", "quantization": "int8"}, **SMALL)
+    assert llm.generate([[5, 6, 7, 8]], GREEDY, use_tqdm=False)[0].finished
+    assert str(llm.engine.model_config.published) == "compressed-tensors, no weights of few bits"
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_fewer_bits_on_top(checkpoint, published_of, quantization):
     published, _ = published_of(checkpoint(), "awq")
