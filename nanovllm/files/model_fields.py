@@ -167,8 +167,8 @@ def _architecture_of(fields: dict[str, Any], path: Path) -> tuple[str, str]:
     """(name, what it is made for: its ending). Raises ValueError unless it is one of those of its model_type."""
     named = [] if fields.get("architectures") is None else typed(fields, "architectures", [], path)
     model_type: Any = fields.get("model_type")
-    if model_type in ("mistral", "ministral"):  # the same model, under two names
-        named = [name.replace("Ministral", "Mistral") if isinstance(name, str) else name for name in named]
+    if model_type in ("llama", "mistral", "ministral"):  # the same models, under two names
+        named = [str(name).replace("LLaMA", "Llama").replace("Ministral", "Mistral") for name in named]
     known = _architectures_of(model_type) if isinstance(model_type, str) else []
     if named and named[0] not in known:
         from nanovllm.features.pooling.pooling_config import reject_encoder

@@ -205,8 +205,10 @@ def test_a_copied_model_type(tmp_path):
     assert_as_transformers(folder, AutoModelForImageTextToText)
 
 
-def test_ministral_under_its_own_name(tmp_path):
-    folder = make_checkpoint(tmp_path, "mistral-window")
+def test_models_under_other_names(tmp_path, copy_of):
+    edit((llama := copy_of("llama")) / "config.json", architectures=["LLaMAForCausalLM"])
+    assert ModelConfig.from_directory(llama).architecture == "LlamaForCausalLM"
+    folder = make_checkpoint(tmp_path / "ministral", "mistral-window")
     edit(folder / "config.json", architectures=["MinistralForCausalLM"], model_type="ministral")
     edit(folder / "config.json", layer_types=["full_attention", "sliding_attention"])
     assert_as_transformers(folder)
