@@ -162,6 +162,10 @@ def model_files(directory: Path, config: ModelConfig) -> dict[str, Any]:
 
         language, _ = language_tensors(files)
         files = {name: OtherName(file, stored) for name, (stored, file) in language.items()}
+    if config.expert_layers:
+        from nanovllm.features.experts.tensors import expert_tensors
+
+        files = expert_tensors(files, config)
     if config.hybrid is not None:
         files = config.hybrid.tensors(files, config, directory.is_file())
     if config.pooling is not None:

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
@@ -157,8 +159,10 @@ def test_two_ranks_split_each_expert(checkpoint, processes):
     assert first["weights"] == second["weights"]
 
 
-def test_windows_in_every_layer(tmp_path):
+def test_windows_in_every_layer_and_experts_in_one_tensor(tmp_path):
     folder = make_checkpoint(tmp_path, "qwen3-moe", use_sliding_window=True, sliding_window=9)
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, save_original_format=False)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(folder / "model.safetensors")
     llm = LLM(str(folder), dtype="float32", block_size=4)
     params, prompt = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), list(range(20, 60))
     [output] = llm.generate([prompt], params)

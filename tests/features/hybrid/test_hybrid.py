@@ -20,8 +20,8 @@ from nanovllm.features.hybrid.batch_states import BatchStates
 from nanovllm.features.hybrid.hybrid_config import HybridConfig
 from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
-from nanovllm.features.hybrid.tensors import Part
 from nanovllm.features.parallel.group import RankGroup
+from nanovllm.files.tensor_parts import Part
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.kernels import TORCH_KERNELS
