@@ -276,7 +276,9 @@ def check_tensors(
         if found != expected:
             problems.append(f"wrong shape: {name} is {found}, the configuration implies {expected}")
         if stored not in WEIGHT_DTYPES:
-            problems.append(f"wrong dtype: {name} is {stored}, only {', '.join(WEIGHT_DTYPES)} are read")
+            reason = f"wrong dtype: {name} is {stored}, only {', '.join(FLOAT_BYTES)} are read"
+            is_code = stored.startswith("F8_") or stored in ("I8", "U8")
+            problems.append(reason + "; config.json does not say how it was quantized" * is_code)
     if problems:
         shown = problems[:20]
         if len(problems) > 20:
