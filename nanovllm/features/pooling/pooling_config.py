@@ -23,6 +23,10 @@ ENCODERS = re.compile(r"bert|electra|mpnet|xlm|^t5|^mt5|^gte|^new|nomic|jina|^cl
 TWO_WAY, EACH_TOKEN = "from_2_way_softmax", "no_post_processing"  # vLLM's names for what `token_ids` are used for
 ST_MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers, those that are understood
 IDENTITY, SIGMOID, SOFTMAX = "identity", "sigmoid", "softmax"
+RERANKER_ADVICE = (
+    'a Qwen3-Reranker needs hf_overrides={"architectures": ["Qwen3ForSequenceClassification"], '
+    '"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true}'
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, pa
     "embed" or "classify". engine_config: an EngineConfig, or None: it shall generate. Raises ValueError for
     what cannot be done with the checkpoint.
     """
-    config = vars(text)
+    config = _fields_of(text)
     modules = _sentence_transformers(path.parent) if path.name == "config.json" else None
     made_for = "embed" if kind == "generate" and modules is not None and modules.pools else kind
     runner, convert = ("generate", "auto") if engine_config is None else (engine_config.runner, engine_config.convert)
@@ -120,7 +124,9 @@ def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, pa
         pooling_type, normalizes = modules.pooling_type, modules.normalizes
         if modules.unknown:
             found, known = modules.unknown[0], ", ".join(ST_MODULES)
-            raise ValueError(f"{path.parent / 'modules.json'} has a module {found!r:.80}; this engine knows {known}")
+            advice = f"; {RERANKER_ADVICE}" if found == "LogitScore" else ""
+            has = f"has a module {found!r:.80}; this engine knows {known}{advice}"
+            raise ValueError(f"{path.parent / 'modules.json'} {has}")
     if pooler.pooling_type is None and pooler.seq_pooling_type is None:
         source = f"{path}: the pooling_type" if modules is None else f"{path.parent}: the pooling of modules.json"
         check_pooling_type(source, pooling_type)
@@ -137,6 +143,11 @@ def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, pa
         allowed=dimensions,
         max_model_len=_max_model_len(text, engine_config, path),
     )
+
+
+def _fields_of(text: Any) -> dict[str, Any]:
+    """Those that say something: null is what a field says that is not there."""
+    return {name: value for name, value in vars(text).items() if value is not None}
 
 
 def check_dimensions(dimensions: int | None, allowed: tuple[int, ...] | None, hidden_size: int) -> None:
@@ -209,16 +220,12 @@ def _max_model_len(text: Any, engine_config: Any, path: Path) -> int | None:
 def _classifier(
     text: Any, architecture: str, kind: str, pooler: PoolerConfig, engine_config: Any, path: Path
 ) -> PoolingConfig:
-    config = vars(text)
+    config = _fields_of(text)
     is_reranker = typed(config, "is_original_qwen3_reranker", False, path)
     names = list_of(config.get("classifier_from_token"), str, "tokens", f"{path}: classifier_from_token")
     method = TWO_WAY if is_reranker else config.get("method")
     if kind != "classify" and not names:
-        raise ValueError(
-            f"{path}: a {architecture} has no score head to classify by; a Qwen3-Reranker needs "
-            'hf_overrides={"architectures": ["Qwen3ForSequenceClassification"], '
-            '"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true}'
-        )
+        raise ValueError(f"{path}: a {architecture} has no score head to classify by; {RERANKER_ADVICE}")
     if names and method not in (TWO_WAY, EACH_TOKEN):
         raise ValueError(f"{path}: classifier_from_token needs method {TWO_WAY!r} or {EACH_TOKEN!r}, found {method!r}")
     if method == TWO_WAY and len(names) != 2:

@@ -202,7 +202,8 @@ def test_what_is_asked(checkpoint, llm):
         name = getattr(ask, "func", ask).__name__
         expect(f"{name} has no argument 'use_tdqm' (found False); did you mean 'use_tqdm'?", ask, "x", use_tdqm=False)
     expect("2 prompts need 2 pooling_params", llm.embed, ["x", "y"], pooling_params=[PoolingParams()])
-    cut = make(checkpoint("qwen3"), hf_overrides={"is_matryoshka": True}, pooler_config={"use_activation": False})
+    trained = {"is_matryoshka": True, "matryoshka_dimensions": None}
+    cut = make(checkpoint("qwen3"), hf_overrides=trained, pooler_config={"use_activation": False})
     for params, expected in (
         (PoolingParams(dimensions=8), state[:8]),
         (PoolingParams(dimensions=8, use_activation=True), normed(state[:8])),
@@ -387,7 +388,8 @@ def test_classifying_what_ends_in_padding(classifier):
 
 def test_reranker(yes_no):
     """The probability of yes against no after Qwen3-Reranker's own template; documents share its beginning."""
-    llm = make(yes_no, hf_overrides=RERANKER, max_model_len=512, num_gpu_blocks_override=600)
+    null = {"use_sep_token": None}  # as if it were not there
+    llm = make(yes_no, hf_overrides=RERANKER | null, max_model_len=512, num_gpu_blocks_override=600)
     documents = ["two gulls circled", "the lazy dog", "a red boat"]
     outputs = llm.score("where are the gulls?", documents, use_tqdm=False)
     for output, document in zip(outputs, documents, strict=True):
@@ -422,6 +424,7 @@ def test_a_reranker_of_sentence_transformers(yes_no, tmp_path):
     [same] = make(yes_no, hf_overrides=RERANKER).score("a", "b", chat_template=template)
     assert pair.outputs == same.outputs
     expect("has a module 'LogitScore'", make, folder)
+    expect("a Qwen3-Reranker needs hf_overrides=", make, folder)
 
 
 @pytest.mark.compiler
