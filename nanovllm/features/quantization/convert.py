@@ -38,7 +38,7 @@ from nanovllm.features.quantization.formats import (
 )
 from nanovllm.features.quantization.importance import linears_of, measure_importance
 from nanovllm.features.quantization.quantized_kernels import kernels_for
-from nanovllm.files.tensor_files import UNPACKED, WeightFiles
+from nanovllm.files.tensor_files import EMBEDDINGS, UNPACKED, WeightFiles
 from nanovllm.worker.cpu.memory import give_freed_memory_back
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear
@@ -51,7 +51,6 @@ CHUNK_NUMBERS = 1 << 18  # are rounded at a time: they stay in a core's cache
 LARGEST = torch.finfo(torch.float16).max  # of a weight
 
 RoundRows = Callable[[Tensor], QuantizedRows]  # ordinary rows, in few bits
-EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def quantize_weights(
