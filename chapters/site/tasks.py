@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from textwrap import dedent
 
+from markdown_it import MarkdownIt
+
 from chapters.course import Chapter
 from chapters.site.sources import highlighted
 
@@ -21,8 +23,8 @@ CODE = re.compile(
     r"|\b[a-z]\w*\([^()]*\)"
     r"|\b(?:True|False|None)\b"
 )
-ITEM = re.compile(r"- ")
 TERM = re.compile(r"(?P<name>\S(?:\S| (?! ))*) {2,}(?P<said>\S.*)")
+MARKDOWN = MarkdownIt("zero").enable(["list", "backticks"])  # asterisks, brackets and < are themselves
 
 
 @dataclass
@@ -64,7 +66,7 @@ def asked(task: Task) -> str:
 
 
 def html_of(docstring: str) -> str:
-    """Paragraphs, lists ("- ", with further lines indented), and indented blocks as code."""
+    """Paragraphs, lists, names with what they mean, and indented blocks as code."""
     return "".join(map(block, re.split(r"\n\s*\n", docstring.strip("\n"))))
 
 
@@ -75,21 +77,7 @@ def block(text: str) -> str:
         return f"<dl>{said}</dl>"
     if is_indented:
         return f'<pre class="code highlight" tabindex="0"><code>{escape(text)}</code></pre>'
-    drawn = ""
-    before: list[str] = []  # lines of a paragraph
-    items: list[str] = []  # of the list that follows it
-    for line in text.split("\n"):
-        if ITEM.match(line):
-            items.append(line[2:])
-        elif items and line.startswith(" "):
-            items[-1] += f" {line.strip()}"
-        elif items:
-            drawn += paragraph(before) + listed(items)
-            before = [line]
-            items = []
-        else:
-            before.append(line)
-    return drawn + paragraph(before) + listed(items)
+    return MARKDOWN.render(with_backticks(text))
 
 
 def terms_of(text: str) -> list[tuple[str, str]]:
@@ -106,18 +94,10 @@ def terms_of(text: str) -> list[tuple[str, str]]:
     return terms
 
 
-def paragraph(lines: list[str]) -> str:
-    return f"<p>{marked(' '.join(lines))}</p>" if lines else ""
+def marked(line: str) -> str:
+    return MARKDOWN.renderInline(with_backticks(line))
 
 
-def listed(items: list[str]) -> str:
-    return f"<ul>{''.join(f'<li>{marked(item)}</li>' for item in items)}</ul>" if items else ""
-
-
-def marked(text: str) -> str:
-    """Names of the code as code."""
-    drawn, end = "", 0
-    for found in CODE.finditer(text):
-        drawn += f"{escape(text[end : found.start()])}<code>{escape(found['quoted'] or found[0])}</code>"
-        end = found.end()
-    return drawn + escape(text[end:])
+def with_backticks(text: str) -> str:
+    """Names of the code as Markdown has code."""
+    return CODE.sub(lambda found: f"`{found['quoted'] or found[0]}`", text)

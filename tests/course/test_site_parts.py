@@ -33,13 +33,15 @@ TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram":
 
 def test_what_an_exercise_asks_for():
     """A docstring in the page's type: paragraphs, lists, names with what they mean, and code."""
-    text = "Give x_y blocks.\nNow.\n\nReturn:\n- one,\n  or more\n- `two`\n\n"
+    text = "Give x_y blocks.\nNow.\n\nReturn:\n- one,\n  or more\n- `two`\n\n5. *a*\n6. [b](c)\n\n"
     text += "    k_cache  of keys <b>\n             and more\n    v        else"
-    assert tasks.html_of(text) == (
-        "<p>Give <code>x_y</code> blocks. Now.</p><p>Return:</p><ul><li>one, or more</li><li><code>two</code></li></ul>"
+    assert re.sub(r"(?<=>)\n", "", tasks.html_of(text)) == (
+        "<p>Give <code>x_y</code> blocks.\nNow.</p><p>Return:</p>"
+        '<ul><li>one,\nor more</li><li><code>two</code></li></ul><ol start="5"><li>*a*</li><li>[b](c)</li></ol>'
         "<dl><dt><code>k_cache</code></dt><dd>of keys &lt;b&gt; and more</dd><dt><code>v</code></dt><dd>else</dd></dl>"
     )
     assert tasks.html_of("    a = 1\n      b").startswith('<pre class="code highlight"')
+    assert tasks.html_of("") == "", "no introduction"
 
 
 @for_each_chapter
