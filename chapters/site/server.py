@@ -30,28 +30,29 @@ class Quiet(Handler):
         pass
 
 
-def server_at(port: int, folder: Path) -> ThreadingHTTPServer:
+def server_at(host: str, port: int, folder: Path) -> ThreadingHTTPServer:
     """It has the port at once, even if the folder is not there yet. Raises ValueError if it cannot have it."""
     try:
-        return _server(folder, port, Handler)
+        return _server(folder, host, port, Handler)
     except (OSError, OverflowError) as error:
-        raise ValueError(f"--port {port}: {error}") from None
+        raise ValueError(f"--host {host} --port {port}: {error}") from None
 
 
 def serve(server: ThreadingHTTPServer) -> None:
     """Until Ctrl-C, with a line for each request."""
-    print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)")
+    host, port = server.server_address[:2]
+    print(f"http://{host}:{port}/  (Ctrl-C ends it)")
     server.serve_forever()
 
 
 @contextmanager
 def served(folder: Path, handler: type[SimpleHTTPRequestHandler] = Quiet) -> Iterator[str]:
     """Beside what else goes on; gives the address."""
-    with _server(folder, 0, handler) as server:
+    with _server(folder, "127.0.0.1", 0, handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
-def _server(folder: Path, port: int, handler: type[SimpleHTTPRequestHandler]) -> ThreadingHTTPServer:
-    return ThreadingHTTPServer(("127.0.0.1", port), partial(handler, directory=str(folder)))
+def _server(folder: Path, host: str, port: int, handler: type[SimpleHTTPRequestHandler]) -> ThreadingHTTPServer:
+    return ThreadingHTTPServer((host, port), partial(handler, directory=str(folder)))

@@ -592,17 +592,20 @@ def test_what_a_reader_expects_is_kept_and_shown(address, phone):
 def test_command(tmp_path, monkeypatch, capsys):
     done = []
     monkeypatch.setattr("chapters.site.build.build", lambda *options: done.append(options))
-    monkeypatch.setattr("chapters.site.server.serve", lambda server: done.append(server.server_port))
-    with server_at(0, tmp_path) as other:
+    monkeypatch.setattr("chapters.site.server.serve", lambda server: done.append(server.server_address))
+    with server_at("127.0.0.1", 0, tmp_path) as other:
         taken = other.server_port
         for port, said in ((taken, "in use"), (99_999, "must be 0-65535")):
             assert main(["site", "--out", str(tmp_path), "--serve", "--port", str(port)]) == 2
             assert said in (error := capsys.readouterr().err) and f"--port {port}" in error
     assert main(["site", "--draw", "--out", str(tmp_path), "--serve"]) == 2
     assert "--draw takes no --out and no --serve" in capsys.readouterr().err
+    assert main(["site", "--out", str(tmp_path), "--host", "0.0.0.0", "--port", "9000"]) == 2
+    assert "without --serve takes no --host and no --port" in capsys.readouterr().err
     assert done == [], "nothing is built before"
-    assert main(["site", "--out", str(tmp_path), "--offline", "--serve", "--port", str(taken)]) == 0
-    assert done == [(tmp_path, True, False), taken] and "index.html" in capsys.readouterr().out
+    to_all = ["--serve", "--host", "0.0.0.0", "--port", str(taken)]
+    assert main(["site", "--out", str(tmp_path), "--offline", *to_all]) == 0
+    assert done == [(tmp_path, True, False), ("0.0.0.0", taken)] and "index.html" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_a_file(tmp_path, monkeypatch, capsys):
