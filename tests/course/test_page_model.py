@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,6 +176,13 @@ def test_lessons_say_what_was_wrong(model):
     before = len(lesson.seq.tokens)
     lesson.do("likely", values)
     assert len(lesson.seq.tokens) == before + 1
+    full = json.dumps(json.loads(model.layout) | {"max_model_len": before + 2})
+    small = begin_lesson(1, SimpleNamespace(layout=full, step=model.step, encode=model.encode, decode=model.decode))
+    small.do("begin", values)
+    small.do("likely", values)
+    for act in ("likely", "change", "draw", "pick"):
+        with pytest.raises(ValueError, match="fills this page's memory"):
+            small.do(act, values | {"pick": "5"})
     german = lesson.do("begin", values | {"language": "de"})
     assert "im Prefix-Cache. Der letzte Schritt: " in german["said"] and german["panels"][0][0] == "Was folgen kann"
 

@@ -1,5 +1,7 @@
 """Chapter 1 with the model on a page: a text, what may follow it, and what a head of attention looks at."""
 
+from typing import Any
+
 from chapters.ch08_sampling.theory import reshape
 from chapters.ch13_guess_and_check.again import noise
 from chapters.site.model import drawing, lessons
@@ -13,6 +15,12 @@ NUM_SHOWN, SEED = 8, 3
 
 class Lesson(lessons.Lesson):
     """A text that grows by the token that one chooses."""
+
+    def do(self, act: str, values: Values) -> dict[str, Any]:
+        """As all lessons do it. Once the text fills the page's memory, no step waits, and one can only begin again."""
+        if act != "begin" and self.has_begun and self.engine.pending is None:
+            raise ValueError(self.say("lesson.full"))
+        return super().do(act, values)
 
     def on_begin(self, values: Values) -> None:
         self.say = words_of(values.get("language", "en"))
