@@ -141,7 +141,7 @@ Escape, then Tab, leaves the editor.</span></p>
 <button type="button" class="reset">Start over</button></div>
 {progress_bar()}
 {FAILURE}
-<p class="status" role="status"></p>
+<p><span class="status" role="status"></span> <span class="seconds" aria-hidden="true"></span></p>
 <ul class="verdicts" hidden>{verdicts}</ul>
 <div class="next outcome"></div>
 </div>

@@ -222,6 +222,11 @@ def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
         assert_shows(phone, player)
     for key, value in player.view()["values"].items():
         assert phone.inner_text(f"[data-key-name='{key}'] .value") == (value and f": {value}")
+    phone.focus(".tabs a")
+    phone.keyboard.press(page.ACTIONS[0].key)  # letters are for what has the focus
+    phone.focus("pre[tabindex='0'] >> visible=true")
+    phone.keyboard.press("ArrowLeft")  # scrolls what is wider than the window
+    phone.evaluate("document.activeElement.blur()")
     for move, act in (
         ("back", lambda: phone.click(".back")),
         ("back", lambda: phone.keyboard.press("ArrowLeft")),
@@ -419,6 +424,13 @@ def check(tab, source: str) -> list[str]:
     return tab.eval_on_selector_all(".tasks > li", "items => items.map(item => item.dataset.status)")
 
 
+SPOKEN = """() => {
+    const status = document.querySelector(".status");
+    window.spoken = [];
+    new MutationObserver(() => spoken.push(status.textContent)).observe(status, { childList: true });
+}"""
+
+
 def test_the_exercises_page(address, phone):
     chapter = LABS[0]
     [task, *others] = chapter.module("checks").TASKS
@@ -464,6 +476,7 @@ def test_the_exercises_page(address, phone):
     assert not phone.is_visible(".verdicts"), "of other checks"
 
     phone.evaluate("document.querySelector('.exercises').dataset.limit = 2")
+    phone.evaluate(SPOKEN)
     endless = f"def {task.name}(*args):\n    print('going', end='')\n    while True:\n        pass\n"
     assert check(phone, endless) == ["no"] * (1 + len(others)), "one is stopped, the others are not there"
     first = phone.inner_text(".tasks > li >> nth=0")
@@ -471,6 +484,8 @@ def test_the_exercises_page(address, phone):
     assert task.titles[0] in first and "is there a loop that never ends?" in first
     assert f"no function {others[0].name}" in phone.inner_text(".tasks > li >> nth=1")
     assert phone.text_content(".printed pre") == f"{task.name}:\ngoing\n"
+    spoken = phone.evaluate("spoken")
+    assert len(set(spoken)) == len(spoken) > 3, "a screen reader says each once"
 
     phone.evaluate("document.querySelector('.exercises').dataset.limit = 1")
     assert check(phone, "while True: pass") == ["no"] * (1 + len(others)), "it cannot even be loaded"
@@ -488,7 +503,10 @@ def test_the_exercises_page(address, phone):
     assert Path(download.value.path()).read_text("utf-8") == "def broken(:\n"
     phone.on("dialog", lambda dialog: dialog.accept())
     phone.click(".reset")
-    assert phone.input_value("textarea") == skeleton
+    phone.focus("textarea")
+    phone.keyboard.press("Escape")
+    phone.keyboard.press("Shift+Tab")
+    assert phone.evaluate("document.activeElement.tagName") != "TEXTAREA" and phone.input_value("textarea") == skeleton
     assert phone.evaluate("document.documentElement.scrollWidth") <= 360
 
 

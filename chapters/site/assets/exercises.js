@@ -107,7 +107,7 @@ function run(section) {
   // Tab indents by four spaces, with Shift it takes them away; Enter goes on at the same indentation.
   let leaving = false;
   function indent(event) {
-    if (event.isComposing) return; // Enter ends a word of an input method
+    if (event.isComposing || event.key === "Shift") return; // Enter ends a word of an input method; Shift comes before Tab
     if (event.key === "Escape") return void (leaving = true);
     const tab = event.key === "Tab" && !leaving;
     leaving = false;
@@ -238,8 +238,9 @@ function run(section) {
     python.printed = (text) => print(name, text);
     const clock = setInterval(() => {
       const seconds = (performance.now() - begun) / 1000;
-      const what = checks[number]?.title ?? "loading exercise.py";
-      $(".status").textContent = `${name}: ${what}${seconds > 3 ? ` (${seconds.toFixed(0)} s)` : ""}`;
+      const what = `${name}: ${checks[number]?.title ?? "loading exercise.py"}`;
+      if ($(".status").textContent !== what) $(".status").textContent = what; // what is written is read aloud, too
+      $(".seconds").textContent = seconds > 3 ? `(${seconds.toFixed(0)} s)` : "";
       late = seconds > limit;
       if (late) python.end(`it was not done after ${limit} s: does it wait for something, or is there a loop that never ends?`);
     }, 200);
@@ -259,6 +260,7 @@ function run(section) {
     } finally {
       python.end("");
       clearInterval(clock);
+      $(".seconds").textContent = "";
     }
   }
 

@@ -82,9 +82,10 @@ function run(section) {
       if (event.key === "Escape") event.target.blur?.();
       return;
     }
-    const scrolls = event.target.matches?.(".scroll");
+    const scrolls = event.target.matches?.("[tabindex='0']"); // what is wider than its place
     if (event.key === "ArrowLeft" && !scrolls) play("back");
     else if (event.key === "ArrowRight" && !scrolls) forward();
+    else if (event.target !== document.body && !section.contains(event.target)) return; // letters are the lab's in the lab only
     else if (event.key === "t" && $(".typed")) $(".typed input").focus();
     else if (section.querySelector(`[data-key-name="${CSS.escape(event.key)}"]`)) play("do", event.key);
     else return;
