@@ -8,10 +8,10 @@ import argparse
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from rich.console import Console
 
@@ -69,25 +69,12 @@ def drawing(chapter: Chapter, name: str) -> Callable[[], str | Moved]:
 
 def of_nobody(draw: Callable[[], str | Moved]) -> str:
     """The file of a picture, without the speeds of this machine, which labs note and some pictures show."""
-    with no_progress():
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, XDG_DATA_HOME=folder):  # no lab has noted any
         drawn = draw()
     if isinstance(drawn, str):
         return standalone(drawn)
     frame = drawn.frames[drawn.first or -1]  # what begins with its first picture is a story: its end shows the most
     return standalone(frame.picture, f"{drawn.what}: {frame.setting}")
-
-
-@contextmanager
-def no_progress() -> Iterator[None]:
-    before = os.environ.get("XDG_DATA_HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_DATA_HOME"] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop("XDG_DATA_HOME")
-            if before is not None:
-                os.environ["XDG_DATA_HOME"] = before
 
 
 def standalone(picture: str, heading: str = "") -> str:
