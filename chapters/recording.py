@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from chapters.sheet import Sheet, read
+from chapters.sheet import MEASURED, Sheet, read
 
 QUOTE = re.compile(r"^```text lab\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 Told = tuple[str, Any]  # part, say or print, and a text; table, histogram or levels, and its fields
@@ -57,16 +57,18 @@ def quotes(folder: Path) -> list[str]:
     return [block.rstrip() for quote in QUOTE.findall(text) for block in re.split(r"\n\s*\n", quote)]
 
 
-def as_lines(told: list[Told]) -> list[str]:
-    """All that was told, each line of a text and each row of a table on a line."""
-    texts = [what if isinstance(what, str) else what["title"] for kind, what in told if kind != "table"]
-    texts += [" ".join(row) for kind, what in told if kind == "table" for row in [what["columns"], *what["rows"]]]
-    return [bare(line) for text in texts for line in text.split("\n")]
+def lines_of(kind: str, what: Any) -> list[str]:
+    """Words and numbers of what was told, a line for each row of a table; a paragraph is one."""
+    if kind == "table":
+        lines = [" ".join(row) for row in [what["columns"], *what["rows"]]]
+    else:
+        lines = what.split("\n") if isinstance(what, str) else [what["title"]]
+    return list(map(bare, lines))
 
 
-def bare(printed: str) -> str:
-    """Words and numbers without the lines that draw a table, on one line."""
-    return " ".join(re.sub("[─-╿]", " ", printed).split())
+def bare(line: str) -> str:
+    """Without what draws tables and bars, and without the mark of what was measured."""
+    return " ".join(re.sub("[─-▟]", " ", line.replace(MEASURED, " ")).split())
 
 
 def quoted_sheet(folder: Path, *columns: str) -> Sheet:

@@ -243,7 +243,7 @@ def as_markdown(title: str, body: str) -> str:
 def lab_text(chapter: Chapter, scenes: Scenes, on_pages: model_files.OnPages | None, words: Words) -> str:
     """The lab that runs on the page, or its recorded story, or both. on_pages: the model."""
     body = labs.lab_section(chapter, scenes) + model.model_section(chapter, on_pages, words)
-    story = story_of(chapter, scenes, words).body if (chapter.folder / "story.json").exists() else ""
+    story = story_of(chapter, scenes, words) if (chapter.folder / "story.json").exists() else ""
     if body and story:
         body += f'<h2 id="story">{words("lab.story")}</h2>\n'
     own = f"<p>{words('lab.own_machine')} <code>python -m chapters lab {chapter.number}</code></p>"

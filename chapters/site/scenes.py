@@ -8,13 +8,11 @@ import html
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from markdown_it.token import Token
 
 from chapters.course import Chapter
-from chapters.recording import Recording
-from chapters.sheet import MEASURED
+from chapters.recording import Recording, bare, lines_of
 from chapters.site.runtime import CHAPTERS
 from chapters.words import ENGLISH, Words, addressed
 
@@ -43,7 +41,7 @@ class Scenes:
             if kind == "part":
                 scenes.parts.append("")
             elif scenes.parts:
-                scenes.parts[-1] += "\n".join(map(words_of, lines_of(kind, what))) + "\n"
+                scenes.parts[-1] += "\n".join(lines_of(kind, what)) + "\n"
         return scenes
 
     def link(self, inline: Token) -> None:
@@ -61,7 +59,7 @@ class Scenes:
 
     def caption(self, tokens: list[Token], at: int, words: Words = ENGLISH) -> str:
         """Of what token `at` quotes from the lab."""
-        lines = [found for line in tokens[at].content.splitlines() if masked(found := words_of(line)).strip("# ")]
+        lines = [found for line in tokens[at].content.splitlines() if masked(found := bare(line)).strip("# ")]
         # What was measured is another number in each recording. Of parts that are alike but for numbers, theirs decide.
         shared = [
             (sum(masked(line).strip("# ") in alike for line in lines), sum(line in part for line in lines))
@@ -88,18 +86,6 @@ class Scenes:
         found, place = self.quoted.get(number, {}).items(), addressed("index.html", words.language)
         links = ", ".join(f'<a href="{place}#{name}">{html.escape(heading)}</a>' for name, heading in found)
         return f'<p class="to-text">{words("page.in_the_text")}: {links}</p>' if links else ""
-
-
-def lines_of(kind: str, what: Any) -> list[str]:
-    """What was told, a line for each row of a table; a paragraph is one."""
-    if kind == "table":
-        return [" ".join(row) for row in [what["columns"], *what["rows"]]]
-    return what.split("\n") if isinstance(what, str) else [what["title"]]
-
-
-def words_of(line: str) -> str:
-    """Without a table's frame."""
-    return " ".join(re.sub("[─-▟]", " ", line.replace(MEASURED, " ")).split())
 
 
 def masked(text: str) -> str:

@@ -1,7 +1,7 @@
 """What `lab N --plain` told, recorded: on a page, a lab that needs a model."""
 
 import html
-from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from chapters import recording
@@ -15,14 +15,6 @@ from chapters.svg import histogram, levels
 from chapters.words import ENGLISH, Captions, Words
 
 
-@dataclass
-class Text:
-    """The headings of the second level as (id, HTML), and the HTML."""
-
-    headings: list[tuple[str, str]] = field(default_factory=list)
-    body: str = ""
-
-
 def note(chapter: Chapter, told: list[Told], words: Words) -> str:
     """What a recording is, and whose numbers it and the chapter's text have."""
     command = f"<code>python -m chapters lab {chapter.number} --plain</code>"
@@ -33,21 +25,18 @@ def note(chapter: Chapter, told: list[Told], words: Words) -> str:
     return f'<p class="note">{" ".join(said)}</p>'
 
 
-def story_of(chapter: Chapter, scenes: Scenes, words: Words = ENGLISH) -> Text:
+def story_of(chapter: Chapter, scenes: Scenes, words: Words = ENGLISH) -> str:
     """The recorded story: its parts as headings, what was said as paragraphs, tables, and pictures as printed."""
-    text, captions = Text(), Captions(chapter.folder, words.language)
-    told = recording.Recording(chapter.folder).told
-    body = [note(chapter, told, words)]
+    told, captions = recording.Recording(chapter.folder).told, Captions(chapter.folder, words.language)
+    body, numbers = [note(chapter, told, words)], count(1)
     for kind, what in told:
         if kind == "part":
-            number = len(text.headings) + 1
-            text.headings.append((f"part-{number}", html.escape(f"{number}. {captions(what)}")))
-            body.append('<h2 id="{}">{}</h2>'.format(*text.headings[-1]))
+            number = next(numbers)
+            body.append(f'<h2 id="part-{number}">{number}. {html.escape(captions(what))}</h2>')
             body.append(scenes.back_from_part(number, words))
         else:
             body.append(draw_told(kind, what, captions, words))
-    text.body = "\n".join(body)
-    return text
+    return "\n".join(body)
 
 
 def draw_told(kind: str, what: Any, captions: Captions, words: Words) -> str:

@@ -14,7 +14,7 @@ import torch
 from chapters import lab_notebook
 from chapters.__main__ import main
 from chapters.patching import replaced
-from chapters.recording import Recording, Told, as_lines, bare
+from chapters.recording import Recording, Told, bare, lines_of
 from chapters.sheet import MEASURED
 from chapters.story import WIDTH, Story
 from nanovllm.worker import model
@@ -132,7 +132,7 @@ def quoted_lines(chapter) -> list[str]:
 
 def assert_recorded(chapter) -> None:
     """What the text quotes is what the site shows, digit by digit."""
-    was_told = "\n".join(as_lines(Recording(chapter.folder).told))
+    was_told = "\n".join(line for each in Recording(chapter.folder).told for line in lines_of(*each))
     for line in quoted_lines(chapter):
         pieces = line.split("┃")  # a heading may stand on several lines, and is recorded as one
         assert all(bare(piece) in was_told for piece in pieces), f"the recorded story does not have: {line}"
