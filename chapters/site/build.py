@@ -115,8 +115,13 @@ def write_static(folder: Path) -> None:
         shutil.copyfile(SHARED / name, folder / name)
     for name in (model.SCRIPT, model.STYLE):
         shutil.copyfile(Path(model.__file__).with_name(name), folder / name)
-    said = {language: words_of(language).said["script"] for language in languages()}
+    said = {language: script_words(language) for language in languages()}
     (folder / "words.js").write_text(WORDS % json.dumps(said, ensure_ascii=False, indent=1), "utf-8")
+
+
+def script_words(language: str) -> dict[str, str]:
+    said = words_of(language).said
+    return said["script"] | {name: said["quiz"][name] for name in ("type_a_number", "score")}
 
 
 # -- what Sphinx reads ------------------------------------------------------------------------------------------------

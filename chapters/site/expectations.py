@@ -13,8 +13,6 @@ from markdown_it.token import Token
 
 from chapters.words import ENGLISH, Words
 
-ASKS = ENGLISH("expect.asks")
-
 NAMES_CODE = re.compile(r"\*\*\[`.*`\]\(.*\) · `.*`\*\*")  # above a quote of the engine's code
 PRINTED = ("fence", "table_open")
 PICTURE = ("html_block", "text")  # what text.py makes of a paragraph that is one: it shows what was printed

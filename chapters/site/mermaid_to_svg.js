@@ -1,4 +1,4 @@
-// Runs in a page that has mermaid: its drawing, reduced to shapes and words with classes that style.css gives colours.
+// Runs in a page that has mermaid: its drawing, reduced to shapes and words with classes that course.css gives colours.
 
 async source => {
   document.body.innerHTML = (await mermaid.render("drawing", source)).svg;

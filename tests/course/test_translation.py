@@ -61,7 +61,7 @@ def test_words_that_are_used_are_there():
     said |= {f"expect.{name}" for name in ("asks", "expect", "show")}
     said |= {f"progress.{name}" for name in ("chapter", "minutes", "read", "quiz", "exercises")}
     assert keys <= said, f"nobody says {sorted(keys - said)}"
-    assert set(re.findall(r"WORDS\.(\w+)", scripts)) == set(ENGLISH.said["script"])
+    assert set(re.findall(r"WORDS\.(\w+)", scripts)) == {*ENGLISH.said["script"], "type_a_number", "score"}
 
 
 def figures_of(text: str) -> list[str]:

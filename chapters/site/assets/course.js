@@ -21,7 +21,8 @@ const remember = (name, text) => {
 for (const wide of document.querySelectorAll(".highlight > pre, .table-wrapper, .formula")) wide.tabIndex = 0;
 // What the theme leaves out for who listens to a page: the level of a heading, and the names of what is beside the text.
 for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.ariaLevel = "2";
-for (const aside of document.querySelectorAll("aside")) aside.ariaLabel = aside.className.includes("toc") ? WORDS.on_this_page : WORDS.pages;
+for (const toc of document.querySelectorAll(".toc-drawer")) toc.ariaLabel = WORDS.on_this_page;
+for (const pages of document.querySelectorAll(".sidebar-drawer")) pages.ariaLabel = WORDS.pages;
 
 // On a phone the contents cover the page: who has chosen a section there wants to see it.
 document.querySelector(".toc-drawer")?.addEventListener("click", (event) => {

@@ -128,7 +128,8 @@ function run(section) {
 
   function insert(text) {
     // execCommand keeps the editor's undo history; setRangeText does not.
-    if (!document.execCommand("insertText", false, text)) editor.setRangeText(text, editor.selectionStart, editor.selectionEnd, "end");
+    if (document.execCommand("insertText", false, text)) return; // the event "input" comes, too
+    editor.setRangeText(text, editor.selectionStart, editor.selectionEnd, "end");
     changed();
   }
 

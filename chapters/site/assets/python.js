@@ -6,10 +6,10 @@ const FOLDER = new URL("../runtime/", import.meta.url).href;
 let runtime = null;
 
 export class Python {
-  // printed(text): what Python printed.
-  constructor({ printed = () => {} } = {}) {
-    Object.assign(this, { printed, worker: null, waiting: new Map(), lastId: 0 });
-  }
+  printed = () => {}; // gets the text that Python printed
+  worker = null;
+  waiting = new Map();
+  lastId = 0;
 
   // progress(loaded, total) in bytes.
   async start(progress = () => {}) {
