@@ -8,6 +8,7 @@ import html
 import posixpath
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from pygments import highlight
@@ -46,7 +47,7 @@ def highlighted(code: str, language: str = "", filename: str = "") -> str:
 
 def node_of(path: str, symbol: str) -> ast.stmt:
     """The definition of a class, function, method or module-level constant. Raises LookupError."""
-    body: list = ast.parse((ROOT / path).read_text("utf-8")).body
+    body: list = parsed((ROOT / path).read_text("utf-8")).body
     for name in symbol.split("."):
         for node in body:
             targets = getattr(node, "targets", [getattr(node, "target", None)])  # of an assignment
@@ -56,6 +57,12 @@ def node_of(path: str, symbol: str) -> ast.stmt:
         else:
             raise LookupError(f"{path} has no {symbol}")
     return found
+
+
+@cache
+def parsed(source: str) -> ast.Module:
+    """Texts name hundreds of definitions, many of them of the same file."""
+    return ast.parse(source)
 
 
 def first_line(node: ast.stmt) -> int:
