@@ -89,8 +89,8 @@ class DictStore:
     def may_have(self, key: bytes) -> bool:
         return key in self.kept
 
-    def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
-        for record, data in zip(records, read(), strict=True):
+    def put(self, records: list[Record], read: Callable[[int], list[Any]]) -> None:
+        for record, data in zip(records, read(len(records)), strict=True):
             parent = self.kept.get(record.parent_hash) if record.parent_hash else None
             if record.key in self.kept or (record.parent_hash and parent is None):
                 continue

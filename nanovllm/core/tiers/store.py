@@ -44,8 +44,11 @@ class Store(Protocol):
     def may_have(self, key: bytes) -> bool:
         """Is it worth asking for? True may be wrong, and so may False for what another process has just written."""
 
-    def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
-        """Keep them, if there is room and time for it. Parents come first. read: makes copies of their data, if so."""
+    def put(self, records: list[Record], read: Callable[[int], list[Any]]) -> None:
+        """Keep them, or the first of them, if there is room and time for it. Parents come first.
+
+        read(n) makes copies of the data of the first n.
+        """
 
     def fetch(self, records: list[Record]) -> "Future[list[Any]]":
         """Data of the first of these, in their order, up to one that is not there or is not what was asked for."""

@@ -291,9 +291,9 @@ class Tiers:
         """Copy what has been evicted into memory, before anything is written over it."""
         if self.memory is not None:
             for record, block_id in self._evicted:
-                self.memory.put([record], lambda: self.data.read([block_id]))  # noqa: B023
+                self.memory.put([record], lambda n: self.data.read([block_id]))  # noqa: B023
             for record, slot in self._dropped:
-                self.memory.put([record], lambda: [self.data.read_state(slot)])  # noqa: B023
+                self.memory.put([record], lambda n: [self.data.read_state(slot)])  # noqa: B023
         self._evicted.clear()
         self._dropped.clear()
 
@@ -327,7 +327,7 @@ class Tiers:
         records = {block.block_id: self.record_of(block) for block in self._registered.values()}
         new = {block_id: record for block_id, record in records.items() if not disk.may_have(record.key)}
         if new:
-            disk.put([*new.values()], lambda: self.data.read([*new]))
+            disk.put([*new.values()], lambda n: self.data.read([*new][:n]))
         if self.on_kept is not None and len(new) < len(records):
             self.on_kept([record for block_id, record in records.items() if block_id not in new])
 
@@ -344,7 +344,7 @@ class Tiers:
             del self._new_snapshots[block_hash]
             if self.disk is not None and not self.disk.may_have(state_key(block_hash)):
                 slot = snapshots.by_hash[block_hash].slot
-                self.disk.put([self.state_record(block_hash)], lambda: [self.data.read_state(slot)])  # noqa: B023
+                self.disk.put([self.state_record(block_hash)], lambda n: [self.data.read_state(slot)])  # noqa: B023
 
     def _count_hits(self, seq_id: int, num_tokens: int) -> None:
         """A sequence was admitted with this many tokens in cached blocks, wherever their K/V came from."""

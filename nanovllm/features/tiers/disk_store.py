@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from itertools import islice, takewhile
+from itertools import accumulate, islice, takewhile
 from threading import Condition, Thread, current_thread
 from time import monotonic
 from typing import Any
@@ -54,6 +54,7 @@ class DiskStore:
         self._others: deque[Callable[[], Any]] = deque()
         self._forgets = False  # everything is to be forgotten
         self._writes = directory.is_writable
+        self._has_dropped = self._has_failed_to_read = False  # each is logged once
         self._is_closing = False
         self._pause_s = PAUSE_S
         self._write_again = 0.0  # of monotonic()
@@ -67,15 +68,17 @@ class DiskStore:
     def may_have(self, key: bytes) -> bool:
         return not self._forgets and (key in self.directory or key in self._queue)
 
-    def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
-        num_bytes = sum(self.directory.spaces[record.kind].data_bytes for record in records)
-        if not self._writes or self._queued_bytes + num_bytes > QUEUE_BYTES:
-            with self._wake:
-                self.num_dropped += len(records)
-            return
-        data = read()
+    def put(self, records: list[Record], read: Callable[[int], list[Any]]) -> None:
+        room = QUEUE_BYTES - self._queued_bytes if self._writes else -1
+        ends = accumulate(self.directory.spaces[record.kind].data_bytes for record in records)
+        num_queued = sum(1 for _ in takewhile(lambda end: end <= room, ends))  # the first ones: parents come first
+        data = read(num_queued) if num_queued else []
+        if num_queued < len(records) and self._writes and not self._has_dropped:
+            logger.warning("prefix cache: %s is slower than the engine; some blocks are not kept", self.directory.path)
+            self._has_dropped = True
         with self._wake:
-            for record, record_data in zip(records, data, strict=True):
+            self.num_dropped += len(records) - num_queued
+            for record, record_data in zip(records, data, strict=False):
                 if record.key not in self._queue:
                     kept = record._replace(token_ids=tuple(record.token_ids))
                     self._queue[record.key] = kept, record_data
@@ -181,13 +184,23 @@ class DiskStore:
     def _read(self, records: list[Record]) -> list[Any]:
         """The end of a chain may not be written yet."""
         written = [*takewhile(lambda record: record.key not in self._queue, records)]
-        found = self._guarded(partial(self.directory.read, written)) or []
+        found = self._read_directory(written)
         for record in records[len(written) :] if len(found) == len(written) else ():
             kept, data = self._queue.get(record.key, (None, None))
             if kept != record._replace(token_ids=tuple(record.token_ids)):
                 break
             found.append(data)
         return found
+
+    def _read_directory(self, records: list[Record]) -> list[Any]:
+        """A read that fails is a miss, as of too many open files or of a server that is away: the next may succeed."""
+        try:
+            return self.directory.read(records)
+        except Exception as error:
+            if not self._has_failed_to_read:
+                logger.warning("prefix cache: %s could not be read, which is a miss: %r", self.directory.path, error)
+            self._has_failed_to_read = True
+        return []
 
     def _forget(self) -> None:
         if self._unless_locked(self.directory.forget_own):

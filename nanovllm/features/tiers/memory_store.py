@@ -31,12 +31,12 @@ class MemoryStore:
     def may_have(self, key: bytes) -> bool:
         return key in self._records
 
-    def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
+    def put(self, records: list[Record], read: Callable[[int], list[Any]]) -> None:
         if all(record.key in self._records for record in records):
             self.touch([record.key for record in records])
             self.on_stored(records)
             return
-        for record, data in zip(records, read(), strict=True):
+        for record, data in zip(records, read(len(records)), strict=True):
             if data.nbytes > self.num_bytes:
                 self.num_dropped += 1
                 continue

@@ -55,7 +55,7 @@ class SlowStore:
         return key in self.kept
 
     def put(self, records, read):
-        for record, data in zip(records, read(), strict=True):
+        for record, data in zip(records, read(len(records)), strict=True):
             assert record.kind != BLOCK_KIND or len(record.token_ids) == BLOCK, "a block that is not full"
             assert record.parent_hash is None or record.parent_hash in self.kept, "a child without its parent"
             self.kept[record.key] = record, data

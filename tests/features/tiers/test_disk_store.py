@@ -24,7 +24,7 @@ def store(tmp_path):
 
 
 def put(store, records):
-    store.put(records, lambda: [data_of(record) for record in records])
+    store.put(records, lambda n: [data_of(record) for record in records[:n]])
 
 
 def read(store, records):
@@ -74,7 +74,7 @@ def test_memory_holds_its_budget_and_drops_the_deepest_first():
     assert [store.may_have(record.key) for record in first] == [True, True, False, False, False, False]
     assert all(store.may_have(record.key) for record in second)
     big = chain(99)[0]
-    store.put([big], lambda: [data_of(big, 11 * DATA)])
+    store.put([big], lambda n: [data_of(big, 11 * DATA)])
     assert not store.may_have(big.key) and store.counts()["num_dropped"] == 1
 
 
@@ -97,21 +97,29 @@ def test_the_stores_own_thread_may_close_it(tmp_path, caplog):
     assert len(opened(tmp_path / "cache")) == 2
 
 
-def test_behind_means_dropped_and_counted(tmp_path, monkeypatch):
-    """While the disk does nothing the queue takes what it may, and calls for no more copies. Children of what was
-    dropped are not kept."""
+def test_behind_means_dropped_and_counted(tmp_path, monkeypatch, caplog):
+    """While the disk does nothing the queue takes what it may, and calls for no more copies: of a step that is larger
+    than that the beginning. Children of what was dropped are not kept."""
     monkeypatch.setattr(disk_store, "QUEUE_BYTES", 10 * DATA)
     store, go = DiskStore(opened(tmp_path / "cache")), threading.Event()
     store._later(go.wait)
     while store._others:  # until its thread waits
         pass
     records = chain(*range(30))
-    for record in records[:9] + records[10:]:
+    put(store, records[:6])
+    for record in records[6:9] + records[10:11]:
         put(store, [record])
+    for _ in range(2):
+        put(store, records[11:])
     go.set()
     store.flush()
-    assert store.counts()["num_dropped"] == 19 + 1, "no room for 19, and the last has no parent"
+    assert store.counts()["num_dropped"] == 2 * 19 + 1, "no room for 19, and the last has no parent"
     assert read(store, records) == 9
+    assert caplog.text.count("slower than the engine") == 1
+    store.flush()
+    put(store, records[9:])
+    store.flush()
+    assert read(store, records) >= 19, "a step of more than the queue may hold"
     store.close()
 
 
@@ -158,6 +166,22 @@ def test_a_directory_that_is_removed(store, caplog):
     store.flush()
     assert read(store, records) <= 10 and store.counts()["num_dropped"] == 10
     assert caplog.text.count("is not written any more") == 1
+
+
+def test_a_read_that_fails_is_a_miss(store, caplog, monkeypatch):
+    put(store, chain(1, 2))
+    store.flush()
+
+    def too_many(*_):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.directory, "read", too_many)
+        assert read(store, chain(1, 2)) == read(store, chain(1)) == 0
+    put(store, chain(1, 2, 3))
+    store.flush()
+    assert read(store, chain(1, 2, 3)) == 3 and store.counts()["num_dropped"] == 0
+    assert caplog.text.count("could not be read") == 1 and "not written any more" not in caplog.text
 
 
 def test_what_cannot_be_removed_is_read_no_more(store, monkeypatch):
