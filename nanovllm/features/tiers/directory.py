@@ -19,7 +19,16 @@ from typing import Any
 
 from nanovllm.checks.values import shorten
 from nanovllm.core.tiers.store import STATE, Record, state_key
-from nanovllm.features.tiers.segment import HASH_BYTES, NAME, Segment, Space, Writer, remove_segment, space_of
+from nanovllm.features.tiers.segment import (
+    HASH_BYTES,
+    HEADER_BYTES,
+    NAME,
+    Segment,
+    Space,
+    Writer,
+    remove_segment,
+    space_of,
+)
 from nanovllm.files.system import lock_file, open_for_owner
 
 LOCK, DIGESTS, NEW_DIGESTS = "prefix-cache.lock", "prefix-cache.digests", "prefix-cache.digests.new"
@@ -49,11 +58,10 @@ def is_ours(file: Path) -> bool:
 
 
 class CacheDirectory:
-    """It belongs to one thread at a time; `in` may be asked by any. Methods raise OSError.
+    """It belongs to one thread at a time; `in` and own_bytes may be asked by any. Methods raise OSError.
 
     spaces       {kind: Space} that this process reads and writes; of others it only removes segments
     on_stored, on_removed    called with records, and with keys, in the thread that changes something
-    num_added    records that were kept
     num_removed  records that have made room for others
     num_damaged  records that were found to be no records
     """
@@ -66,7 +74,7 @@ class CacheDirectory:
         self.spaces: dict[int, Space] = {}
         self.on_stored: Callable[[list[Record]], None] = lambda records: None
         self.on_removed: Callable[[list[bytes]], None] = lambda keys: None
-        self.num_added = self.num_removed = self.num_damaged = 0
+        self.num_removed = self.num_damaged = 0
         self._places: dict[bytes, tuple[Segment, int]] = {}  # key of a record -> its segment and slot
         self._segments: dict[Path, Segment] = {}  # of these spaces
         self._writers: dict[int, Writer] = {}  # by kind
@@ -147,7 +155,6 @@ class CacheDirectory:
         writer.append(items)
         for slot, (record, _) in enumerate(items, start=first):
             self._places[record.key] = segment, slot
-        self.num_added += len(items)
         self._touch_parents(segment, [record for record, _ in items])
         self.on_stored([record for record, _ in items])
 
@@ -228,8 +235,9 @@ class CacheDirectory:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of the segments that this process reads."""
-        return sum(bytes_of(path) + bytes_of(path.with_suffix(".idx")) for path in [*self._segments])
+        """Bytes of the segments that this process reads, as far as it has seen them. Any thread may ask: no file is."""
+        segments = [*self._segments.values()]
+        return sum(HEADER_BYTES + len(s.hashes) * (s.space.slot_bytes + HASH_BYTES) for s in segments)
 
     def _room_for(self, space: Space, num_records: int) -> int:
         """How many of so many records fit into this process's segment now, if need be after removing others."""
