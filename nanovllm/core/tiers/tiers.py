@@ -350,9 +350,10 @@ class Tiers:
         """A sequence was admitted with this many tokens in cached blocks, wherever their K/V came from."""
         awaited = self._awaited.pop(seq_id, None)
         found = {} if awaited is None else awaited.found
-        in_pool = max(num_tokens - sum(found.values()), 0)
-        for medium, num_found in {**found, "pool": in_pool}.items():
-            self.hit_tokens[medium][seq_id in self._preempted] += num_found
+        for medium, num_found in {**found, "pool": num_tokens}.items():
+            counted = min(num_found, num_tokens)  # what has come may have left the pool again before the admission
+            num_tokens -= counted
+            self.hit_tokens[medium][seq_id in self._preempted] += counted
 
     # -- records --------------------------------------------------------------------------------------------------
 

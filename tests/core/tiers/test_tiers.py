@@ -69,6 +69,18 @@ def test_a_chain_is_read_once_for_all_who_wait_for_it():
     assert [seq.num_cached_tokens for seq in seqs] == [9 * BLOCK] * 3
 
 
+def test_what_has_come_twice_is_counted_once():
+    """A sequence that runs evicts what has come for one that waits, which then asks for it again."""
+    world = World(random.Random(0), disk=SlowStore(random.Random(0)), max_num_seqs=1)
+    world.add(PROMPT)
+    world.run()
+    evict(world)
+    world.add([1, 2, 3], max_tokens=80)
+    seq = world.add(PROMPT)
+    world.run()
+    assert seq.num_cached_tokens == 9 * BLOCK == sum(map(sum, world.tiers.hit_tokens.values()))
+
+
 def test_nothing_to_compute_and_nothing_on_its_way():
     world = World(random.Random(0), disk=SlowStore(random.Random(0)))
     assert not world.tiers.wait(0.0)
