@@ -83,6 +83,7 @@ class Tiers:
         self.hit_tokens = {medium: [0, 0] for medium in ("pool", *(store.medium for store in self.stores))}
         self.on_kept: Callable[[list[Record]], None] | None = None
         self._awaited: dict[int, Awaited] = {}  # seq_id -> what it wants
+        self._polled: list[int] = []  # seq_ids of those that were looked up last
         self._preempted: set[int] = set()  # seq_ids of those that wait and have had blocks before
         self._reset_step()
 
@@ -95,7 +96,7 @@ class Tiers:
 
     # -- back into the pool ---------------------------------------------------------------------------------------
 
-    def poll(self, waiting: Iterable[Sequence]) -> list[Sequence]:
+    def poll(self, waiting: Iterable[Sequence], is_full: bool = False) -> list[Sequence]:
         """Take in what has arrived, and ask for what is missing, for the sequences that may be admitted next.
 
         waiting: in the order of the queue. Returns the first of them, MAX_POLLED at most. Sets awaits_blocks of these:
@@ -104,8 +105,15 @@ class Tiers:
 
         So the time that it takes depends on these sequences' prompts, and not on how many wait after them. It is called
         in every step, also where nobody can be admitted: meanwhile their blocks are read ahead.
+
+        is_full: none of them can be admitted now, since as many run as may. Then the same ones are not looked up again
+        while nothing is on its way to them; they are in the step after one of those that run has ended.
         """
         polled = list(islice(waiting, MAX_POLLED))
+        seq_ids = [seq.seq_id for seq in polled]
+        if is_full and seq_ids == self._polled and not any(awaited.fetch for awaited in self._awaited.values()):
+            return polled
+        self._polled = seq_ids
         for seq in polled:
             seq.awaits_blocks = True
         # What the others have asked for is given up. Nobody takes it in, and it would use up MAX_FETCHES for ever.

@@ -33,7 +33,8 @@ class EngineTiers(Tiers, Wing):
     def begin_step(self, scheduler: Scheduler) -> None:
         """If nothing can run without blocks that are on their way, sleep until some arrive, WAIT_S at most."""
         # Those that may not be admitted get no room, nor ask for blocks.
-        scheduler.candidates = self.poll(filter(scheduler.may_be_admitted, scheduler.waiting))
+        is_full = len(scheduler.running) == scheduler.max_num_seqs
+        scheduler.candidates = self.poll(filter(scheduler.may_be_admitted, scheduler.waiting), is_full)
         if scheduler.waiting and not scheduler.running and scheduler.next_waiting() is None:
             self.wait(WAIT_S)
 

@@ -155,6 +155,24 @@ def test_a_step_that_can_admit_nobody_does_not_look_through_the_queue(reason):
     assert len(world.tiers.disk.promised) == num_asked, "blocks for which there is room are read ahead"
 
 
+def test_who_waits_for_a_seat_is_looked_up_once(monkeypatch):
+    """Not in each step, as long as nothing is on its way to it."""
+    world = World(random.Random(0), disk=SlowStore(random.Random(0)), max_num_seqs=1, num_blocks=40)
+    world.add(PROMPT)
+    world.add(OTHER)
+    world.run()
+    running = world.add([1, 2, 3], max_tokens=50)
+    waiting = [world.add(prompt) for prompt in (PROMPT, OTHER)]
+    looked_up, look_up = [], world.manager.get_computed_blocks
+    monkeypatch.setattr(world.manager, "get_computed_blocks", lambda seq: looked_up.append(seq) or look_up(seq))
+    while len(running.tokens) < 40:
+        world.step()
+        world.tiers.disk.deliver()
+    assert len(looked_up) < 10
+    world.run()
+    assert [seq.num_cached_tokens for seq in waiting] == [9 * BLOCK, 23 * BLOCK - 1]
+
+
 def test_those_who_were_not_looked_at_are_not_admitted():
     world = World(random.Random(0), disk=SlowStore(random.Random(0)), num_blocks=80, max_num_seqs=80)
     seqs = [world.add([1, i]) for i in range(MAX_POLLED + 3)]

@@ -108,7 +108,8 @@ class World:
 
     def step(self, fails=None) -> None:
         """fails: "schedule" or "compute": an exception ends the step there."""
-        self.scheduler.candidates = self.tiers.poll(self.scheduler.waiting)
+        is_full = len(self.scheduler.running) == self.scheduler.max_num_seqs
+        self.scheduler.candidates = self.tiers.poll(self.scheduler.waiting, is_full)
         output = self.scheduler.schedule()
         if fails != "schedule":
             self.tiers.save_evicted()
