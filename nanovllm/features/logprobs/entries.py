@@ -29,9 +29,16 @@ def decoded_token(tokenizer: Any, token_id: int, before: list[int]) -> str:
 
     Bytes that do not end a character are "", and the token that ends it has the whole character.
     """
+    if not hasattr(tokenizer, "_token_texts"):
+        tokenizer._token_texts = {}  # kept by the tokenizer: a prompt's logprobs name the same tokens again and again
+    text = tokenizer._token_texts.get(token_id)
+    if text is None:
+        text = tokenizer._token_texts[token_id] = _own_text(tokenizer, token_id)
+    return _end_of_character(tokenizer, token_id, before) if text.endswith(REPLACEMENT) else text
+
+
+def _own_text(tokenizer: Any, token_id: int) -> str:
     text = tokenizer.decode([token_id])
-    if text.endswith(REPLACEMENT):
-        return _end_of_character(tokenizer, token_id, before)
     piece = tokenizer.convert_ids_to_tokens(token_id) or ""
     num_spaces = len(piece) - len(piece.lstrip(WORD_BEGIN))
     return " " * (num_spaces - (len(text) - len(text.lstrip(" ")))) + text

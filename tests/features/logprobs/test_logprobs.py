@@ -35,10 +35,15 @@ def test_logprobs(llm):
     assert llm.generate([TEXT], sampled())[0].outputs[0].logprobs is None
 
 
-def test_all_logprobs(llm):
-    [output] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1))
+def test_all_logprobs(llm, monkeypatch):
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1)
+    [output] = llm.generate([PROMPT], params)
     assert [len(row) for row in output.outputs[0].logprobs] == [320, 320]
     assert [row and len(row) for row in output.prompt_logprobs] == [None] + [320] * (len(PROMPT) - 1)
+    tokenizer, convert, converted = llm.get_tokenizer(), llm.get_tokenizer().convert_ids_to_tokens, []
+    monkeypatch.setattr(tokenizer, "convert_ids_to_tokens", lambda ids: converted.append(ids) or convert(ids))
+    assert llm.generate([PROMPT], params)[0].prompt_logprobs == output.prompt_logprobs
+    assert not converted, "texts are known"
 
 
 def test_logprobs_of_chosen_tokens(llm):
