@@ -51,8 +51,8 @@ class Drawn:
         rng = random.Random(f"{row.request_id} {row.prefix_id} {row.prompt_tokens}")
         self.is_right[seq.seq_id] = [rng.random() < acceptance for _ in range(row.output_tokens)]
 
-    def kind(self, seq: Sequence) -> int | None:
-        return None
+    def kinds(self, seqs: list[Sequence]) -> list[int | None]:
+        return [None] * len(seqs)
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         drafts = []

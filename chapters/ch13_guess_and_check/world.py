@@ -85,8 +85,8 @@ class Proposes:
     def __init__(self, draft_for: Callable[[Sequence, int], list[int]]) -> None:
         self.draft_for = draft_for
 
-    def kind(self, seq: Sequence) -> int:
-        return 0
+    def kinds(self, seqs: list[Sequence]) -> list[int | None]:
+        return [0] * len(seqs)
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [self.draft_for(seq, num_draft_tokens) for seq, num_draft_tokens in wanted]

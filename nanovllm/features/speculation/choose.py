@@ -39,8 +39,11 @@ class Proposer(Protocol):
     first_acceptance: float
     draft_s: float
 
-    def kind(self, seq: Sequence) -> int | None:
-        """What a draft for this sequence rests on: each kind is accepted at a rate of its own. None: there is none."""
+    def kinds(self, seqs: list[Sequence]) -> list[int | None]:
+        """What a draft for each of the sequences that run rests on: each kind is accepted at a rate of its own.
+
+        None where there is no draft. It is called once in a step.
+        """
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         """For each sequence, what may follow its tokens: at most so many tokens, or none."""
@@ -143,7 +146,7 @@ class Speculation(Wing):
         step_s = [plain_s, *(step_s_with_drafts(num_rows + n) for n in num_more)]
         if all((num_rows + n) / s <= MIN_GAIN * num_rows / plain_s for n, s in enumerate(step_s)):
             return {}  # not even if all were accepted
-        kinds = [self.proposer.kind(seq) for seq in seqs]
+        kinds = self.proposer.kinds(seqs)
         limits = [0 if kind is None else limit for limit, kind in zip(limits, kinds, strict=True)]
         acceptances = []
         for seq, kind in zip(seqs, kinds, strict=True):

@@ -169,9 +169,9 @@ class DraftModel:
         self.drafts: dict[Sequence, Sequence] = {}
         self._is_torn = False
 
-    def kind(self, seq: Sequence) -> int | None:
+    def kinds(self, seqs: list[Sequence]) -> list[int | None]:
         """It always has a proposal, as far as its positions go."""
-        return 0 if len(seq.tokens) < self.max_model_len else None
+        return [0 if len(seq.tokens) < self.max_model_len else None for seq in seqs]
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         """Draft tokens for each sequence; none for one that has no room here."""

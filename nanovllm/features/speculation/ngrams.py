@@ -8,14 +8,14 @@ from weakref import WeakKeyDictionary
 
 from nanovllm.core.sequence import Sequence
 
-AT_ONCE = 4096  # tokens that are indexed at a time, in some 10 to 40 ms
+AT_ONCE = 4096  # tokens of all sequences that are indexed in a step, in some 10 to 40 ms
 
 
 class NgramProposer:
     """Proposes that a text goes on as it did where its last tokens occurred before, the longest n-gram counting first.
 
     prompt_lookup_max, prompt_lookup_min: tokens of an n-gram. The newest place counts. (arXiv:2304.04487; the names are
-    vLLM's.) A long prompt is indexed over several steps, and has its first draft after them: no step waits for all.
+    vLLM's.) Long prompts are indexed over several steps, and have their first drafts after them: no step waits for all.
     """
 
     first_acceptance, draft_s = 0.5, 0.0
@@ -24,26 +24,32 @@ class NgramProposer:
         self.lengths = range(prompt_lookup_max, prompt_lookup_min - 1, -1)
         self._indexes: WeakKeyDictionary[Sequence, NgramIndex] = WeakKeyDictionary()
 
-    def kind(self, seq: Sequence) -> int | None:
-        """Tokens of the n-gram that was found: the longer, the better the draft."""
-        index = self._index(seq)
-        found = None if index is None else index.find(seq.tokens)
-        return found and found[0]
+    def kinds(self, seqs: list[Sequence]) -> list[int | None]:
+        """Tokens of the n-gram that was found for each: the longer, the better the draft.
+
+        None also while an index has not caught up with its sequence. Those with few new tokens come first.
+        """
+        kinds = dict[Sequence, int | None].fromkeys(seqs)
+        num_left = AT_ONCE
+        for seq in sorted(seqs, key=lambda seq: len(seq.tokens) - self._index(seq).num_tokens):
+            index = self._index(seq)
+            num_new = len(seq.tokens) - index.num_tokens
+            if num_new <= num_left:
+                found = index.find(seq.tokens)
+                kinds[seq] = found and found[0]
+                num_left -= num_new
+            elif num_left > 0:
+                index.find(seq.tokens[: index.num_tokens + num_left])
+                num_left = 0
+        return [*kinds.values()]
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        indexes = [self._index(seq) for seq, _ in wanted]
-        return [index.propose(seq.tokens, n) if index else [] for index, (seq, n) in zip(indexes, wanted, strict=True)]
+        return [self._index(seq).propose(seq.tokens, num_tokens) for seq, num_tokens in wanted]
 
-    def _index(self, seq: Sequence) -> "NgramIndex | None":
-        """None while it has not caught up with the sequence."""
+    def _index(self, seq: Sequence) -> "NgramIndex":
         if seq not in self._indexes:
             self._indexes[seq] = NgramIndex(self.lengths)
-        index = self._indexes[seq]
-        end = index.num_tokens + AT_ONCE
-        if end >= len(seq.tokens):
-            return index
-        index.find(seq.tokens[:end])
-        return None
+        return self._indexes[seq]
 
 
 class NgramIndex:

@@ -41,8 +41,8 @@ class Hostile:
     rng: random.Random
     first_acceptance, draft_s = 0.5, 0.0
 
-    def kind(self, seq: Sequence) -> int:
-        return 0
+    def kinds(self, seqs: list[Sequence]) -> list[int | None]:
+        return [0] * len(seqs)
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [self.draft(seq.tokens, n) for seq, n in wanted]
@@ -548,7 +548,10 @@ def search(tokens: list[int], longest: int, shortest: int, num_draft_tokens: int
 def test_a_long_prompt_is_indexed_over_several_calls(monkeypatch):
     monkeypatch.setattr(ngrams, "AT_ONCE", 8)
     proposer, seq = ngrams.NgramProposer(3, 1), sequence([*range(10), *range(10)])
-    assert [proposer.kind(seq) for _ in range(3)] == [None, None, 3]
+    other, short = sequence([*range(5), *range(5)]), sequence([1, 2, 1])
+    kinds = [proposer.kinds([seq, other, short]) for _ in range(5)]
+    # 3 + 5, 5 + 3, 8, 8, 1 tokens: a step's budget is one for all
+    assert kinds == [[None, None, 1], [None, 3, 1], [None, 3, 1], [None, 3, 1], [3, 3, 1]]
     assert proposer.propose([(seq, 4)]) == [search(seq.tokens, 3, 1, 4)]
 
 
