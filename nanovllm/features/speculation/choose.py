@@ -11,6 +11,7 @@ of each sequence's draft tokens that were accepted.
 """
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
@@ -59,17 +60,21 @@ def choose_num_draft_tokens(
     step_s: seconds of a step with 0, 1, ... draft tokens in all; draft_s: what one more for every sequence takes to
     make.
     """
-    pairs = ((i, j) for i, limit in enumerate(limits) for j in range(1, limit + 1))
-    chances = sorted(((acceptances[i] ** j, i, j) for i, j in pairs), reverse=True)
-    best, chosen = MIN_GAIN * len(limits) / step_s[0], []
+    best, chosen, num_chosen = MIN_GAIN * len(limits) / step_s[0], list[tuple[float, int]](), 0
+    before = chosen
     for depth in range(1, max(limits) + 1):
-        taken = [(chance, i) for chance, i, j in chances if j <= depth][: len(step_s) - 1]
+        deeper = [(acceptances[i] ** depth, i) for i, limit in enumerate(limits) if depth <= limit]
+        taken = sorted(before + deeper, reverse=True)[: len(step_s) - 1]
+        if taken == before:  # deeper ones are less probable still
+            break
+        before = taken
         num_tokens = float(len(limits))
         for n, (chance, _) in enumerate(taken, 1):
             num_tokens += chance
             if (rate := num_tokens / (step_s[n] + depth * draft_s)) > best:
-                best, chosen = rate, [i for _, i in taken[:n]]
-    return [chosen.count(i) for i in range(len(limits))]
+                best, chosen, num_chosen = rate, taken, n
+    counts = Counter(i for _, i in chosen[:num_chosen])
+    return [counts[i] for i in range(len(limits))]
 
 
 @dataclass
