@@ -1,4 +1,5 @@
-"""Beam search over ordinary requests of one token each. The prefix cache makes them cheap: a beam's K/V is there.
+"""Beam search over ordinary requests of one token each. The prefix cache makes them cheap: K/V of a beam's full blocks
+is there.
 
 As vLLM does it: each step asks for the 2 * beam_width most likely next tokens of each beam. Continuations by EOS are
 complete; of the others the beam_width with the best scores are the next beams. After max_tokens steps the best of all
@@ -6,17 +7,27 @@ are the answer.
 """
 
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm.checks.names import known_names
 from nanovllm.checks.values import check_number, make_all
 from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from nanovllm.outputs import RequestOutput
+from nanovllm.outputs import Logprob, RequestOutput
 from nanovllm.prompts import one_per_prompt, split_prompts
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from nanovllm.llm import LLM
+
+
+class Candidate(NamedTuple):
+    """A beam and a token that may follow it. entries: of all that may."""
+
+    score: float
+    beam: BeamSearchSequence
+    token_id: int
+    entries: dict[int, Logprob]
 
 
 class Search:
@@ -38,16 +49,18 @@ class Search:
         self.adapter, self.priority = adapter, priority
 
     def score(self, beam: BeamSearchSequence) -> float:
+        return self.score_of(beam.cum_logprob, len(beam.tokens), beam.tokens[-1])
+
+    def score_of(self, cum_logprob: float, num_tokens: int, last_token: int) -> float:
         """EOS does not count as a token of the text."""
-        num_tokens = len(beam.tokens) - (beam.tokens[-1] in self.eos_token_ids)
-        return beam.cum_logprob / max(num_tokens, 1) ** self.params.length_penalty
+        return cum_logprob / max(num_tokens - (last_token in self.eos_token_ids), 1) ** self.params.length_penalty
 
     def best(self, beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
         return sorted(beams, key=self.score, reverse=True)[: self.params.beam_width]
 
     def take_in(self, outputs: list[RequestOutput]) -> None:
-        """What may follow each of the beams."""
-        candidates = list[BeamSearchSequence]()
+        """What may follow each of the beams. Of what has no chance any more, no tokens are copied, nor kept."""
+        going_on, ended = list[Candidate](), list[Candidate]()
         for beam, output in zip(self.beams, outputs, strict=True):
             [sample] = output.outputs
             if sample.finish_reason in ("error", "abort"):
@@ -56,16 +69,25 @@ class Search:
                 continue
             [entries] = sample.logprobs  # pyrefly: ignore[not-iterable]
             for token_id, entry in entries.items():
-                longer = BeamSearchSequence(
-                    orig_prompt=beam.orig_prompt,
-                    tokens=[*beam.tokens, token_id],
-                    logprobs=[*beam.logprobs, entries],
-                    lora_request=beam.lora_request,
-                    cum_logprob=beam.cum_logprob + entry.logprob,
-                )
+                score = self.score_of(beam.cum_logprob + entry.logprob, len(beam.tokens) + 1, token_id)
                 is_complete = token_id in self.eos_token_ids and not self.params.ignore_eos
-                (self.completed if is_complete else candidates).append(longer)
-        self.beams = self.best(candidates)
+                (ended if is_complete else going_on).append(Candidate(score, beam, token_id, entries))
+        self.beams = self.longer(going_on)
+        self.completed = self.best(self.completed + self.longer(ended))
+
+    def longer(self, candidates: list[Candidate]) -> list[BeamSearchSequence]:
+        """The best of them, as beams."""
+        best = sorted(candidates, key=attrgetter("score"), reverse=True)[: self.params.beam_width]
+        return [
+            BeamSearchSequence(
+                orig_prompt=beam.orig_prompt,
+                tokens=[*beam.tokens, token_id],
+                logprobs=[*beam.logprobs, entries],
+                lora_request=beam.lora_request,
+                cum_logprob=beam.cum_logprob + entries[token_id].logprob,
+            )
+            for _, beam, token_id, entries in best
+        ]
 
     def output(self, tokenizer: Any) -> BeamSearchOutput:
         best = self.best(self.completed + self.beams)

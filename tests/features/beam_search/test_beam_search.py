@@ -9,7 +9,7 @@ import torch
 from nanovllm import LLM
 from nanovllm.features.beam_search.params import BeamSearchSequence
 from nanovllm.features.beam_search.search import Search
-from nanovllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import BeamSearchParams, SamplingParams
 from tests.checkpoints import SIZES, SMALL, reference_logits, reference_model
 from tests.errors import expect
@@ -184,6 +184,16 @@ def test_a_beam_that_fails_goes_no_further():
     assert beam.finish_reason == "error" and not search.beams and math.isclose(search.score(beam), -1.0)
 
 
+def test_no_more_completed_beams_are_kept_than_are_given_back():
+    search = Search(BeamSearchSequence({}, [5], []), BeamSearchParams(2, 9), eos_token_ids=frozenset({1}))
+    for _ in range(9):
+        entries = {token_id: Logprob(-0.1 * token_id, token_id, None) for token_id in range(1, 5)}
+        completion = CompletionOutput(0, "", [1], "length", None, 0.0, [entries])
+        search.take_in([RequestOutput("", None, [5], [completion], True, 0, RequestMetrics(0.0))] * len(search.beams))
+    assert [len(beam.tokens) for beam in search.beams] == [10, 10]
+    assert [beam.tokens for beam in search.completed] == [[5, 1], [5, 2, 1]]
+
+
 def test_what_is_refused(llm):
     params = BeamSearchParams(2, 3)
     expect("params must be BeamSearchParams, found SamplingParams", llm.beam_search, PROMPTS, SamplingParams())
@@ -196,6 +206,7 @@ def test_what_is_refused(llm):
     expect("beam_width must be a whole number between 1", BeamSearchParams, 0, 3)
     expect("max_tokens must be a whole number", BeamSearchParams, beam_width=2)
     expect("ignore_eos must be True or False", BeamSearchParams, 2, 3, ignore_eos=1)
+    expect("length_penalty must be a number between -10.0 and 10.0", BeamSearchParams, 2, 3, length_penalty=100.0)
     expect("takes 'structured_outputs' only as None", BeamSearchParams, 2, 3, structured_outputs={"regex": "a"})
     expect("did you mean 'beam_width'?", BeamSearchParams, beam_widths=2)
     assert BeamSearchParams(2, 3, include_stop_str_in_output=True) == params
