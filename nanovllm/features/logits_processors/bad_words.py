@@ -3,7 +3,7 @@
 A word has many tokenizations: "sorry" and " sorry", "(s" "orry", and, of a model that was sampled, "sor" "ry". So the
 bytes are looked at: a token is banned if it would complete the word. Within a token the word stands for itself, with no
 letter or digit beside it: "Theory" is another word than "The". In scripts without spaces between words it may stand
-anywhere.
+anywhere. A special token is no text: it is banned by a word that is all of it, such as "<|im_end|>".
 """
 
 from bisect import bisect_left
@@ -77,6 +77,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         known = token_bytes(tokenizer)
         ids = [i for i, text in enumerate(known.all[:vocab_size]) if text and i not in known.special_ids]
+        self._special = {known.of(token_id): token_id for token_id in known.special_ids if token_id < vocab_size}
         self._ids = sorted(ids, key=known.all.__getitem__)
         self._texts = [known.all[i] for i in self._ids]
         self._blob = b"".join(self._texts)
@@ -88,7 +89,7 @@ class Vocabulary:
         self.beginning_with = lru_cache(1000)(self._beginning_with)
 
     def with_word(self, word: bytes) -> Tensor:
-        found: list[int] = []
+        found = [self._special[word]] if word in self._special else []
         at = self._blob.find(word)
         while at >= 0:
             place = bisect_left(self._starts, at + 1) - 1

@@ -112,6 +112,7 @@ def test_words_that_were_added():
     assert call in BadWords(tokenizer, ["call"], len(tokenizer)).banned([])
     assert end not in BadWords(tokenizer, ["end"], len(tokenizer)).banned([])
     assert end in token_bytes(tokenizer).special_ids
+    assert BadWords(tokenizer, ["<|end|>"], len(tokenizer)).banned([]).tolist() == [end], "as the whole word"
 
 
 def test_bytes_are_the_tokens_own():
