@@ -31,8 +31,8 @@ class SpeculativeConfig:
     num_speculative_tokens: int = option(
         5, "draft tokens of one sequence in a step; how many pay is measured", low=1, high=64
     )
-    prompt_lookup_max: int | None = option(None, "tokens of the longest n-gram that is looked up", low=1, high=16)
-    prompt_lookup_min: int | None = option(None, "and of the shortest", low=1, high=16)
+    prompt_lookup_max: int | None = option(None, "tokens of the longest n-gram that is looked up", low=1, high=64)
+    prompt_lookup_min: int | None = option(None, "and of the shortest", low=1, high=64)
     quantization: str | None = option(None, 'of the draft model\'s weights: "int8" or "int4"')
     revision: str | None = option(None, "branch, tag or commit of the draft model in the hub")
     max_model_len: int | None = option(None, "tokens up to which the draft model proposes", low=2, high=MAX_INT32)

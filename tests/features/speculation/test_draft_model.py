@@ -167,7 +167,7 @@ def test_rejected_draft_tokens_cost_no_patience(checkpoint, eager_drafts, monkey
         ({"method": "ngram", "model": "x"}, "model is for draft_model"),
         ({"method": "draft_model"}, "model must be a checkpoint's directory or a hub id, found None"),
         ({"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 3}, "is more than prompt_lookup_max=2"),
-        ({"method": "ngram", "prompt_lookup_max": 17}, "prompt_lookup_max must be a whole number between 1 and 16"),
+        ({"method": "ngram", "prompt_lookup_max": 65}, "prompt_lookup_max must be a whole number between 1 and 64"),
         ({"method": "self", "prompt_lookup_max": 2}, "prompt_lookup_max is for ngram"),
         ({"method": "self", "quantization": "int2"}, "one of int8, int4, found 'int2'"),
         ({"method": "ngram", "num_speculative_token": 2}, "did you mean 'num_speculative_tokens'"),
