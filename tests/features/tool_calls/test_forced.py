@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 from collections import Counter
+from functools import partial
 
 import jsonschema
 import pytest
@@ -46,6 +47,12 @@ def allowed(compiler, grammar, token_ids: list[int]) -> list[int]:
     grammar.write_mask(token_ids, bits.data_ptr(), bits.nbytes)
     words = bits.tolist()  # a number of a tensor costs microseconds
     return [t for t in range(compiler.vocab_size) if words[t // 32] >> t % 32 & 1]
+
+
+def is_possible(tokenizer, grammar, text: str) -> bool:
+    """May an answer begin with this text?"""
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    return len(grammar.possible([], token_ids)) == len(token_ids)
 
 
 def grammar_of(compiler, form):
@@ -93,11 +100,7 @@ def test_strict_functions(compiler, format_name, begin, several):
     form = may_call(format_name, FUNCTIONS | {"free": {"type": "object", "properties": {}}}, {*FUNCTIONS}, several)
     grammar, tokenizer = grammar_of(compiler, form), compiler.tokenizer
     key = {"hermes": "arguments", "llama3_json": "parameters"}[format_name]
-
-    def possible(text: str) -> bool:
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
-        return len(grammar.possible([], token_ids)) == len(token_ids)
-
+    possible = partial(is_possible, tokenizer, grammar)
     assert possible("Two gulls <b> {}, and no call.\n") and EOS in allowed(compiler, grammar, [])
     assert possible(f'Sure. {begin}{{"name": "weather", "{key}": {{"city": "Oslo"')
     assert possible(f'{begin}{{"name": "free", "{key}": {{}}')
@@ -116,9 +119,7 @@ def test_strict_functions_of_mistral(compiler, several):
     grammar = grammar_of(compiler, may_call("mistral", FUNCTIONS, {*FUNCTIONS}, several))
     tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in FUNCTIONS.items()]
 
-    def possible(text: str) -> bool:
-        token_ids = compiler.tokenizer.encode(text, add_special_tokens=False)
-        return len(grammar.possible([], token_ids)) == len(token_ids)
+    possible = partial(is_possible, compiler.tokenizer, grammar)
 
     oslo, rome = '{"city": "Oslo"}', '{"city": "Rome"}'
     frames = ('[{"name": "weather", "arguments": %s}]', ' [{"name": "weather", "arguments": %s}]')
@@ -154,9 +155,7 @@ def test_strict_functions_of_qwen3_coder(compiler, before, behind, several):
     grammar = grammar_of(compiler, may_call("qwen3_coder", functions, {"write", "now"}, several))
     tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in functions.items()]
 
-    def possible(text: str) -> bool:
-        token_ids = compiler.tokenizer.encode(text, add_special_tokens=False)
-        return len(grammar.possible([], token_ids)) == len(token_ids)
+    possible = partial(is_possible, compiler.tokenizer, grammar)
 
     def call(**parameters: str) -> str:
         shown = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in parameters.items())
