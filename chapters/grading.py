@@ -7,12 +7,13 @@ and sentences differ, expect.cases() makes checks of a table.
 This file needs the standard library and nanovllm/core until a check asks for a model, so that a browser can grade, too.
 """
 
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from itertools import islice
+from importlib import import_module
+from itertools import chain, islice
 from typing import Any
 
 from chapters.expect import NOT_GIVEN, Wrong, expect, expect_sane
@@ -250,7 +251,7 @@ class Watched:
                 found = function(*args, **kwargs)
                 if (odd := what_compares_by_itself(found)) is not None:
                     what = f"{function.__name__} returned {_shown(odd, 80)}, of the type {full_kind_of(odd)}"
-                    raise Wrong(f"{what}, which decides by itself what it is equal to: return Python's own")
+                    raise Wrong(f"{what}, which decides by itself how it compares: return Python's own")
                 if not hasattr(found, "__next__"):  # an iterator that nobody reads is to end
                     self._returned.append(found)
                 return found
@@ -273,19 +274,41 @@ class Watched:
 
 
 OTHER_NUMBERS = ("numpy", "fractions", "decimal", "array")  # modules of what no check takes
-# Modules whose == is to be believed. A submission's own module is in chapters, too.
-BELIEVED = ("builtins", "collections", "nanovllm", "torch", "chapters", "numbers", *OTHER_NUMBERS)
+BELIEVED = ("builtins", "collections", "enum", "nanovllm", "torch", "chapters", "numbers", *OTHER_NUMBERS)
+CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+VALUES = (int, float, complex, str, bytes, *CONTAINERS)
+# Methods that decide what a check sees. A NamedTuple has the last two of its own.
+OPERATORS = {name for kind in VALUES for name in vars(kind) if name.startswith("__")} - vars(object).keys()
+OPERATORS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__torch_function__"}
+OPERATORS -= {"__class_getitem__", "__getnewargs__"}
+_there_before: dict[int, type] = {}  # by id: a metaclass may have its own ==
+
+
+def believe_classes_there_are(submission: bytes) -> None:
+    """Before it is loaded: of the classes that say they are Python's or ours, only these are, from now on."""
+    for name in ("torch", *OTHER_NUMBERS):
+        if name.encode() in submission:  # it may be the first to import this
+            with suppress(ImportError):
+                import_module(name)
+    todo = [object]
+    while todo:
+        kind = todo.pop()
+        if id(kind) not in _there_before:
+            _there_before[id(kind)] = kind
+            todo += type.__subclasses__(kind)
 
 
 def values_in(value: Any, depth: int = 6) -> Iterator[Any]:
-    """What Python's own containers hold, or the value itself."""
-    if type(value) in (dict, Counter, OrderedDict, defaultdict):
-        value = [*value.keys(), *value.values()]
-    if type(value) in (list, tuple, set, frozenset, deque):
-        for each in islice(value, 10_000 if depth else 0):
-            yield from values_in(each, depth - 1)
+    """The value itself, and what it holds if it is one of Python's own containers, whatever class is made from it."""
+    yield value
+    if not depth or not issubclass(type(value), CONTAINERS):
+        return
+    if issubclass(type(value), dict):
+        held = chain(dict.keys(value), dict.values(value))
     else:
-        yield value
+        held = next(kind for kind in CONTAINERS if issubclass(type(value), kind)).__iter__(value)
+    for each in islice(held, 10_000):
+        yield from values_in(each, depth - 1)
 
 
 def odd_values(value: Any) -> Iterator[Any]:
@@ -296,14 +319,18 @@ def odd_values(value: Any) -> Iterator[Any]:
 
 
 def what_compares_by_itself(value: Any) -> Any:
-    """An object of a class that has its own == or !=, in what was returned; None if there is none."""
-    for each in {type(each): each for each in values_in(value)}.values():  # thousands of numbers are of one type
-        if any(vars(kind).keys() & {"__eq__", "__ne__"} and not _is_believed(kind) for kind in type(each).__mro__):
-            return each
+    """An object in what was returned whose class has its own ==, or another operator; None if there is none."""
+    for each in {id(type(each)): each for each in values_in(value)}.values():  # thousands of numbers are of one type
+        ways = OPERATORS if issubclass(type(each), VALUES) else OPERATORS - {"__iter__"}  # which any iterator has
+        for kind in type.__dict__["__mro__"].__get__(type(each)):  # not as a metaclass says it
+            if type.__dict__["__dict__"].__get__(kind).keys() & ways and not _is_believed(kind):
+                return each
     return None
 
 
 def _is_believed(kind: type) -> bool:
+    if _there_before and id(kind) not in _there_before:
+        return False
     return kind.__module__.split(".")[0] in BELIEVED and not kind.__module__.endswith(".submission")
 
 

@@ -97,6 +97,8 @@ def _found(tree: ast.AST, modules: set[str | None]) -> dict[str, None]:
             found[f"defines {node.name}"] = None
         elif isinstance(node, ast.Name) and node.id in DEFINED:
             found[f"defines {node.id}"] = None
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in DEFINED:
+            found[f"names {node.value}"] = None
         elif isinstance(node, ast.Call) and _called(node) == "getattr" and len(node.args) > 1:
             if not isinstance(node.args[1], ast.Constant):
                 found["getattr with a computed name"] = None

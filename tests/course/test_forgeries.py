@@ -100,11 +100,11 @@ def forged(name: str) -> str:
     return f"{first}\n{functions}"
 
 
-def record_of(source: str, tmp_path, processes, *options: str) -> dict:
+def record_of(source: str, tmp_path, processes, *options: str, chapter: int = 4) -> dict:
     """What check --json says; nothing if the submission has killed it."""
     file = tmp_path / "exercise.py"
     file.write_text(source, "utf-8")
-    command = ["check", "4", "--file", str(file), "--json", "--limit", "3", *options]
+    command = ["check", str(chapter), "--file", str(file), "--json", "--limit", "3", *options]
     code, out, err = processes.run("-c", GRADE, *command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     if code == -signal.SIGKILL and "getppid" in source:
         return {"tasks": []}
@@ -123,6 +123,25 @@ def test_no_marks(name, options, tmp_path, processes):
         if task["task"] != "free":  # which may do nothing, and then is told what is missing
             assert task["checks_passed"] <= 1, (name, task)
     assert not (tmp_path / "harmed").exists()
+
+
+# Whatever is asked, each number is what was expected; the class says that it is Python's.
+SAYS_IT_IS_PYTHONS = """
+methods = {"__module__": "builtins", "__eq__": lambda a, b: True, "__sub__": lambda a, b: 0.0}
+Any = type("Any", (float,), methods | {"__ne__": lambda a, b: False, "__hash__": None, "__rsub__": lambda a, b: 0.0})
+
+class Numbers(list):
+    __module__ = "builtins"
+
+def min_p_probs(logits, temperature, min_p):
+    return Numbers([Any(0.0)] * len(logits))
+"""
+
+
+def test_a_class_that_says_it_is_pythons(tmp_path, processes):
+    [task] = record_of(SAYS_IT_IS_PYTHONS, tmp_path, processes, "--task", "min_p_probs", chapter=8)["tasks"]
+    assert "builtins.Any" not in task["message"] and "of the type Any, which decides by itself" in task["message"]
+    assert task["checks_passed"] == 0 and "names __eq__" in flags_of(SAYS_IT_IS_PYTHONS.encode(), 8)
 
 
 # It looks through the frames for whatever can be called with a result, which is what the runner hands over, and says

@@ -4,9 +4,11 @@ import math
 import re
 from collections import Counter, OrderedDict
 from contextlib import nullcontext
+from enum import IntEnum
 from fractions import Fraction
 from functools import wraps
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -47,6 +49,10 @@ def test_grading(checkpoint, monkeypatch):
         "got:      <RuntimeError when it was made into text>"
     )
     assert Bench.num is None, "the engine is ours again"
+
+
+class Answer(IntEnum):
+    YES = 1
 
 
 class Odd(str):
@@ -187,7 +193,7 @@ def test_a_value_that_a_check_cannot_take_is_named(chapter, kind, checkpoint):
 
 
 def test_a_value_that_says_what_it_is_equal_to(checkpoint, monkeypatch):
-    """Alone or within lists: a check that asks whether it is != what is right would be told no."""
+    """Alone or within lists of any class: a check that asks whether it is != what is right would be told no."""
     monkeypatch.setattr(Bench, "num", None, raising=False)
 
     def check(function, bench):
@@ -203,10 +209,27 @@ def test_a_value_that_says_what_it_is_equal_to(checkpoint, monkeypatch):
         def __eq__(self, other):
             return True
 
-    for answer in (Never(7), [Never(7)], ([1, [Never(7)]], 4), Any(), {2: Any()}, Counter(a=Never(7))):
+    class Near(float):
+        def __sub__(self, other):
+            return 0.0
+
+    class Own(list):
+        pass
+
+    class Other(list):
+        def __iter__(self):
+            return iter([4])
+
+    class Pair(NamedTuple):
+        count: int
+        rest: int
+
+    answers = [Never(7), [Never(7)], ([1, [Never(7)]], 4), Any(), {2: Any()}, Counter(a=Never(7)), Near(4), Other()]
+    for answer in [*answers, Own([Never(7)]), Pair(Never(7), 1), OrderedDict(a=Own([Any()]))]:
         problem = grade(make_task(check), lambda n, answer=answer: answer, Bench(str(checkpoint()))).problem
-        assert "decides by itself what it is equal to" in problem
+        assert "decides by itself how it compares" in problem
     honest = [Counter("a"), OrderedDict(a=1), torch.Size([1]), SamplingParams(), Timing(0.0, (1.0,))]
+    honest += [Own([1]), Pair(1, 2), iter([1]), Answer.YES]
     assert [what_compares_by_itself(value) for value in honest] == [None] * len(honest)
 
 
