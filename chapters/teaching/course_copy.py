@@ -46,6 +46,7 @@ class Copies:
         remove(self._template)
         write_edition(self._template, ("nanovllm", "chapters"), self._chapters)
         compileall.compile_dir(self._template, quiet=2)
+        let_all_read(self._template)
         self._digests[self._template] = digest_of(self._template)
 
 
@@ -59,6 +60,12 @@ def digest_of(folder: Path) -> bytes:
         if path.is_file() and not path.is_symlink():
             found.update(path.read_bytes())
     return found.digest()
+
+
+def let_all_read(folder: Path) -> None:
+    """This folder and what is in it, so that a container's nobody may: whatever this user's umask is."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def remove(folder: Path) -> None:

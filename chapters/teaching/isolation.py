@@ -18,6 +18,7 @@ from site import getuserbase
 from threading import Thread
 from typing import IO, Any
 
+from chapters.teaching.course_copy import let_all_read
 from nanovllm.files.hub import resolve_checkpoint
 
 ENGINES = ("docker", "podman")
@@ -84,8 +85,7 @@ class Container:
             raise ValueError(f"--container has no network: --model must be a folder, found {model}")
         copy = base / "model"
         shutil.copytree(model, copy)
-        for path in (copy, *copy.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)
+        let_all_read(copy)
         return str(copy)
 
     def command(self, name: str, course: Path, work: Path, check: list[str], model: str | None) -> list[str]:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from chapters.course import EXERCISES, find_chapter
 from chapters.submission import kind_of, readable
-from chapters.teaching.course_copy import Copies, remove
+from chapters.teaching.course_copy import Copies, let_all_read, remove
 from chapters.teaching.isolation import REFUSED, Container, NoRecord, Process, Running
 from chapters.teaching.marks import as_it_was, as_text
 from chapters.teaching.similar import same_code, similar_pairs
@@ -120,8 +120,7 @@ class Grader:
             work = folder / "work"
             work.mkdir()
             (work / "exercise.py").write_bytes(submission.source)
-            for path in (folder, work):
-                path.chmod(0o755)
+            let_all_read(folder)
             check = ["check", str(submission.chapter), "--json", "--limit", f"{self.limit_s:g}", "--jobs", "1"]
             limit_s = (STARTING_S + CHECKS_A_TASK * self.limit_s) * len(EXERCISES[submission.chapter])
             return self._running.record(self.place, course, work, check, self.model, limit_s)

@@ -375,7 +375,7 @@ def test_what_cannot_be_asked_for_is_said_before_anything_is_graded(tmp_path, sa
 
 
 DOCKER = """#!{python}
-import json, os, subprocess, sys
+import json, os, pathlib, subprocess, sys
 
 if sys.argv[1] == "rm":
     with open({note!r} + ".removed", "a") as file:
@@ -392,13 +392,22 @@ with open({note!r}, "a") as file:
     file.write(json.dumps([options, command]) + "\\n")
 for here, there, rights in places:
     assert rights == "ro"
+    for path in (pathlib.Path(here), *pathlib.Path(here).rglob("*")):
+        assert path.stat().st_mode & 0o004, "a container's nobody reads it"
     command = [each.replace(there, here, 1) if each.startswith(there) else each for each in command]
 course = next(here for here, there, _ in places if there == "/course")
 sys.exit(subprocess.run([sys.executable, *command[1:]], cwd=course, env={{"PATH": os.environ["PATH"]}}).returncode)
 """
 
 
-def test_in_containers(tmp_path, no_model, monkeypatch, capsys):
+@pytest.fixture
+def files_are_mine_alone():
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def test_in_containers(tmp_path, no_model, monkeypatch, files_are_mine_alone, capsys):
     """With a program that takes docker's options and runs the command on this machine."""
     folder, note = tmp_path / "class", tmp_path / "note"
     hand_in(folder, {"ada": SOLUTION, "bob": SOLUTION.replace("def free(", "def free_(")})
