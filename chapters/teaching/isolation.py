@@ -32,6 +32,9 @@ WARNING = (
 MOST_BYTES = 1 << 20  # of each of its streams that are kept, the last ones; a verdict is shorter
 CLOSING_S = 10.0  # what it has started may hold its streams open for ever
 REFUSED = "the checks could not be run"  # which may be the machine's fault
+# Exit codes, without a verdict, of a Python that has no course and of a docker that starts no container. A submission's
+# own exit code is another process's: a verdict tells it.
+NOT_BEGUN = (1, 125, 126, 127)
 
 
 class NoRecord(Exception):
@@ -151,7 +154,8 @@ class Running:
                 if found["passed"] == (process.returncode == 0):
                     return found
         what = f"its process has ended with code {process.returncode}, and {len(lines)} lines in the place of a verdict"
-        raise NoRecord(f"{REFUSED if process.returncode == 2 else what}: {err.strip()[-500:]}")
+        has_not_begun = process.returncode == 2 or (process.returncode in NOT_BEGUN and not lines)
+        raise NoRecord(f"{REFUSED if has_not_begun else what}: {err.strip()[-500:]}")
 
     def end(self) -> None:
         for process in [*self._processes]:
