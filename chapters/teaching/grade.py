@@ -14,6 +14,7 @@ from rich.console import Console
 
 from chapters.submission import LIMIT_S
 
+BYTES_OF_A_JOB = 2 << 30  # Python, PyTorch, and the engine with the demo model take less than one and a half
 DESCRIPTION = "Grade a class. FOLDER has a folder for each student with exercise.py or chNN/exercise.py, or files "
 DESCRIPTION += "named STUDENT_chNN.py, or what Moodle or Canvas exports; or notebooks (chNN.ipynb) in place of these "
 DESCRIPTION += "files. Without --container, submissions run with your rights."
@@ -35,9 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--container", metavar="IMAGE", help=about)
     about = "grade these chapters (default: all); a single one also holds for files whose name has no chapter"
     parser.add_argument("--chapters", type=int, nargs="+", default=[], metavar="N", help=about)
-    parser.add_argument(
-        "--jobs", type=whole_number, metavar="N", help="submissions at a time (default: one for each core)"
-    )
+    about = "submissions at a time (default: one for each core, and 2 GiB of memory)"
+    parser.add_argument("--jobs", type=whole_number, metavar="N", help=about)
     limit = f"wall time for one check (default: {LIMIT_S:g})"
     parser.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
     parser.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
@@ -54,6 +54,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from chapters.teaching.similar import MEANING, require_copydetect
     from chapters.teaching.submissions import find_submissions, others_in
     from chapters.teaching.table import Grader, sort_rows, write_pairs
+    from nanovllm.files.system import available_bytes
 
     if not (args.csv or args.marks):
         raise ValueError("name a file for the table, --csv FILE, or for the marks, --marks FILE")
@@ -91,7 +92,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if grader.num_again:
         why = "the checks could not be run, or had no model, another one, or less time"
         console.print(f"graded again: {grader.num_again} ({why})", markup=False, soft_wrap=True)
-    grader.run(args.jobs or os.cpu_count() or 1, console)
+    # Where there is too little, the kernel ends a submission, which then has crashed.
+    num_jobs = min(os.cpu_count() or 1, max(1, available_bytes() // BYTES_OF_A_JOB))
+    grader.run(args.jobs or num_jobs, console)
     rows = sort_rows(details, submissions, args.chapters)
     num_passed = sum(row["passed"] == "yes" for row in rows)
     console.print(f"{details}: {len(rows)} rows, {num_passed} passed", markup=False, soft_wrap=True)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -212,7 +213,11 @@ FORGED = {
 
 
 def test_a_class_goes_on(tmp_path, said, monkeypatch, capsys):
-    """Whatever is said of one, the others have their rows; nothing is left behind."""
+    """Whatever is said of one, the others have their rows; nothing is left behind. As many at a time as have memory."""
+    jobs = []
+    monkeypatch.setattr(table, "ThreadPoolExecutor", lambda number: jobs.append(number) or ThreadPoolExecutor(number))
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("nanovllm.files.system.available_bytes", lambda: 5 << 30)
     sources = {name: f"x = {number}" for number, name in enumerate(["ada", "odd", "zoe", *FORGED])}
     hand_in(tmp_path / "class", sources)
     (tmp_path / "class" / "mal" / "ch18").mkdir(parents=True)
@@ -232,7 +237,7 @@ def test_a_class_goes_on(tmp_path, said, monkeypatch, capsys):
         assert (rows[name]["note"], rows[name]["percent"]) == (table.FORGED, "0"), name
     marks = (tmp_path / "marks.csv").read_text("utf-8").splitlines()
     assert marks[:2] == ["student,Chapter 4: PagedAttention (%)", "ada,100"] and "mal,0" in marks
-    assert not [*(tmp_path / "tmp").iterdir()]
+    assert not [*(tmp_path / "tmp").iterdir()] and jobs == [2]
 
 
 def test_what_is_beside_the_class_stops_nothing(tmp_path, said, monkeypatch, capsys):
