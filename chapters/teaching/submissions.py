@@ -144,7 +144,10 @@ def _exercise(notebook: bytes) -> str:
 
 
 def _student_of(entry: Path) -> str:
-    return student_of(entry.name if entry.is_dir() else entry.stem)
+    name = Path(entry.name)
+    while not entry.is_dir() and _suffix(name) in HANDED_IN:  # .tar.gz
+        name = name.with_suffix("")
+    return student_of(name.name)
 
 
 def student_of(name: str) -> str:

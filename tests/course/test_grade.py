@@ -655,7 +655,7 @@ def test_notebooks(tmp_path):
 def test_what_cannot_be_read_has_a_row(tmp_path):
     """Of its chapter, or of those that others have handed in; what is no submission is left alone."""
     others = [".hidden", "Lund.docx", "README.txt", "Thumbs.db", "marks.csv.bak", "roster.csv"]
-    for name in ("ada_ch04.py", "bob_ch05.zip", "cid.tar", "dan_ch04.ipynb", *others):
+    for name in ("ada_ch04.py", "bob_ch05.zip", "cid.tar.gz", "dan_ch04.ipynb", *others):
         (tmp_path / name).write_text("x = 1")
     rows = {(each.student, each.chapter): each.problem for each in find_submissions(tmp_path, [])}
     unread = "it is neither a .py file nor a notebook with cells that begin with # exercise.py"
