@@ -61,7 +61,10 @@ def find_submissions(folder: Path, chapters: list[int]) -> list[Submission]:
         files = list(_files(entry))
         found += [_submission(folder, file, _student_of(entry), chapters) for file in files]
         nothing_in += [] if files else [entry]
+    there = sorted({each.chapter for each in found})
     found = [each for each in found if not chapters or each.chapter in chapters]
+    if there and not found:
+        raise ValueError(f"{folder} has no submissions of these chapters; it has some of {', '.join(map(str, there))}")
     if not found:
         raise ValueError(f"{folder} has no submissions: neither folders of students nor .py files nor notebooks")
     handed_in = sorted({each.chapter for each in found} & EXERCISES.keys())

@@ -662,6 +662,8 @@ def test_what_cannot_be_read_has_a_row(tmp_path):
     assert rows == {("ada", 4): "", ("bob", 5): unread, ("cid", 4): unread, ("dan", 4): unread}
     assert {each.student for each in find_submissions(tmp_path, [4])} == {"ada", "cid", "dan"}
     assert others_in(tmp_path) == others
+    with pytest.raises(ValueError, match=r"has no submissions of these chapters; it has some of 4$"):
+        find_submissions(tmp_path, [7])
 
 
 # -- what is alike -----------------------------------------------------------------------------------------------------
