@@ -30,7 +30,8 @@ ACCENTS = re.compile("[\u0300-\u036f]")  # of Latin, Greek and Cyrillic; the mar
 
 
 class Roster:
-    """columns, lines: the cells as they are in the file. Raises ValueError for what is no such table."""
+    """columns, lines: the cells as they are in the file; delimiter: what is between them. Raises ValueError for what is
+    no such table."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -38,8 +39,9 @@ class Roster:
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not UTF-8 text: export it as CSV in UTF-8") from None
         separator = SEPARATOR.match(text)
-        delimiter = separator[1] if separator else max(",;\t", key=io.StringIO(text, newline="").readline().count)
-        table = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        first_line = io.StringIO(text, newline="").readline()
+        self.delimiter = separator[1] if separator else max(",;\t", key=first_line.count)
+        table = csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter, strict=True)
         try:
             if separator:
                 next(table)
@@ -147,7 +149,7 @@ def write_marks(path: Path, roster: Roster | None, rows: Iterable[dict[str, str]
             is_points = any(cell.strip().casefold() == POINTS for cell in line)
             lines.append([*line, *(["100"] * len(chapters) if is_points else _cells(chapters, marks.get(number, {})))])
     with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([[*columns, *headings], *lines])
+        csv.writer(file, delimiter=roster.delimiter if roster else ",").writerows([[*columns, *headings], *lines])
     return told
 
 
