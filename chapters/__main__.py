@@ -240,10 +240,8 @@ def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, prog
     if len(files) > 1 and not args.json:
         console.print(f"\n{num_passed} of {len(files)} files passed")
     if not args.solution and not args.file:
-        before = progress.get(chapter).get("solved", [])  # stays where checks could not be run without a model
-        solved = [r.task.name for r in results if r.passed or (not r.problem and r.task.name in before)]
-        solved += [name for name in before if args.task and name != args.task]
-        progress.note(chapter, solved=solved)
+        verdicts = {r.task.name: r.passed for r in results if r.passed or r.problem}  # not of checks without a model
+        progress.note(chapter, solved=verdicts)
         unsolved = [r.task.name for r in results if not r.passed]
         if unsolved and not args.task and not args.json:
             quickly = "" if args.no_model else " Quickly, without the model: --no-model."

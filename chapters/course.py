@@ -112,7 +112,7 @@ class Progress:
 
     def note(self, chapter: Chapter, **what: Any) -> None:
         """Remember, beside what other terminals have noted meanwhile. Of quizzes the best is kept, at most all of the
-        questions that there are now."""
+        questions that there are now. solved: {exercise: is it solved?} of those with a verdict; others stay."""
         if self.problem:
             return
         try:
@@ -122,6 +122,9 @@ class Progress:
                 if "quiz" in what and "quiz" in before:
                     num_right, num_questions = what["quiz"]
                     what["quiz"] = [min(max(num_right, before["quiz"][0]), num_questions), num_questions]
+                if "solved" in what:
+                    others = [name for name in before.get("solved", []) if name not in what["solved"]]
+                    what["solved"] = others + [name for name, is_solved in what["solved"].items() if is_solved]
                 self._chapters[str(chapter.number)] = before | what
                 temporary = self.path.with_suffix(f".{os.getpid()}")  # so that no moment has half a file
                 temporary.write_text(json.dumps(self._chapters, indent=1), "utf-8")

@@ -78,6 +78,9 @@ def test_two_terminals():
     assert Progress().get(CHAPTERS[2]) == {"read": True}
     one.note(CHAPTERS[0], quiz=[1, 3])
     assert Progress().get(CHAPTERS[0])["quiz"] == [3, 3], "of a quiz that has become shorter"
+    one.note(CHAPTERS[3], solved={"allocate": True, "free": True})
+    two.note(CHAPTERS[3], solved={"append_slots": True, "free": False})
+    assert Progress().get(CHAPTERS[3])["solved"] == ["allocate", "append_slots"]
 
 
 def no_home(monkeypatch, tmp_path):
