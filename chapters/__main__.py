@@ -216,6 +216,8 @@ def read_line(prompt: str) -> str:
 
 
 def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    if args.no_model:
+        refuse_beside("--no-model", {"--model": args.model}, "checks that need one stay open")
     own = chapter.folder / f"{'solution' if args.solution else 'exercise'}.py"
     files = find_files(args.file) if args.file else [own]
     model, why_not = (None, "--no-model") if args.no_model else find_model(args.model)

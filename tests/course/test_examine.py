@@ -294,6 +294,8 @@ def test_a_grader_that_is_stopped_leaves_nothing(tmp_path, processes, number):
 def test_mistakes_of_the_grader(tmp_path, no_model, monkeypatch, capsys):
     assert main(["check", "4", "--file", "nowhere.py"]) == 2 and "nowhere.py is not a file" in capsys.readouterr().err
     assert main(["check", "4", "--file", str(tmp_path)]) == 2 and "without .py files" in capsys.readouterr().err
+    assert main(["check", "4", "--no-model", "--model", "x"]) == 2
+    assert "--no-model takes no --model: checks that need one stay open" in capsys.readouterr().err
     assert main(["check", "4", "--task", "fold"]) == 2 and "chapter 4 has no task fold" in capsys.readouterr().err
     for limit in ("0", "nan", "inf", "soon"):
         with pytest.raises(SystemExit, match="2"):
