@@ -1,6 +1,7 @@
 """An exam on paper: which questions it asks, and the paper as Markdown and as HTML to print."""
 
 import html
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chapters.site.markdown import MARKDOWN
@@ -14,7 +15,6 @@ body { font: 11pt/1.45 Georgia, serif; color: #000; background: #fff; }
 body { margin: 1em auto; padding: 0 1em; max-width: 174mm; }
 h1 { font-size: 17pt; margin: 0; }
 h2 { font-size: 12pt; margin: 1.6em 0 0.3em; border-top: 1px solid #000; padding-top: 0.5em; }
-h2 small { float: right; font-weight: normal; }
 code, pre { font: 9.5pt/1.4 ui-monospace, Consolas, monospace; }
 pre { border: 1px solid #999; padding: 0.6em; overflow-x: auto; }
 .scroll { overflow-x: auto; }
@@ -22,11 +22,9 @@ table { border-collapse: collapse; }
 td, th { border: 1px solid #999; padding: 0.15em 0.6em; text-align: left; }
 .name { margin-top: 1.4em; }
 .name span { display: inline-block; width: 60mm; border-bottom: 1px solid #000; }
-.space { margin-top: 0.8em; background: repeating-linear-gradient(#fff 0 8.7mm, #bbb 8.7mm 9mm); }
-.space { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-.question, pre, table { break-inside: avoid; }
-.question > p { margin: 0.5em 0; }
-.marks { font-size: 10pt; }
+hr { height: 8.7mm; margin: 0; border: 0; border-bottom: 0.3mm solid #bbb; }
+section, pre, table { break-inside: avoid; }
+section > p { margin: 0.5em 0; }
 @media print { body { padding: 0; margin: 0; } }
 """
 
@@ -71,44 +69,29 @@ def summary(paper: Paper, with_solutions: bool) -> str:
     return f"{len(paper.asked)} questions, {paper.points} points, {paper.minutes} minutes.{seed}"
 
 
-def heading(number: int, question: Question) -> tuple[str, str]:
-    return f"Question {number}", f"{question.points} points"
+def questions(paper: Paper, with_solutions: bool) -> Iterator[str]:
+    """Each as Markdown, with its answer and what earns points, or with lines to write on."""
+    for number, (entry, question) in enumerate(paper.asked, 1):
+        parts = [f"## Question {number}, {question.points} points", question.text]
+        if with_solutions:
+            separator = "\n\n" if question.answer.startswith("|") else " "  # a table begins its own paragraph
+            marks = [f"- {points} {'point' if points == 1 else 'points'}: {why}" for points, why in question.marks]
+            marks.append(f"- (chapter {entry.chapter}, `{entry.name}`)")
+            parts += [f"**Answer:**{separator}{question.answer}", "\n".join(marks)]
+        else:
+            parts += ["___"] * (question.points + 1)
+        yield "\n\n".join(parts)
 
 
 def as_markdown(paper: Paper, with_solutions: bool) -> str:
-    lines = [f"# {title(with_solutions)}", summary(paper, with_solutions)]
-    lines += [] if with_solutions else ["Name:"]
-    for number, (entry, question) in enumerate(paper.asked, 1):
-        lines += [f"## {', '.join(heading(number, question))}", question.text]
-        if with_solutions:
-            lines += [answer_of(question), marks_of(entry, question)]
-        else:
-            lines += ["___"] * (question.points + 1)  # a rule to write on
-    return "\n\n".join(lines) + "\n"
-
-
-def answer_of(question: Question) -> str:
-    separator = "\n\n" if question.answer.startswith("|") else " "  # a table begins its own paragraph
-    return f"**Answer:**{separator}{question.answer}"
-
-
-def marks_of(entry: Entry, question: Question) -> str:
-    marks = [f"- {points} {'point' if points == 1 else 'points'}: {reason}" for points, reason in question.marks]
-    return "\n".join([*marks, f"- (chapter {entry.chapter}, `{entry.name}`)"])
+    head = [f"# {title(with_solutions)}", summary(paper, with_solutions), *([] if with_solutions else ["Name:"])]
+    return "\n\n".join([*head, *questions(paper, with_solutions)]) + "\n"
 
 
 def as_html(paper: Paper, with_solutions: bool) -> str:
     """A page of its own: nothing else is needed to show it or to print it."""
-    body = ""
-    for number, (entry, question) in enumerate(paper.asked, 1):
-        name, points = heading(number, question)
-        body += f'<section class="question"><h2>{name} <small>{points}</small></h2>\n{MARKDOWN.render(question.text)}'
-        if with_solutions:
-            marks = MARKDOWN.render(marks_of(entry, question))
-            body += f'{MARKDOWN.render(answer_of(question))}<div class="marks">{marks}</div>'
-        else:
-            body += f'<div class="space" style="height: {9 * (question.points + 1)}mm"></div>'
-        body += "</section>\n"
+    asked = (MARKDOWN.render(question) for question in questions(paper, with_solutions))
+    body = "".join(f"<section>\n{question}</section>\n" for question in asked)
     name = "" if with_solutions else '<p class="name">Name: <span></span> Date: <span></span></p>'
     return f"""<!doctype html>
 <html lang="en">

@@ -270,7 +270,7 @@ def test_a_paper():
             assert entry.name in teacher and entry.name not in student
             if write is as_markdown:
                 assert question.answer in teacher and question.answer not in student and question.text in student
-    assert len(re.findall('<div class="space"', as_html(paper, False))) == 12
+    assert as_html(paper, False).count("<hr />") == paper.points + 12 and "<hr />" not in as_html(paper, True)
 
 
 def test_a_seed_means_the_same_paper_for_ever():
