@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from chapters.published import config_of
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
@@ -121,14 +122,8 @@ def listed(things: Iterable[Any]) -> str:
 
 def model(layers: int, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
     """What else a checkpoint says changes no answer of an exam."""
-    sizes = dict(vocab_size=32_000, hidden_size=heads * head_dim, intermediate_size=4 * heads * head_dim)
-    sizes |= dict(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim)
-    others = dict(
-        rms_norm_eps=1e-6, rope_theta=1e4, max_position_embeddings=32_768, rope_scaling={"rope_type": "default"}
-    )
-    flags = dict(qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False, tie_word_embeddings=False)
-    fields: dict[str, Any] = sizes | others | flags
-    return ModelConfig(architecture="LlamaForCausalLM", dtype="bfloat16", **fields)
+    hidden_size = heads * head_dim
+    return config_of(32_000, hidden_size, 4 * hidden_size, layers, heads, kv_heads, head_dim, False)
 
 
 def scheduler(num_blocks: int, block_size: int, budget: int, caching: bool = False, **options: Any) -> Scheduler:
