@@ -193,7 +193,5 @@ def _course(chapter: Chapter, name: str, parts: tuple[str, ...]) -> Iterator[Pat
 
 
 def _zip(target: Path, folder: Path) -> Path:
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            archive.write(path, path.relative_to(folder).as_posix())  # with its rights
+    shutil.make_archive(str(target.with_suffix("")), "zip", folder)
     return target
