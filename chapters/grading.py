@@ -10,7 +10,7 @@ This file needs the standard library and nanovllm/core until a check asks for a 
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property, wraps
 from importlib import import_module
 from itertools import chain, islice
@@ -277,9 +277,10 @@ OTHER_NUMBERS = ("numpy", "fractions", "decimal", "array")  # modules of what no
 BELIEVED = ("builtins", "collections", "enum", "nanovllm", "torch", "chapters", "numbers", *OTHER_NUMBERS)
 CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 VALUES = (int, float, complex, str, bytes, *CONTAINERS)
-# Methods that decide what a check sees. A NamedTuple has the last two of its own.
+# Methods that decide what a check sees.
 OPERATORS = {name for kind in VALUES for name in vars(kind) if name.startswith("__")} - vars(object).keys()
 OPERATORS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__torch_function__"}
+# Each NamedTuple has __getnewargs__ of its own; __class_getitem__ decides nothing that a check sees.
 OPERATORS -= {"__class_getitem__", "__getnewargs__"}
 _there_before: dict[int, type] = {}  # by id: a metaclass may have its own ==
 
@@ -288,7 +289,7 @@ def believe_classes_there_are(submission: bytes) -> None:
     """Before it is loaded: of the classes that say they are Python's or ours, only these are, from now on."""
     for name in ("torch", *OTHER_NUMBERS):
         if name.encode() in submission:  # it may be the first to import this
-            with suppress(ImportError):
+            with suppress(ImportError, OSError):
                 import_module(name)
     todo = [object]
     while todo:
@@ -299,14 +300,20 @@ def believe_classes_there_are(submission: bytes) -> None:
 
 
 def values_in(value: Any, depth: int = 6) -> Iterator[Any]:
-    """The value itself, and what it holds if it is one of Python's own containers, whatever class is made from it."""
+    """The value itself, and what it holds if it is one of Python's own containers, whatever class is made from it, or a
+    dataclass of the course's."""
     yield value
-    if not depth or not issubclass(type(value), CONTAINERS):
+    kind = type(value)
+    if not depth:
         return
-    if issubclass(type(value), dict):
+    if is_dataclass(kind) and kind.__module__.startswith("chapters.") and _is_believed(kind):  # such as Summary
+        held = vars(value).values()
+    elif issubclass(kind, dict):
         held = chain(dict.keys(value), dict.values(value))
+    elif issubclass(kind, CONTAINERS):
+        held = next(each for each in CONTAINERS if issubclass(kind, each)).__iter__(value)
     else:
-        held = next(kind for kind in CONTAINERS if issubclass(type(value), kind)).__iter__(value)
+        return
     for each in islice(held, 10_000):
         yield from values_in(each, depth - 1)
 

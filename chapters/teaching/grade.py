@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--container", metavar="IMAGE", help=about)
     about = "grade these chapters (default: all); a single one also holds for files whose name has no chapter"
     parser.add_argument("--chapters", type=int, nargs="+", default=[], metavar="N", help=about)
-    about = "submissions at a time (default: one for each core, and 2 GiB of memory)"
+    about = "submissions at a time (default: one for each core, as far as each has 2 GiB of free memory)"
     parser.add_argument("--jobs", type=whole_number, metavar="N", help=about)
     limit = f"wall time for one check (default: {LIMIT_S:g})"
     parser.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)

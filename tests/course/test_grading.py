@@ -224,7 +224,17 @@ def test_a_value_that_says_what_it_is_equal_to(checkpoint, monkeypatch):
         count: int
         rest: int
 
-    answers = [Never(7), [Never(7)], ([1, [Never(7)]], 4), Any(), {2: Any()}, Counter(a=Never(7)), Near(4), Other()]
+    answers = [
+        Never(7),
+        [Never(7)],
+        ([1, [Never(7)]], 4),
+        Any(),
+        {2: Any()},
+        Counter(a=Never(7)),
+        Near(4),
+        Other(),
+        Timing(Near(0), ()),
+    ]
     for answer in [*answers, Own([Never(7)]), Pair(Never(7), 1), OrderedDict(a=Own([Any()]))]:
         problem = grade(make_task(check), lambda n, answer=answer: answer, Bench(str(checkpoint()))).problem
         assert "decides by itself how it compares" in problem
