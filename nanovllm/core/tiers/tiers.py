@@ -84,6 +84,7 @@ class Tiers:
         self.on_kept: Callable[[list[Record]], None] | None = None
         self._awaited: dict[int, Awaited] = {}  # seq_id -> what it wants
         self._polled: list[int] = []  # seq_ids of those that were looked up last
+        self._was_refused = False  # one of them could not ask: too many fetches were on their way
         self._preempted: set[int] = set()  # seq_ids of those that wait and have had blocks before
         self._reset_step()
 
@@ -106,14 +107,15 @@ class Tiers:
         So the time that it takes depends on these sequences' prompts, and not on how many wait after them. It is called
         in every step, also where nobody can be admitted: meanwhile their blocks are read ahead.
 
-        is_full: none of them can be admitted now, since as many run as may. Then the same ones are not looked up again
-        while nothing is on its way to them; they are in the step after one of those that run has ended.
+        is_full: none of them can be admitted now, because max_num_seqs sequences are running. Then the same ones are
+        not looked up again while nothing is on its way to them, and none waits until it may ask.
         """
         polled = list(islice(waiting, MAX_POLLED))
         seq_ids = [seq.seq_id for seq in polled]
-        if is_full and seq_ids == self._polled and not any(awaited.fetch for awaited in self._awaited.values()):
+        is_idle = not self._was_refused and not any(awaited.fetch for awaited in self._awaited.values())
+        if is_full and is_idle and seq_ids == self._polled:
             return polled
-        self._polled = seq_ids
+        self._polled, self._was_refused = seq_ids, False
         for seq in polled:
             seq.awaits_blocks = True
         # What the others have asked for is given up. Nobody takes it in, and it would use up MAX_FETCHES for ever.
@@ -154,6 +156,7 @@ class Tiers:
         awaited = self._awaited.get(seq.seq_id)
         if awaited is None:
             if len(self._fetching()) >= MAX_FETCHES:
+                self._was_refused = True
                 return hits
             awaited = self._awaited[seq.seq_id] = Awaited(self.records_of(seq))
         while not awaited.is_pending:
@@ -333,11 +336,18 @@ class Tiers:
     def _store_blocks(self, disk: Store) -> None:
         """What the step has registered; a block's parent was registered before it."""
         records = {block.block_id: self.record_of(block) for block in self._registered.values()}
-        new = {block_id: record for block_id, record in records.items() if not disk.may_have(record.key)}
+        new, kept, keys = dict[int, Record](), list[Record](), set[bytes]()
+        for block_id, record in records.items():
+            parent = record.parent_hash
+            if disk.may_have(record.key):
+                kept.append(record)
+            elif parent is None or parent in keys or disk.may_have(parent):  # else nobody could find it
+                new[block_id] = record
+                keys.add(record.key)
         if new:
             disk.put([*new.values()], lambda n: self.data.read([*new][:n]))
-        if self.on_kept is not None and len(new) < len(records):
-            self.on_kept([record for block_id, record in records.items() if block_id not in new])
+        if self.on_kept is not None and kept:
+            self.on_kept(kept)
 
     def _store_snapshots(self) -> None:
         """Only the newest snapshot of a running sequence's output is kept, and it goes within a few tokens: the disk
@@ -350,9 +360,10 @@ class Tiers:
             if block_hash in newest:
                 continue
             del self._new_snapshots[block_hash]
-            if self.disk is not None and not self.disk.may_have(state_key(block_hash)):
+            disk = self.disk
+            if disk is not None and disk.may_have(block_hash) and not disk.may_have(state_key(block_hash)):
                 slot = snapshots.by_hash[block_hash].slot
-                self.disk.put([self.state_record(block_hash)], lambda n: [self.data.read_state(slot)])  # noqa: B023
+                disk.put([self.state_record(block_hash)], lambda n: [self.data.read_state(slot)])  # noqa: B023
 
     def _count_hits(self, seq_id: int, num_tokens: int) -> None:
         """A sequence was admitted with this many tokens in cached blocks, wherever their K/V came from."""

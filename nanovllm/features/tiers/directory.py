@@ -235,7 +235,8 @@ class CacheDirectory:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of the segments that this process reads, as far as it has seen them. Any thread may ask: no file is."""
+        """Bytes of the segments that this process reads, as far as it has seen them. Any thread may call it: it reads
+        no file."""
         segments = [*self._segments.values()]
         return sum(HEADER_BYTES + len(s.hashes) * (s.space.slot_bytes + HASH_BYTES) for s in segments)
 

@@ -74,7 +74,8 @@ class DiskStore:
         num_queued = sum(1 for _ in takewhile(lambda end: end <= room, ends))  # the first ones: parents come first
         data = read(num_queued) if num_queued else []
         if num_queued < len(records) and self._writes and not self._has_dropped:
-            logger.warning("prefix cache: %s is slower than the engine; some blocks are not kept", self.directory.path)
+            text = "prefix cache: there are more blocks than may wait to be written to %s; some are not kept"
+            logger.warning(text, self.directory.path)
             self._has_dropped = True
         with self._wake:
             self.num_dropped += len(records) - num_queued

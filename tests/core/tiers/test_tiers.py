@@ -173,6 +173,38 @@ def test_who_waits_for_a_seat_is_looked_up_once(monkeypatch):
     assert [seq.num_cached_tokens for seq in waiting] == [9 * BLOCK, 23 * BLOCK - 1]
 
 
+def test_who_could_not_ask_is_looked_up_again():
+    """It came when as many fetches as there may be were on their way, and all seats were taken."""
+    world = World(random.Random(0), disk=SlowStore(random.Random(0)), max_num_seqs=1, num_blocks=60)
+    prompts = [[*range(1000 * i, 1000 * i + 4 * BLOCK), 7] for i in range(1, MAX_FETCHES + 2)]
+    for prompt in prompts:
+        world.add(prompt)
+    world.add(range(10_000, 10_000 + 58 * BLOCK))
+    world.run()
+    world.add([1, 2, 3], max_tokens=60)
+    world.step()
+    for prompt in prompts[1:]:
+        world.add(prompt, priority=1)
+    world.step()
+    first = world.add(prompts[0], priority=0)
+    world.step()
+    for _ in range(20):
+        world.tiers.disk.deliver()
+        world.step()
+    assert not first.awaits_blocks
+
+
+def test_blocks_whose_parent_is_not_kept_are_not_offered():
+    class SmallStore(SlowStore):
+        def put(self, records, read):
+            super().put(records[:2], read)  # which asserts that their parents are there
+
+    world = World(random.Random(0), disk=SmallStore(random.Random(0)), max_num_batched_tokens=4 * BLOCK)
+    world.add(PROMPT)
+    world.run()
+    assert len(world.tiers.disk.kept) == 2
+
+
 def test_those_who_were_not_looked_at_are_not_admitted():
     world = World(random.Random(0), disk=SlowStore(random.Random(0)), num_blocks=80, max_num_seqs=80)
     seqs = [world.add([1, i]) for i in range(MAX_POLLED + 3)]
