@@ -120,7 +120,7 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig, **neutral: Any) -> "LLMEngine":
-        """neutral: vLLM's usage_context and stat_loggers, at the values that ask for nothing."""
+        """neutral: what vLLM's has beside it, such as usage_context, at the values that ask for nothing."""
         known_names(neutral, (), "LLMEngine.from_engine_args")
         return cls(engine_args)
 

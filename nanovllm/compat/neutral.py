@@ -208,16 +208,10 @@ def _bytes_of_gib(size: Any) -> int:
     return int(check_number("kv_offloading_size", size, Real, 0, 1 << 20) * (1 << 30))
 
 
-def _no_images(is_only: Any) -> dict[str, int]:
-    check_switch("language_model_only", is_only)
-    return {"image": 0}
-
-
 RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {  # another name of an option -> ours, its value there
     "kv_offloading_size": ("cpu_cache_bytes", _bytes_of_gib),
     "kvcache_block_size": ("block_size", lambda size: size),  # this and the next one: nano-vllm's
     "num_kvcache_blocks": ("num_gpu_blocks_override", lambda number: None if number == -1 else number),
-    "language_model_only": ("limit_mm_per_prompt", _no_images),
 }
 
 
@@ -228,13 +222,16 @@ def in_our_words(given: Mapping[str, Any], known: Collection[str], what: str) ->
     """
     ours = dict(given)
     for name, (our_name, converted) in RENAMED.items():
-        if our_name not in known or (value := ours.pop(name, None)) is None or value is False:
+        if our_name not in known or (value := ours.pop(name, None)) is None:
             continue
         value = converted(value)
         if ours.get(our_name) is None:
             ours[our_name] = value
         elif ours[our_name] != value:
             raise ValueError(f"{name} and {our_name} are two names of one option; leave one of them out")
+    is_only = ours.pop("language_model_only", None) if "limit_mm_per_prompt" in known else None
+    if is_only is not None and check_switch("language_model_only", is_only):
+        ours["limit_mm_per_prompt"] = {"image": 0}
     neutral = {name: values for name, values in NEUTRAL.get(what, {}).items() if name not in known}
     return {n: v for n, v in ours.items() if n not in neutral or not _changes_nothing(v, neutral[n])}
 

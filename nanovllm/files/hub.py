@@ -116,17 +116,22 @@ def _check_format(load_format: str, is_gguf: bool, model: str) -> None:
 
 def _is_gguf_file(path: Path) -> bool:
     """By its name, or by how it begins: Ollama calls its files sha256-...."""
-    if path.suffix == ".gguf":
+    if _is_named_gguf(path.name):
         return True
-    if not path.is_file():  # a pipe, for example
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+    with suppress(OSError):
+        if path.is_file():  # no pipe, for example
+            with path.open("rb") as file:
+                return file.read(4) == b"GGUF"
+    return False
+
+
+def _is_named_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
 
 
 def _gguf_file_in(directory: Path) -> Path | None:
     """The GGUF file of a directory that has no other weights. FileNotFoundError if it is not clear which."""
-    paths = sorted(path for path in directory.glob("*.gguf") if not _is_tower(path.name))
+    paths = sorted(path for path in directory.iterdir() if _is_named_gguf(path.name) and not _is_tower(path.name))
     if not paths or any(directory.glob("*.safetensors")):
         return None
     if len(paths) > 1:
@@ -150,10 +155,10 @@ def _download_gguf_file(repository: str, quantization: str, revision: str | None
         names = []
         with suppress(Exception):  # without a network, what has been downloaded before is there
             folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
-            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
         if not names:
             raise
-    names = [name for name in names if name.endswith(".gguf") and not _is_tower(name)]
+    names = [name for name in names if _is_named_gguf(name) and not _is_tower(name)]
     ending = re.compile(rf"(.*[-./])?{re.escape(quantization)}\.gguf", re.IGNORECASE)
     found = [name for name in names if ending.fullmatch(name)]
     if len(found) != 1:

@@ -94,15 +94,16 @@ def test_what_only_the_checkpoint_rules_out(llm, options, text):
 
 def test_neutral_values():
     """An option of vLLM's is taken at the values that change nothing and at None, and refused at others."""
+    says_more = (*RENAMED, "language_model_only")  # what an option of ours says
     for cls, table, given in (
         (EngineConfig, NEUTRAL["LLM"], {"model": "m"}),
         (SamplingParams, NEUTRAL["SamplingParams"], {}),
     ):
         for name, values in table.items():
             for value in (None, *values):
-                if name not in RENAMED or not value:  # which says the same as an option of ours
+                if name not in says_more or not value:
                     assert cls(**given, **{name: "anything" if value is ANY else value}) == cls(**given)
-            if ANY not in values and name not in RENAMED:
+            if ANY not in values and name not in says_more:
                 taken = " or ".join(map(repr, values))
                 expect(f"takes {name!r} only as {taken} (found 'surprise')", cls, **given, **{name: "surprise"})
     for what, table in NEUTRAL.items():
@@ -115,9 +116,14 @@ def test_neutral_values():
     for options in ({"cpu_offload_gb": 0.0}, {"cpu_offload_gb": np.float32(0)}, {"watermark": 0}, {"nnodes": 1.0}):
         assert EngineConfig(model="m", **options) == EngineConfig(model="m")
     assert SamplingParams(length_penalty=1) == SamplingParams()
-    assert EngineConfig(model="m", language_model_only=True).limit_mm_per_prompt == {"image": 0}
-    both = EngineConfig(model="m", language_model_only=False, limit_mm_per_prompt={"image": 2})
-    assert both.limit_mm_per_prompt == {"image": 2}
+    for is_only, given, limits in (
+        (True, None, {"image": 0}),
+        (True, {"image": 1, "video": 0}, {"image": 0}),
+        (False, {"image": 2}, {"image": 2}),
+    ):
+        config = EngineConfig(model="m", language_model_only=is_only, limit_mm_per_prompt=given)
+        assert config.limit_mm_per_prompt == limits
+    expect("language_model_only must be true or false", EngineConfig, model="m", language_model_only="yes")
     expect("cpu_cache_bytes must be a whole number, or one like '8k'", EngineConfig, model="m", cpu_cache_bytes="auto")
 
 

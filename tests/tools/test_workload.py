@@ -124,6 +124,9 @@ def test_requests_of_strangers():
             parse_requests({"prompt": [[5], [5, token_id]]}, tokenizer)
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     assert parse_requests(chat | {"mm_processor_kwargs": {"size": 1}}, tokenizer) == parse_requests(chat, tokenizer)
+    seen = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
+    with pytest.raises(ValueError, match="prompts with images are not read here"):
+        parse_requests(seen, tokenizer)
     own = chat | {"chat_template": "{{ messages[0].content }} hi"}
     assert parse_requests(own, tokenizer) == [(tokenizer("hi hi").input_ids, None)]
     for line in (own, {"body": own}):

@@ -85,7 +85,7 @@ function run(section) {
     const scrolls = event.target.matches?.("[tabindex='0']"); // what is wider than its place
     if (event.key === "ArrowLeft" && !scrolls) play("back");
     else if (event.key === "ArrowRight" && !scrolls) forward();
-    else if (event.target !== document.body && !section.contains(event.target)) return; // letters are the lab's in the lab only
+    else if (event.target !== document.body && !section.contains(event.target)) return; // letters are the lab's while it, or nothing, has the focus
     else if (event.key === "t" && $(".typed")) $(".typed input").focus();
     else if (section.querySelector(`[data-key-name="${CSS.escape(event.key)}"]`)) play("do", event.key);
     else return;

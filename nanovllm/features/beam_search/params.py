@@ -23,7 +23,7 @@ class BeamSearchParams:
         0.0, "above 0 one sampled token is a candidate beside the most likely ones, as in vLLM", low=0.0
     )
     length_penalty: float = option(
-        1.0, "a beam's score: its log probability / (prompt and output tokens ** this)", low=-10.0, high=10.0
+        1.0, "a beam's score: its log probability / (prompt and output tokens ** this)", low=-30.0, high=30.0
     )
     skip_special_tokens: bool = option(True, "special tokens are not part of the text")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Candidate(NamedTuple):
-    """A beam and a token that may follow it. entries: of all that may."""
+    """A beam and a token that may follow it. entries: those of all tokens that may follow."""
 
     score: float
     beam: BeamSearchSequence
@@ -59,7 +59,7 @@ class Search:
         return sorted(beams, key=self.score, reverse=True)[: self.params.beam_width]
 
     def take_in(self, outputs: list[RequestOutput]) -> None:
-        """What may follow each of the beams. Of what has no chance any more, no tokens are copied, nor kept."""
+        """What may follow each of the beams. Tokens are copied only for those that can still be among the best."""
         going_on, ended = list[Candidate](), list[Candidate]()
         for beam, output in zip(self.beams, outputs, strict=True):
             [sample] = output.outputs

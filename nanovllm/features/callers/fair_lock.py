@@ -30,15 +30,18 @@ class Turn:
         self.heard: SimpleQueue[None] = SimpleQueue()  # that it may be the first now
 
     def is_valid(self) -> bool:
-        return is_within(Turn.run, self, sys._current_frames().get(self.thread))
+        """Is the call that took it on its thread's stack?
+
+        A stack that changes while it is read (a generator on it yields) may look as if it had ended: it is read anew.
+        """
+        return any(is_within(Turn.run, self, sys._current_frames().get(self.thread)) for _ in range(3))
 
     def run(self, work: Callable[[], Result]) -> Result:
         """work(), once all that asked earlier have left."""
         try:
             self.queue.append(self)
             while (first := self.queue[0]) is not self:
-                # A stack that changes while it is read (a generator on it yields) may look as if it had ended.
-                if not any(first.is_valid() for _ in range(3)):
+                if not first.is_valid():
                     first.leave()
                     continue
                 with suppress(Empty):

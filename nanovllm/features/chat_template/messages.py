@@ -202,7 +202,7 @@ def _checked_call(call: Any, index: int) -> Message:
 
 def _check_id(message: dict[str, Any], name: str, index: int) -> None:
     if not isinstance(message.get(name), str | int | None):
-        raise ValueError(f"message {index}: {name} must be a string, found {shorten(message[name])}")
+        raise ValueError(f"message {index}: {name} must be a string or a whole number, found {shorten(message[name])}")
 
 
 def _is_told(value: Any) -> bool:

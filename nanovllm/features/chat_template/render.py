@@ -6,7 +6,7 @@ out by rendering (reads.py), and what it has left out, too (twin.py): then the c
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -186,6 +186,9 @@ class _Attempt:
     told: str
 
 
+_Way = tuple[list[Message], list[dict[str, Any]] | None, str]  # see _ways_to_tell_tools()
+
+
 def _attempts(
     messages: list[Message], tools: list[dict[str, Any]] | None, reads: Reads, content_format: str
 ) -> Iterator[_Attempt]:
@@ -193,15 +196,17 @@ def _attempts(
     told = [message | {"index": index} for index, message in enumerate(messages)]
     if not reads.developer and any(message["role"] == "developer" for message in told):
         told = developer_as_system(told)
+    ways: Iterable[_Way] = _ways_to_tell_tools(told, tools, reads)
     for name in (content_format,) if content_format != "auto" else FORMATS_OF_CONTENT:
-        for conversation, shown_tools, how in _ways_to_tell_tools(told, tools, reads):
+        made = list[_Way]()
+        for conversation, shown_tools, how in ways:
+            made.append((conversation, shown_tools, how))
             fitted = [_fitted(message, reads, name) for message in conversation]
             yield _Attempt(fitted, [message["index"] for message in conversation], shown_tools, how)
+        ways = made
 
 
-def _ways_to_tell_tools(
-    messages: list[Message], tools: list[dict[str, Any]] | None, reads: Reads
-) -> Iterator[tuple[list[Message], list[dict[str, Any]] | None, str]]:
+def _ways_to_tell_tools(messages: list[Message], tools: list[dict[str, Any]] | None, reads: Reads) -> Iterator[_Way]:
     """(messages, tools for the template, what is told otherwise than it came: a key of TOLD, or "").
 
     Each is made when the ones before it did not do: making it may log what it cannot show.

@@ -214,8 +214,8 @@ def _check_options(options: dict[str, Any], folder: Path) -> None:
 
 def _base_tables(tensors: dict[str, Any], shape: list[int]) -> list[str]:
     """What peft writes beside the matrices of an output head: that head as it was before, of this shape."""
-    endings = ("lm_head.base_layer.weight", "embed_tokens.base_layer.weight")
-    return [name for name, tensor in sorted(tensors.items()) if name.endswith(endings) and list(tensor.shape) == shape]
+    ending = "lm_head.base_layer.weight"
+    return [name for name, tensor in sorted(tensors.items()) if name.endswith(ending) and list(tensor.shape) == shape]
 
 
 def _modules_of(tensors: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:

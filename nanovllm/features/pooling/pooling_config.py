@@ -146,7 +146,7 @@ def read_pooling(text: Any, architecture: str, kind: str, engine_config: Any, pa
 
 
 def _fields_of(text: Any) -> dict[str, Any]:
-    """Those that say something: null is what a field says that is not there."""
+    """Those that are not null, which means absent."""
     return {name: value for name, value in vars(text).items() if value is not None}
 
 

@@ -112,7 +112,7 @@ class Published:
         return [scheme for scheme in dict.fromkeys(found) if scheme is not None]
 
     def __str__(self) -> str:
-        return f"{self.method}, {'; '.join(map(str, self.schemes)) or 'no weights of few bits'}"
+        return f"{self.method}, {'; '.join(dict.fromkeys(map(str, self.schemes))) or 'no weights of few bits'}"
 
 
 def read_published(whole: Any, text: Any, path: Path) -> Published:

@@ -41,7 +41,7 @@ class Proposer(Protocol):
     draft_s: float
 
     def kinds(self, seqs: list[Sequence]) -> list[int | None]:
-        """What a draft for each of the sequences that run rests on: each kind is accepted at a rate of its own.
+        """For each running sequence the kind of its draft: each kind is accepted at a rate of its own.
 
         None where there is no draft. It is called once in a step.
         """

@@ -99,14 +99,14 @@ def load_draft_model(
         quantization=chosen.quantization,
         kv_cache_memory_bytes=min(num_bytes, share),
         num_gpu_blocks_override=None,
-        max_model_len=None,  # what it is here, a small pool may lower
+        max_model_len=None,
         tensor_parallel_size=1,
         enable_prefix_caching=True,
         state_cache_bytes=share if config.state_cache_bytes is None else min(config.state_cache_bytes, share),
         enable_lora=False,
         speculative_config=None,
     )
-    # Its answers end where the target's do.
+    # Its answers end where the target's do. Its length is a default here, which a small pool may lower.
     drafting = replace(model, end_tokens=target.end_tokens, max_position_embeddings=max_model_len)
     runner = DraftRunner(draft_config, drafting, target.vocab_size)
     runner.load(directory)

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from nanovllm.core.sequence import Sequence
 
-AT_ONCE = 4096  # tokens of all sequences that are indexed in a step, in some 10 to 40 ms
+AT_ONCE = 4096  # tokens of all sequences that are indexed in a step: some 10 ms for n-grams of two to four
 
 
 class NgramProposer:

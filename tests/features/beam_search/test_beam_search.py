@@ -206,7 +206,7 @@ def test_what_is_refused(llm):
     expect("beam_width must be a whole number between 1", BeamSearchParams, 0, 3)
     expect("max_tokens must be a whole number", BeamSearchParams, beam_width=2)
     expect("ignore_eos must be True or False", BeamSearchParams, 2, 3, ignore_eos=1)
-    expect("length_penalty must be a number between -10.0 and 10.0", BeamSearchParams, 2, 3, length_penalty=100.0)
+    expect("length_penalty must be a number between -30.0 and 30.0", BeamSearchParams, 2, 3, length_penalty=100.0)
     expect("takes 'structured_outputs' only as None", BeamSearchParams, 2, 3, structured_outputs={"regex": "a"})
     expect("did you mean 'beam_width'?", BeamSearchParams, beam_widths=2)
     assert BeamSearchParams(2, 3, include_stop_str_in_output=True) == params

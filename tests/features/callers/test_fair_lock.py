@@ -8,8 +8,10 @@ import time
 import pytest
 
 from nanovllm import RequestOutput, SamplingParams
+from nanovllm.checks.callers import is_within
 from nanovllm.core.scheduler import Scheduler
-from nanovllm.features.callers.fair_lock import FairLock, Turn
+from nanovllm.features.callers import fair_lock
+from nanovllm.features.callers.fair_lock import FairLock
 
 PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 
@@ -86,7 +88,6 @@ def test_turns_are_taken_in_the_order_of_asking():
 def test_a_stack_that_looks_ended_for_a_moment(monkeypatch):
     """So it may while it changes. Whoever has the turn keeps it."""
     turns, began, together = FairLock(), threading.Event(), []
-    looked = Turn.is_valid
     looks = iter([False])
 
     def hold():
@@ -96,7 +97,7 @@ def test_a_stack_that_looks_ended_for_a_moment(monkeypatch):
         time.sleep(0.1)
         together.append(len(turns.queue))
 
-    monkeypatch.setattr(Turn, "is_valid", lambda turn: next(looks, None) is not False and looked(turn))
+    monkeypatch.setattr(fair_lock, "is_within", lambda *args: next(looks, None) is not False and is_within(*args))
     holder = threading.Thread(target=lambda: turns.run(hold))
     holder.start()
     began.wait()

@@ -34,9 +34,13 @@ def test_messages(llm, monkeypatch):
     expect("has its image under", llm.chat, [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])
     expect("message 0: a tool call must be of type 'function'", llm.chat, [{"role": "assistant", "tool_calls": ["f"]}])
     call = {"id": [], "type": "function", "function": {"name": "f"}}
-    expect("message 0: id must be a string, found []", llm.chat, [{"role": "assistant", "tool_calls": [call]}])
+    expect(
+        "message 0: id must be a string or a whole number, found []",
+        llm.chat,
+        [{"role": "assistant", "tool_calls": [call]}],
+    )
     result = {"role": "tool", "tool_call_id": {}, "content": "noon"}
-    expect("message 1: tool_call_id must be a string, found {}", llm.chat, [user, result])
+    expect("message 1: tool_call_id must be a string or a whole number, found {}", llm.chat, [user, result])
     expect("tools must be a list of dicts", llm.chat, [user], tools={"name": "f"})
     expect("chat_template_kwargs must be a dict", llm.chat, [user], chat_template_kwargs=["thinking"])
     for name, value in (

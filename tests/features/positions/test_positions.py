@@ -30,7 +30,7 @@ def test_rotary_table_has_the_positions_that_can_occur(broken):
     assert len(llm.generate([[5] * 60], SamplingParams(ignore_eos=True))[0].outputs[0].token_ids) == 4
 
 
-def test_linear_scaling_may_make_the_context_longer(broken):
+def test_linear_scaling_may_make_the_context_longer(broken, eager_drafts):
     """What config.json says is the length before it or after it; by default it is not exceeded."""
     rope = dict(rope_type="linear", rope_theta=1e4, factor=4.0)
     edit(broken / "config.json", max_position_embeddings=64, rope_parameters=rope)

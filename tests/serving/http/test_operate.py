@@ -401,6 +401,8 @@ def test_tokens_and_texts(server):
     assert ask(server, {"prompt": long}, "/tokenize")[1]["count"] > 256, "to know how long it is, it need not fit"
     _, _, headers = ask(server, {"prompt": FOX, "promt": 1}, "/tokenize")
     assert "did you mean 'prompt'?" in headers["warning"]
+    _, _, headers = ask(server, {"messages": USER, "chat_template_content_format": "string"}, "/tokenize")
+    assert "chat_template_content_format" in headers["warning"], "it is the server's"
     for path, body, status, message in (
         ("/tokenize", {}, 400, "a prompt, which is a text, or messages"),
         ("/tokenize", {"prompt": [5]}, 400, "a prompt, which is a text, or messages"),

@@ -488,7 +488,7 @@ def test_keys_are_tenants(checkpoint):
 
 
 def test_pages_elsewhere(checkpoint):
-    options = ServeOptions(allowed_origins=("http://ui.example",), api_key=("k",))
+    options = ServeOptions(allowed_origins="http://ui.example", api_key="k")  # one is a list of one
     with serving(checkpoint(), options) as server:
         for origin, status in (("http://ui.example", 200), ("http://evil.example", 400)):
             preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
