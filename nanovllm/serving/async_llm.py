@@ -420,7 +420,7 @@ class AsyncLLM:
         await self.call(pause)
 
     async def resume_generation(self) -> None:
-        """Go on where pause_generation() has stopped. Nothing, if it has not."""
+        """Go on where pause_generation() has stopped, at full speed."""
         self.thread.set_pace()
 
     async def is_paused(self) -> bool:

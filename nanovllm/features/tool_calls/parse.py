@@ -126,7 +126,7 @@ def parse_tool_calls(text: str, format_name: str = "hermes", tools: Iterable[Any
     format_name: one of FORMATS. tools: as OpenAI's API describes them; where a format has no types, their schemas say
     what is a number and what a text.
     """
-    stream = ToolCallStream(format_name, tools)
+    stream = ToolCallStream(format_name, schemas_of(tools))
     return parsed([*stream.feed(text), *stream.end()])
 
 
@@ -146,11 +146,11 @@ def parsed(events: Iterable[Event]) -> Parsed:
 
 class ToolCallStream:
     """An answer's events (source.py) as its text comes. White space, ";", "," and list brackets alone beside calls are
-    nobody's."""
+    nobody's. functions: schemas_of() the tools; those who read the samples of a request share them."""
 
-    def __init__(self, format_name: str, tools: Iterable[Any]) -> None:
+    def __init__(self, format_name: str, functions: dict[str, dict[str, Any]]) -> None:
         check_choice("the format of tool calls", format_name, READERS)
-        self._source = Source(functions_of(tools))
+        self._source = Source(functions)
         self._events = READERS[format_name](self._source)
         self._blank: list[Event] = []  # text since the last call, as long as it is nobody's content
         self._is_blank, self._has_called = True, False
@@ -176,7 +176,7 @@ class ToolCallStream:
         return events if self._has_called else events + self._blank
 
 
-def functions_of(tools: Iterable[Any]) -> dict[str, dict[str, Any]]:
+def schemas_of(tools: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """Name -> JSON schema of the arguments. Of what is no function there is nothing to say."""
     functions = (tool.get("function") for tool in tools if isinstance(tool, dict))
     named = (given for given in functions if isinstance(given, dict) and isinstance(given.get("name"), str))

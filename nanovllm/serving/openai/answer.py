@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nanovllm import CompletionOutput, RequestOutput
@@ -86,8 +86,8 @@ def usage_of(outputs: Iterable[RequestOutput], shown: Shown, counters: Reasoning
 class Chunks:
     """The same answer in pieces: outputs that grow become chunks that hold what is new.
 
-    include_usage: a last chunk has it, as OpenAI's stream_options ask for. continuous_usage: then every chunk has it,
-    as vLLM's do.
+    include_usage: a last chunk has it, as OpenAI's stream_options ask for. continuous_usage: then every chunk has that
+    of its choice, as vLLM's do.
     """
 
     def __init__(
@@ -115,7 +115,6 @@ class Chunks:
     def of(self, place: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Chunks with what this output has beyond the one before. place: of its prompt among those of the request."""
         self._outputs[place] = output
-        usage = self._usage() if self.continuous_usage else None
         for sample in output.outputs:
             index = place * len(output.outputs) + sample.index
             if index in self._ended:
@@ -133,7 +132,7 @@ class Chunks:
                 first = news[0] if news else Said({}, 0, 0)
                 news = [first._replace(delta={"role": "assistant"} | first.delta), *news[1:]]
             head = self._head if self._num_sent else self._head | self.shown.beside_first_delta(self.url, output)
-            more = {"usage": usage} if self.include_usage else {}
+            more = {"usage": self._usage_of(output, sample)} if self.include_usage else {}
             name, nothing = ("delta", {}) if self.url == CHAT else ("text", "")
             *earlier, last = news or [Said(nothing, 0, 0)]
             for said in earlier:
@@ -195,6 +194,12 @@ class Chunks:
     def last(self) -> Iterator[dict[str, Any]]:
         if self.include_usage:
             yield self._head | {"choices": [], "usage": self._usage()}
+
+    def _usage_of(self, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any] | None:
+        """A chunk's: of its choice, so far."""
+        if not self.continuous_usage:
+            return None
+        return usage_of([replace(output, outputs=[sample])], self.shown, self._counters)
 
     def _usage(self) -> dict[str, Any]:
         return usage_of(self._outputs.values(), self.shown, self._counters)

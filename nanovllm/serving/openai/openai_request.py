@@ -11,7 +11,7 @@ from nanovllm.checks.values import check_number, check_switch, check_text, short
 from nanovllm.features.chat_template.chat import OPTIONS as CHAT_OPTIONS
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.reasoning.think import Reasoning
-from nanovllm.features.tool_calls.parse import MARKERS, format_of
+from nanovllm.features.tool_calls.parse import MARKERS, format_of, schemas_of
 from nanovllm.prompts import check_generates, tokenize
 from nanovllm.request import Request
 from nanovllm.serving.openai.reading import PLAIN, Parsers, Reading
@@ -149,7 +149,7 @@ def _chat(
     return [prompt], Reading(
         format=form,
         ids=format_name,
-        tools=tools.given,
+        functions=schemas_of(tools.given) if form else {},
         reasoning=reasoning,
         shows_reasoning=shows_reasoning,
         several=tools.several or named,

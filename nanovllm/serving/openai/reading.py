@@ -33,7 +33,7 @@ class Reading:
 
     format             of calls (features/tool_calls); "": none are read
     ids                the model's own format, which says what a call's id looks like
-    tools              those of the request
+    functions          that it may call, with the schemas of their arguments: schemas_of()
     reasoning          what stands around the model's; None: it has none
     shows_reasoning    or is it left out?
     several            calls; otherwise those after the first are left out
@@ -44,7 +44,7 @@ class Reading:
 
     format: str = ""
     ids: str = ""
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    functions: dict[str, dict[str, Any]] = field(default_factory=dict)
     reasoning: Reasoning | None = None
     shows_reasoning: bool = True
     several: bool = True
@@ -98,7 +98,7 @@ class Reader:
         self.reading, self._source = reading, Source()
         reasoning = reading.reasoning
         self._parts = self._source.until() if reasoning is None else reasoning.read(self._source)
-        self._calls = ToolCallStream(reading.format, reading.tools) if reading.format else None
+        self._calls = ToolCallStream(reading.format, reading.functions) if reading.format else None
         self._calls_at: int | None = None  # where the text begins that calls are looked for in
         self._text_end: int | None = None  # of the text that was the last to come
         self._num_calls = 0  # that have begun

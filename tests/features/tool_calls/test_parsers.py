@@ -19,6 +19,7 @@ from nanovllm.features.tool_calls.parse import (
     format_of,
     parse_tool_calls,
     parsed,
+    schemas_of,
 )
 from nanovllm.features.tool_calls.source import Event
 from tests.errors import expect
@@ -91,7 +92,7 @@ def merged(events: list[Event]) -> list[Event]:
 
 
 def streamed(format_name: str, pieces: list[str]) -> list[Event]:
-    stream = ToolCallStream(format_name, TOOLS)
+    stream = ToolCallStream(format_name, schemas_of(TOOLS))
     return merged([event for piece in pieces for event in stream.feed(piece)] + stream.end())
 
 
@@ -183,7 +184,7 @@ def test_arguments_go_out_as_they_come(format_name):
         "mistral": '[TOOL_CALLS]write{"text": "',
         "pythonic": '[write(text="',
     }[format_name]
-    stream = ToolCallStream(format_name, TOOLS)
+    stream = ToolCallStream(format_name, schemas_of(TOOLS))
     assert next(event.kind for event in stream.feed(beginning)) == "begin"
     for word in ("two ", "gulls "):
         assert stream.feed(word) == [Event("arguments", word)]

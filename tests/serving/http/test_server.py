@@ -149,10 +149,13 @@ def test_chats_are_those_of_chat(client, llm):
     assert usage.prompt_tokens == len(expected.prompt_token_ids) and usage.prompt_tokens_details.cached_tokens > 0
     assert usage.completion_tokens == sum(len(s.token_ids) for s in expected.outputs)
     options["continuous_usage_stats"] = True  # vLLM's
-    every = client.chat.completions.create(
-        model="tiny", messages=USER, max_tokens=3, stream=True, stream_options=options
-    )
-    assert all(chunk.usage.prompt_tokens for chunk in every)
+    every = [
+        *client.chat.completions.create(
+            model="tiny", messages=USER, max_tokens=3, stream=True, stream_options=options, n=2
+        )
+    ]
+    assert {chunk.usage.prompt_tokens for chunk in every} == {usage.prompt_tokens}
+    assert [chunk.usage.completion_tokens <= 3 for chunk in every] == [bool(chunk.choices) for chunk in every]
 
 
 def test_logprobs_whole_and_streamed(client):

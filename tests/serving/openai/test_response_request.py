@@ -132,6 +132,14 @@ def test_references_cost_little():
         read_input(references * 15_000, counted)
 
 
+def test_an_answer_of_many_items_is_joined_once():
+    """10 MB in 4,000 items: to join them one by one would copy 20 GB."""
+    said = {"type": "message", "role": "assistant", "content": "x" * 2500}
+    items = [USER, call(1), *[said] * 4000, {"type": "reasoning", "content": [{"text": "why"}]}]
+    [_, answer] = translated(input=items).messages
+    assert answer["content"] == "x" * 10_000_000 and answer["reasoning"] == "why"
+
+
 def test_a_conversation_goes_on():
     """What was kept is not changed: two answers may go on from it."""
     asked = translated(input=[call(1), result(1)], previous_response_id="resp_1", instructions="be brief")

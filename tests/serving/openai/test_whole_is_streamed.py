@@ -10,7 +10,7 @@ from nanovllm import CompletionOutput, Logprob, RequestOutput
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.features.logprobs.entries import decoded_token
 from nanovllm.features.reasoning.think import Reasoning
-from nanovllm.features.tool_calls.parse import FORMATS
+from nanovllm.features.tool_calls.parse import FORMATS, schemas_of
 from nanovllm.outputs import RequestMetrics
 from nanovllm.serving.openai import answer
 from nanovllm.serving.openai.answer import Chunks, response_body
@@ -27,7 +27,7 @@ TEXTS = [*PARTS, " So. ", "\n", "é🙂", "</think>", "<think>Hm. <tool_call> ",
 READINGS = st.builds(
     Reading,
     format=st.sampled_from([*FORMATS, "json_list", ""]),
-    tools=st.just(TOOLS),
+    functions=st.just(schemas_of(TOOLS)),
     reasoning=st.sampled_from([None, Reasoning("<think>", "</think>", False), Reasoning("<think>", "</think>", True)]),
     shows_reasoning=st.booleans(),
     several=st.booleans(),
@@ -121,7 +121,7 @@ def test_a_stream_is_read_by_one_reader(monkeypatch):
     """A reader copies all tools' schemas."""
     made = []
     monkeypatch.setattr(answer, "Reader", lambda reading: made.append(reading) or Reader(reading))
-    chunks = Chunks("id", CHAT, "tiny", Shown(TOKENIZER, reading=Reading("hermes", tools=TOOLS)))
+    chunks = Chunks("id", CHAT, "tiny", Shown(TOKENIZER, reading=Reading("hermes", functions=schemas_of(TOOLS))))
     for each in outputs("two gulls", [1] * 9, "stop"):
         list(chunks.of(0, each))
     assert len(made) == 1
@@ -130,7 +130,9 @@ def test_a_stream_is_read_by_one_reader(monkeypatch):
 def test_a_forced_call_that_is_cut_short_is_no_content():
     """Before the first call's name, and before the second's; nothing else is left out."""
     text = "\n".join(['<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'] * 2)
-    free, forced = (Reading("hermes", tools=TOOLS, are_forced=are_forced) for are_forced in (False, True))
+    free, forced = (
+        Reading("hermes", functions=schemas_of(TOOLS), are_forced=are_forced) for are_forced in (False, True)
+    )
     has_content = []
     for end in range(len(text) + 1):
         (expected, has_called), found = free.message(text[:end]), forced.message(text[:end])

@@ -99,12 +99,13 @@ def add_items(
     """
     messages = [*messages[:-1], *map(dict, messages[-1:])]
     growing = messages[-1] if goes_on else None
+    last = next((item for item in reversed(items) if not _is_of_other_tool(_type_of(item))), None)
     for index, item in enumerate(items):
         kind = _type_of(item)
         try:
             answer = _unfinished(messages, growing)
             if kind == "message":
-                is_open_end = item is items[-1] and item.get("status") in OPEN
+                is_open_end = item is last and item.get("status") in OPEN
                 if is_open_end and answer is not None and "tool_calls" in answer:
                     answer = None  # no template can go on with a text that calls follow
                 _add_message(messages, item, answer)
@@ -119,6 +120,11 @@ def add_items(
                 raise ValueError(f"this server reads items of type {', '.join(KINDS)}; found type {shorten(kind)}")
         except ValueError as error:
             raise ValueError(f"input item {index}: {error}") from None
+    for message in messages:
+        if isinstance(contents := message.get("content"), _Pieces):
+            message["content"] = _joined(contents)
+        if isinstance(thoughts := message.get("reasoning"), _Pieces):
+            message["reasoning"] = "\n".join(filter(None, thoughts))
     return messages
 
 
@@ -167,6 +173,8 @@ def content_of(content: Any) -> Any:
 
 
 def _found(part: Any) -> str:
+    if isinstance(part, dict) and part.get("type") == "input_image":
+        return "images belong in messages"
     is_other = isinstance(part, dict) and part.get("type") in ("input_file", "input_audio")
     return f"this engine reads no {part['type'][6:]}s" if is_other else f"found {shorten(part)}"
 
@@ -189,16 +197,26 @@ def _add_message(messages: list[dict[str, Any]], item: dict[str, Any], answer: d
     is_empty = role == "assistant" and item.get("content") is None
     content = "" if is_empty else content_of(item.get("content"))
     if role == "assistant" and answer is not None:
-        answer["content"] = _joined(answer.get("content", ""), content)
+        answer["content"] = _with(answer.get("content", ""), content)
     else:
         messages.append({"role": role, "content": content})
 
 
-def _joined(before: Any, after: Any) -> Any:
-    """Two contents as one."""
-    if isinstance(before, str) and isinstance(after, str):
-        return before + after
-    return [part for each in (before, after) for part in _parts_of(each)]
+class _Pieces(list):
+    """What is joined in the end: each piece would copy all those before it."""
+
+
+def _with(before: Any, piece: Any) -> _Pieces:
+    pieces = before if isinstance(before, _Pieces) else _Pieces([before])
+    pieces.append(piece)
+    return pieces
+
+
+def _joined(contents: _Pieces) -> Any:
+    """Contents as one."""
+    if all(isinstance(content, str) for content in contents):
+        return "".join(contents)
+    return [part for content in contents for part in _parts_of(content)]
 
 
 def _parts_of(content: Any) -> list[dict[str, Any]]:
@@ -222,7 +240,7 @@ def _add_reasoning(messages: list[dict[str, Any]], item: dict[str, Any], answer:
     if answer is None:
         messages.append({"role": "assistant", "reasoning": text})
     else:
-        answer["reasoning"] = "\n".join(filter(None, (answer.get("reasoning"), text)))
+        answer["reasoning"] = _with(answer.get("reasoning"), text)
 
 
 def _add_call(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
