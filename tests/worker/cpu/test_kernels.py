@@ -549,7 +549,6 @@ def test_the_c_of_a_wing_is_compiled_when_the_wing_is_used(checkpoint, monkeypat
 
 @pytest.mark.compiler
 def test_the_kernels_of_a_plain_llama_need_no_file_of_a_wing(empty_cache, tmp_path, monkeypatch):
-    kernels(torch.float32)  # skips where there is no compiler
     folder = shutil.copytree(c_compiler.FOLDER, tmp_path / "cpu")
     monkeypatch.setattr(c_compiler, "FOLDER", folder)
     for source, defines in (("kernels.c", []), ("heads.c", ["-DHEAD_DIM=64", "-DGROUP=3", "-DTASK_ROWS=16"])):
