@@ -543,9 +543,9 @@ def _made(func: Any) -> Callable[..., PretendTensor]:
         assert torch.device(device).index in (None, 0), f"there is one pretend GPU, and no {device}"
         kwargs.pop("pin_memory", None)
         inner = func(*args, **kwargs, device="cpu")
+        made = GPU.new(inner)  # raises where it does not fit
         if func.overloadpacket in UNINITIALISED:
             fill_with_garbage(inner)
-        made = GPU.new(inner)
         GPU.counts.launches += GPU.recording is None
         GPU.note(lambda: replayed(func, args, {**kwargs, "device": "cpu"}, inner), (inner,))
         return made
