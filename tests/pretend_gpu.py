@@ -653,13 +653,15 @@ class PretendPlatform(CUDAPlatform):
 def pretend_gpu(
     total_bytes: int = 1 << 30,
     with_flash_attn: bool = False,
+    with_triton: bool = True,
     num_gpus: int = 1,
     capability: tuple[int, int] = (9, 0),
     torch_version: tuple[int, int] = OLDEST_TORCH,
 ) -> Iterator[PretendGPU]:
     """Meanwhile there is a GPU, with so much memory. num_gpus: as many are counted, for ranks; a process has one.
 
-    capability: (7, 5) is a T4, whose rules then hold. torch_version: what later ones have brought is not there.
+    with_triton: its interpreter takes a second to import. capability: (7, 5) is a T4, whose rules then hold.
+    torch_version: what later ones have brought is not there.
     """
     global _library
     if _library is None:
@@ -687,7 +689,7 @@ def pretend_gpu(
             overloads = [name for name in aten.mm.overloads() if not name.startswith("dtype")]
             patches.enter_context(patch.object(aten.mm, "overloads", lambda: overloads))
         modules: dict[str, Any] = {"flash_attn": flash_attn() if with_flash_attn else None}
-        if importlib.util.find_spec("triton") is not None:
+        if with_triton and importlib.util.find_spec("triton") is not None:
             modules[KERNELS] = interpreted_triton_kernels()
             patches.enter_context(patch.object(nanovllm.worker.cuda, "triton_kernels", modules[KERNELS], create=True))
         patches.enter_context(modules_replaced(modules))

@@ -1,5 +1,6 @@
 """Programs, and engines with ranks, of which nothing is left when a test ends, however it ends."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,11 +8,47 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from nanovllm import LLM
 
 LIMIT_S = 600  # for what hangs; no machine is so busy that a test needs as long
+
+
+# Programs one after another, each in a fork of a Python that has imported what takes long, and nothing of nanovllm. The
+# last one, which may be the only one, needs no fork.
+FORKS = """
+import json, os, sys
+first, *programs = json.load(sys.stdin)
+exec(first)
+import torch, safetensors.torch
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+while programs:
+    folder, program, *arguments = programs.pop(0)
+    print("\\f", flush=True)
+    if not programs or (child := os.fork()) == 0:
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        sys.argv = ["", *arguments]
+        exec(program, {})
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def run_programs(*programs: tuple[Path | str, ...], first: str = "") -> list[str]:
+    """What each (folder, program, *arguments) prints that is run in this folder, from which it imports.
+
+    On Linux they share the time that importing torch and transformers takes. first: a program that runs before that.
+    """
+    if sys.platform != "linux" and len(programs) > 1:
+        return [run_programs(program, first=first)[0] for program in programs]
+    given = json.dumps([first, *([str(folder), *rest] for folder, *rest in programs)])
+    command = [sys.executable, "-c", FORKS]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.split("\f\n")[1:]
 
 
 def wait_for(condition: Callable[[], object]) -> None:

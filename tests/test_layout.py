@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 from chapters.site.sources import ROOT, node_of
 from nanovllm.worker.cpu.compiler import find_compiler
 from tests.image_checkpoints import make_image_checkpoint
-from tests.processes import LIMIT_S
+from tests.processes import run_programs
 
 PACKAGE = ROOT / "nanovllm"
 ROW = re.compile(r"^\| .+ \| \[([\w/]+\.(?:py|c))\]\(([\w/]+\.(?:py|c))\) · `([\w.]+)` \|$", re.MULTILINE)
@@ -34,9 +32,12 @@ WINGS = """
 compat.finder features.callers.fair_lock features.callers.shared_turns
 """
 # Two models, on a machine without Pillow: a plain Llama, and one that sees images.
-LOADED = """
+WITHOUT_PILLOW = """
 import sys
 sys.modules["PIL"] = None
+"""
+LOADED = """
+import sys
 from nanovllm import LLM, SamplingParams
 LLM(sys.argv[1]).generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
 packages = {name.rpartition(".")[0] for name in sys.modules}
@@ -50,16 +51,28 @@ try:
 except ValueError as error:
     print(error)
 """
+# Adapters, experts, states and a dense layer, on a pretend GPU.
+ON_A_GPU = """
+import sys
+from nanovllm import LLM, SamplingParams
+from tests.pretend_gpu import pretend_gpu
+params = [SamplingParams(temperature=0, max_tokens=3, logprobs=2), SamplingParams(top_p=0.9, min_p=0.01, max_tokens=3)]
+with pretend_gpu(with_triton=False):
+    sizes = dict(block_size=4, num_gpu_blocks_override=16, max_model_len=32, max_num_batched_tokens=16, max_num_seqs=2)
+    llm = LLM(sys.argv[1], dtype="float32", optimizations=(), enable_lora=True, max_lora_rank=8, **sizes)
+    outputs = llm.generate([[5, 6, 7]] * 2, params)
+    assert all(len(output.outputs[0].token_ids) == 3 for output in outputs)
+print(*(name for name in sys.modules if name.startswith("nanovllm.worker.c")))
+"""
 
 
 @pytest.fixture(scope="module")
-def loaded(checkpoint, tmp_path_factory) -> list[str]:
-    """What LOADED prints."""
+def loaded(checkpoint, tmp_path_factory) -> list[list[str]]:
+    """The lines that LOADED prints, and those of ON_A_GPU."""
     sees_images = make_image_checkpoint(tmp_path_factory.mktemp("smolvlm"), "smolvlm")
-    command = [sys.executable, "-c", LOADED, str(checkpoint("llama")), str(sees_images)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-    assert found.returncode == 0, found.stderr
-    return found.stdout.splitlines()
+    programs = (LOADED, str(checkpoint("llama")), str(sees_images)), (ON_A_GPU, str(checkpoint("qwen3-next")))
+    found = run_programs(*((ROOT, *program) for program in programs), first=WITHOUT_PILLOW)
+    return [lines.splitlines() for lines in found]
 
 
 def section(title: str) -> str:
@@ -114,12 +127,20 @@ def test_what_a_plain_llama_loads(loaded):
         find_compiler()
     except OSError as error:
         pytest.skip(f"without C kernels, others are loaded: {error}")
-    assert sorted(loaded[0].split()) == sorted(HEART.split() + WINGS.split())
+    assert sorted(loaded[0][0].split()) == sorted(HEART.split() + WINGS.split())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
+def test_a_gpu_imports_nothing_of_a_cpu(loaded):
+    """Nothing that compiles C, asks for the machine's memory or sets threads."""
+    names = loaded[1][-1].split()
+    assert "nanovllm.worker.cuda.platform" in names
+    assert not [name for name in names if name.startswith("nanovllm.worker.cpu")]
 
 
 def test_without_pillow(loaded):
     """A text needs nothing of it, whatever the model sees; a picture is an error that says what to install."""
-    _, of_images, error = loaded
+    _, of_images, error = loaded[0]
     assert of_images == "nanovllm.features.images.image_config"
     assert "images need Pillow: pip install 'nanovllm[images]'" in error
 

@@ -2,10 +2,8 @@
 
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
@@ -19,6 +17,7 @@ import nanovllm
 from nanovllm import LLM
 from nanovllm.features.lora import registry
 from tests.gguf_files import write_gguf
+from tests.processes import run_programs
 
 PACKAGE = Path(nanovllm.__path__[0])
 FEATURES = sorted(f"features/{path.parent.name}" for path in PACKAGE.glob("features/*/__init__.py"))
@@ -123,14 +122,15 @@ def house_without(wings: list[str], folder: Path) -> Path:
     return folder
 
 
-def report(folder: Path, path: Path, *asks: str) -> tuple[dict, list[str]]:
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    command = [sys.executable, "-c", PROGRAM, str(path), *asks]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    told, errors = json.loads(done.stdout.splitlines()[-1])
-    assert told.pop("package") == str(folder / "nanovllm")
-    return told, errors
+def reports(path: Path, asks: dict[Path, list[str]]) -> list[tuple[dict, list[str]]]:
+    """What PROGRAM tells of the model at `path` in each house, and the errors of what asks for its wings there."""
+    found = []
+    printed = run_programs(*((folder, PROGRAM, str(path), *asked) for folder, asked in asks.items()))
+    for folder, lines in zip(asks, printed, strict=True):
+        told, errors = json.loads(lines.splitlines()[-1])
+        assert told.pop("package") == str(folder / "nanovllm")
+        found.append((told, errors))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +150,19 @@ def asked(wing: str, checkpoint: Any) -> str:
     return re.sub(r"\{([a-z0-9-]+)\}", lambda found: str(checkpoint(found[1])), ASKS[wing])
 
 
-def test_all_wings_are_gone(checkpoint, tmp_path, expected):
+@pytest.fixture(scope="module")
+def two_houses(checkpoint, tmp_path_factory) -> list[tuple[dict, list[str]]]:
+    """The reports of a house without any wing, and of one that lacks what is not needed."""
+    write_gguf(checkpoint(), Path(f"{checkpoint()}.gguf"))
+    none, some = (tmp_path_factory.mktemp("house") for _ in range(2))
+    house_without(WINGS, none)
+    house_without(sorted({wing for wings in NOT_NEEDED.values() for wing in wings}), some)
     asks = [*(asked(wing, checkpoint) for wing in ASKS), *PLAIN]
-    told, errors = report(house_without(WINGS, tmp_path), checkpoint(), *asks)
+    return reports(checkpoint(), {none: asks, some: list(NOT_NEEDED)})
+
+
+def test_all_wings_are_gone(two_houses, expected):
+    (told, errors), _ = two_houses
     assert told == expected
     for wing, error in zip(ASKS, errors, strict=False):
         assert "nanovllm/" in error and "is not there" in error, f"{wing}: {error}"
@@ -163,22 +173,20 @@ def test_all_wings_are_gone(checkpoint, tmp_path, expected):
 @pytest.mark.nightly
 @pytest.mark.parametrize("wing", WINGS)
 def test_one_wing_is_gone(checkpoint, tmp_path, expected, wing):
-    told, [error] = report(house_without([wing], tmp_path), checkpoint(), asked(wing, checkpoint))
+    [(told, [error])] = reports(checkpoint(), {house_without([wing], tmp_path): [asked(wing, checkpoint)]})
     assert told == expected
     assert f"nanovllm/{wing}/, which is not there" in error
 
 
-def test_what_a_wing_does_not_need(checkpoint, tmp_path):
-    house = house_without(sorted({wing for wings in NOT_NEEDED.values() for wing in wings}), tmp_path)
-    write_gguf(checkpoint(), Path(f"{checkpoint()}.gguf"))
-    _, errors = report(house, checkpoint(), *NOT_NEEDED)
+def test_what_a_wing_does_not_need(two_houses):
+    _, (_, errors) = two_houses
     assert dict(zip(NOT_NEEDED, errors, strict=True)) == dict.fromkeys(NOT_NEEDED, "no error")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ask", NOT_NEEDED_BY_NIGHT)
 def test_what_others_do_not_need(checkpoint, tmp_path, ask):
-    _, errors = report(house_without(NOT_NEEDED_BY_NIGHT[ask], tmp_path), checkpoint(), ask)
+    [(_, errors)] = reports(checkpoint(), {house_without(NOT_NEEDED_BY_NIGHT[ask], tmp_path): [ask]})
     assert errors == ["no error"]
 
 

@@ -83,33 +83,6 @@ def counts_of_steps(llm: LLM, gpu: PretendGPU) -> list:
     return steps
 
 
-# -- what is imported --------------------------------------------------------------------------------------------------
-
-ON_A_GPU = """
-import sys
-from nanovllm import LLM, SamplingParams
-from tests.pretend_gpu import pretend_gpu
-params = [SamplingParams(temperature=0, max_tokens=3, logprobs=2), SamplingParams(top_p=0.9, min_p=0.01, max_tokens=3)]
-with pretend_gpu():
-    sizes = dict(block_size=4, num_gpu_blocks_override=16, max_model_len=32, max_num_batched_tokens=16, max_num_seqs=2)
-    for folder in sys.argv[1:]:
-        llm = LLM(folder, dtype="float32", optimizations=(), enable_lora=True, max_lora_rank=8, **sizes)
-        outputs = llm.generate([[5, 6, 7]] * 2, params)
-        assert all(len(output.outputs[0].token_ids) == 3 for output in outputs)
-print(*(name for name in sys.modules if name.startswith("nanovllm.worker.c")))
-"""
-
-
-def test_a_gpu_imports_nothing_of_a_cpu(checkpoint, processes):
-    """Nothing that compiles C, asks for the machine's memory or sets threads; not with adapters, experts and states."""
-    folders = [str(checkpoint(variant)) for variant in ("llama", "qwen3.5-moe")]
-    code, out, err = processes.run("-c", ON_A_GPU, *folders, cwd=ROOT)
-    assert code == 0, err
-    names = out.split()
-    assert "nanovllm.worker.cuda.platform" in names
-    assert not [name for name in names if name.startswith("nanovllm.worker.cpu")]
-
-
 # -- every architecture, every backend ---------------------------------------------------------------------------------
 
 
