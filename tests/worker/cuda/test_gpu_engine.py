@@ -338,22 +338,16 @@ def test_a_hybrid_model_on_a_gpu_that_others_use(checkpoint):
         assert [len(output.outputs[0].token_ids) for output in outputs] == [6, 6]
 
 
-def test_an_engine_that_is_dropped_gives_its_memory_back(checkpoint, gpu):
-    llm = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS)
-    llm.generate(TWO_SHORT, replace(GREEDY, max_tokens=2), use_tqdm=False)
-    assert gpu.memory_allocated() > 100_000
-    del llm
-    gc.collect()
-    assert gpu.memory_allocated() == 0
-
-
 # -- what a step costs -------------------------------------------------------------------------------------------------
 
 EVERYTHING = dict(top_p=0.9, top_k=50, repetition_penalty=1.2, presence_penalty=0.1, frequency_penalty=0.1, seed=1)
 
 
-def test_a_decode_step_through_a_graph_is_one_copy_one_replay_one_copy_back(checkpoint, gpu):
-    llm = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS)
+def test_an_engine_with_graphs_from_its_first_step_to_its_end(checkpoint, gpu, monkeypatch):
+    """One for several questions, as recording takes Triton's interpreter long."""
+    sizes = dict(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=32)
+    llm = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS | sizes)
+    # A decode step is one copy, one replay and one copy back.
     for sampling in (dict(temperature=0), dict(temperature=0.8, logit_bias={5: 1.0}, **EVERYTHING)):
         steps = counts_of_steps(llm, gpu)
         llm.generate(TWO_SHORT, SamplingParams(max_tokens=6, ignore_eos=True, **sampling), use_tqdm=False)
@@ -362,6 +356,35 @@ def test_a_decode_step_through_a_graph_is_one_copy_one_replay_one_copy_back(chec
         for counts in decodes:
             more = sampling["temperature"] > 0  # one more copy, of all that the sampler is told
             assert (counts.h2d, counts.replays, counts.d2h, counts.syncs) == (1 + more, 1, 1, 1)
+    llm.engine.on_step = None
+
+    # Triton launches on the current GPU, which belongs to the thread: AsyncLLM's is not the caller's.
+    torch.cuda.set_device(1)
+    [output] = llm.generate([[5, 6, 7]], replace(GREEDY, max_tokens=2), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 2 and torch.cuda.current_device() == 1
+
+    # A buffer that is made anew between two replays is found: the graphs read another one.
+    def answers(llm: LLM) -> list[list[int]]:
+        return [output.outputs[0].token_ids for output in llm.generate(TWO_SHORT, GREEDY, use_tqdm=False)]
+
+    expected = answers(llm)
+    assert answers(llm) == expected
+    fill = graphs.DecodeGraphs._fill
+
+    def fill_a_new_one(self, *args) -> None:
+        self._inputs = torch.zeros_like(self._inputs)
+        fill(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs.DecodeGraphs, "_fill", fill_a_new_one)
+        with pytest.raises((AssertionError, IndexError, RuntimeError)):
+            assert answers(llm) == expected
+
+    # An engine that is dropped gives its memory back.
+    assert gpu.memory_allocated() > 100_000
+    del llm
+    gc.collect()
+    assert gpu.memory_allocated() == 0
 
 
 LOGPROBS = [
@@ -432,14 +455,6 @@ def test_a_prefill_step_makes_no_copy_per_layer(tmp_path, gpu, num_layers, optim
 
 
 # -- threads and faults ------------------------------------------------------------------------------------------------
-
-
-def test_a_thread_whose_current_gpu_is_another(checkpoint, gpu):
-    """Triton launches on the current one, which belongs to the thread: AsyncLLM's is not the caller's."""
-    llm = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS)
-    torch.cuda.set_device(1)
-    [output] = llm.generate([[5, 6, 7]], replace(GREEDY, max_tokens=2), use_tqdm=False)
-    assert len(output.outputs[0].token_ids) == 2 and torch.cuda.current_device() == 1
 
 
 def test_other_threads_use_the_gpu_while_a_graph_is_recorded(gpu):
@@ -521,26 +536,6 @@ def test_lengths_that_are_read_from_the_device_are_found(checkpoint, gpu, monkey
     steps = counts_of_steps(llm, gpu)
     tokens_of(llm)
     assert all(counts.d2h == 3 for sizes, counts in steps if sizes == [1, 1, 1, 1])
-
-
-def test_a_buffer_that_is_made_anew_is_found(checkpoint, gpu, monkeypatch):
-    """Between two replays, where the graphs read another one."""
-    llm = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS)
-
-    def answers() -> list[list[int]]:
-        return [output.outputs[0].token_ids for output in llm.generate(TWO_SHORT, GREEDY, use_tqdm=False)]
-
-    expected = answers()
-    assert answers() == expected
-    fill = graphs.DecodeGraphs._fill
-
-    def fill_a_new_one(self, *args) -> None:
-        self._inputs = torch.zeros_like(self._inputs)
-        fill(self, *args)
-
-    monkeypatch.setattr(graphs.DecodeGraphs, "_fill", fill_a_new_one)
-    with pytest.raises((AssertionError, IndexError, RuntimeError)):
-        assert answers() == expected
 
 
 @BACKENDS
