@@ -15,6 +15,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.sampler import SamplingBatch, sample
+from tests.marks import by_night
 
 VOCAB_SIZE = 320
 OPTIONS = dict(num_gpu_blocks_override=16, max_model_len=64, enforce_eager=True)
@@ -40,8 +41,8 @@ def fuzz(check, num_examples: int, **strategies) -> None:
     chosen(given(**strategies)(check))()
 
 
-def short_and_long(num: int):
-    return pytest.mark.parametrize("num_examples", [num, pytest.param(400 * num, marks=pytest.mark.soak)])
+def at_length(num_examples: int):
+    return pytest.param(num_examples, marks=pytest.mark.soak)
 
 
 def some_of(names: list[str], values=ANYTHING):
@@ -53,7 +54,7 @@ def tiny(checkpoint):
     return LLM(str(checkpoint()), **OPTIONS)
 
 
-@short_and_long(200)
+@pytest.mark.parametrize("num_examples", [200, at_length(80_000)])
 def test_sampling_params(tiny, num_examples):
     """What is accepted never chooses a token whose probability is 0, and runs."""
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).mul(5)
@@ -78,7 +79,7 @@ def test_sampling_params(tiny, num_examples):
     fuzz(check, num_examples, options=some_of([f.name for f in fields(SamplingParams)]))
 
 
-@short_and_long(100)
+@pytest.mark.parametrize("num_examples", [100, at_length(40_000)])
 def test_engine_options(checkpoint, num_examples):
     def check(options: dict) -> None:
         try:
@@ -124,7 +125,7 @@ def mutations():
     )
 
 
-@short_and_long(60)
+@pytest.mark.parametrize("num_examples", [30, by_night(300), at_length(24_000)])
 def test_checkpoints(broken, num_examples):
     originals = {name: (broken / name).read_text() for name in FILES if (broken / name).is_file()}
 

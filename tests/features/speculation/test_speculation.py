@@ -451,7 +451,7 @@ any_acceptance_any_pool = given(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @any_acceptance_any_pool
 def test_any_acceptance_any_pool_the_same_tokens(seed, block_size, acceptance, max_num_seqs, budget):
     """Tiny pools, budgets and block sizes, failing steps and aborts: every slot read holds what it should."""
