@@ -288,7 +288,8 @@ def test_every_rank_has_its_share(source, published_of, kind):
         assert all(torch.equal(torch.cat(halves), half) for half, *halves in zip(one, *shares, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["gptq, act order", by_night("fp8")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["gptq, act order", "fp8"])
 def test_two_ranks(tmp_path, processes, kind):
     folder = make_checkpoint(
         tmp_path / "model", "qwen3-moe", moe_intermediate_size=64, intermediate_size=128, head_dim=32
