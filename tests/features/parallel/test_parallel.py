@@ -65,8 +65,10 @@ def two_ranks(checkpoint, processes):
 @pytest.mark.parametrize(
     ("variant", "sizes"),
     [
-        ("llama-biases", {}),
-        ("qwen2", {"num_key_value_heads": 1}),  # with a tied table, of which each rank keeps its share
+        # With a tied table, of which each rank keeps its share.
+        ("llama-biases", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        by_night("llama-biases", {}),
+        by_night("qwen2", {"num_key_value_heads": 1}),
         *(by_night(variant, {}) for variant in ("qwen3", "mistral-window")),
     ],
 )
