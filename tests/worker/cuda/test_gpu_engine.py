@@ -317,8 +317,8 @@ def test_another_engine_takes_the_place_of_one_that_is_gone(checkpoint, drafts):
     if drafts:
         options["speculative_config"] = {"model": str(checkpoint()), "num_speculative_tokens": 1}
     sizes = []
-    for held_bytes in (0, (1 << 30) - (1 << 16)):
-        with pretend_gpu() as gpu:
+    for held_bytes in (0, (1 << 24) - (1 << 16)):
+        with pretend_gpu(total_bytes=1 << 24) as gpu:
             torch.empty(held_bytes, dtype=torch.uint8, device=gpu.device)
             assert torch.cuda.mem_get_info()[0] == gpu.total_bytes - held_bytes
             llm = LLM(str(checkpoint()), **options)
