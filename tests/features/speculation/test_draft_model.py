@@ -21,7 +21,9 @@ from tests.marks import by_night
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("options", [{}, {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 7}], ids=str)
+@pytest.mark.parametrize(
+    "options", [by_night({}), {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 7}], ids=str
+)
 def test_a_draft_model_changes_nothing(checkpoint, tmp_path, eager_drafts, options):
     """A smaller model with the same vocabulary, whose draft tokens are mostly wrong, and the model itself."""
     smaller = make_checkpoint(tmp_path / "draft", "llama", num_hidden_layers=1)
@@ -189,7 +191,8 @@ def test_defaults():
     assert [(c.prompt_lookup_max, c.prompt_lookup_min) for c in found] == [(4, 2), (5, 5), (3, 3), (6, 1)]
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), by_night("float16", "int8")])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), ("float16", "int8")])
 def test_a_draft_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, quantization, eager_drafts):
     """By the C kernels, for one stream: the same logprobs, not nearly the same ones."""
     options = dict(dtype=dtype, quantization=quantization, max_model_len=256, max_num_seqs=2)
