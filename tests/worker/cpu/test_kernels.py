@@ -394,8 +394,8 @@ def compile_one(_) -> str:
     return c_compiler.compile_library("pool.c", []).name
 
 
+@pytest.mark.compiler
 def test_compiled_once_also_when_several_start_at_once(empty_cache):
-    kernels(torch.float32)  # skips where there is no compiler
     with multiprocessing.get_context("fork").Pool(4) as pool:
         names = set(pool.map(compile_one, range(4)))
     assert len(names) == 1 and names < set(path_of(empty_cache))
@@ -406,12 +406,13 @@ def test_compiled_once_also_when_several_start_at_once(empty_cache):
     assert left == {"so", "sha256"}, "nothing else is left behind"
 
 
+@pytest.mark.compiler
 def test_what_killed_processes_have_left_is_removed(empty_cache):
     for name, age_s in (("tmp_killed", 2 * 24 * 60 * 60), ("tmp_at_work", 60)):
         (empty_cache / name).mkdir(parents=True)
         (empty_cache / name / "kernels.o").touch()
         os.utime(empty_cache / name, (time.time() - age_s,) * 2)
-    kernels(torch.float32)  # compiles
+    compile_one(0)
     assert [name for name in path_of(empty_cache) if name.startswith("tmp")] == ["tmp_at_work"]
 
 
@@ -490,8 +491,8 @@ def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_p
     assert llm.generate("the quick", SamplingParams(temperature=0))[0].outputs == expected.outputs
 
 
+@pytest.mark.compiler
 def test_a_compiler_with_arguments(empty_cache, monkeypatch):
-    kernels(torch.float32)
     before = compile_one(0)
     monkeypatch.setenv("CC", f"env LANG=C {shutil.which('cc')}")
     assert (empty_cache / compile_one(0)).is_file() and compile_one(0) != before
