@@ -49,8 +49,9 @@ CASES = list(itertools.product(SHAPES, TOLERANCE, (mixed, decodes)))
 if DEVICE.type == "cpu":  # offsets do not depend on the dtype, and the interpreter is slow
     *most, last = SHAPES
     CASES = list(itertools.product(most, [torch.float32], (mixed, decodes)))
-    CASES += [*itertools.product(SHAPES[:3], [torch.float16], (mixed, decodes)), (last, torch.float32, windowed)]
-    CASES += [by_night(last, torch.float32, lengths) for lengths in (mixed, decodes)]
+    CASES += itertools.product(SHAPES[:1], [torch.float16], (mixed, decodes))
+    CASES += [by_night(*case) for case in itertools.product(SHAPES[1:3], [torch.float16], (mixed, decodes))]
+    CASES += [by_night(last, torch.float32, lengths) for lengths in (mixed, decodes, windowed)]
 
 
 # Every window where a GPU is quick; elsewhere one for each shape. Around a step's 32 or 64 keys and a block's border.
