@@ -86,7 +86,7 @@ def counts_of_steps(llm: LLM, gpu: PretendGPU) -> list:
 # -- every architecture, every backend ---------------------------------------------------------------------------------
 
 
-BY_DAY = [("qwen2-window", GRAPHS), *((variant, PYTORCH) for variant in ("llama", "qwen3.5-moe"))]
+BY_DAY = [("qwen2-window", GRAPHS), ("qwen3.5-moe", PYTORCH)]
 ARCHITECTURES = [(variant, backend) for variant in VARIANTS for backend in (PYTORCH, GRAPHS)]
 
 
@@ -98,7 +98,8 @@ def test_every_architecture(checkpoint, variant, optimizations):
     expected = tokens_of(LLM(str(checkpoint(variant)), enforce_eager=True, **OPTIONS))
     with pretend_gpu():
         llm = LLM(str(checkpoint(variant)), optimizations=optimizations, **OPTIONS)
-        assert tokens_of(llm) == expected == tokens_of(llm)
+        assert tokens_of(llm) == expected
+        assert tokens_of(llm, replace(GREEDY, max_tokens=2)) == [token_ids[:2] for token_ids in expected]
         assert llm.engine.block_manager.stats.hits > 10
         is_recorded = llm.engine.model_runner.recorded_steps is not None
         assert is_recorded == (optimizations is GRAPHS and variant not in HYBRIDS and "moe" not in variant)
@@ -111,7 +112,8 @@ def test_flash_attn(checkpoint, variant):
     with pretend_gpu(with_flash_attn=True):
         llm = LLM(str(checkpoint(variant)), optimizations=FLASH, **options)
         assert llm.engine.model_runner.kernels.paged_attention.__module__.endswith("flash_attention")
-        assert tokens_of(llm) == expected == tokens_of(llm)
+        assert tokens_of(llm) == expected
+        assert tokens_of(llm, replace(GREEDY, max_tokens=2)) == [token_ids[:2] for token_ids in expected]
 
 
 def test_half_precision_with_old_and_new_torch(checkpoint):
