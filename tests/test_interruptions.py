@@ -29,6 +29,8 @@ WHOLE_CALLS = {
     event: Instants(*(f"{FOLDER}/{name}" for name in OF_CALLS), event=event) for event in ("call", "line", "opcode")
 }
 LINES = Instants(*(f"{FOLDER}/{name}" for name in ("core/", "engine.py", "request.py", "detokenizer.py")))
+# Without those of engine.py, each of which test_a_call_that_is_interrupted_anywhere meets by day.
+FEWER_LINES = Instants(*(f"{FOLDER}/{name}" for name in ("core/", "request.py", "detokenizer.py")))
 EXECUTIONS = (1, 2, 9)  # of a line
 BLOCK_SIZE, NUM_BLOCKS = 4, 10
 SHARED = [40 + i for i in range(13)]
@@ -121,11 +123,11 @@ def expected(llm):
     return expected
 
 
-@pytest.mark.parametrize("executions", [EXECUTIONS[:1], by_night(EXECUTIONS[1:])])
-def test_the_next_call_answers_as_a_fresh_engine(llm, expected, executions):
-    for line in LINES.of(lambda: answers(llm), executions):
+@pytest.mark.parametrize(("lines", "executions"), [(FEWER_LINES, EXECUTIONS[:1]), by_night(LINES, EXECUTIONS)])
+def test_the_next_call_answers_as_a_fresh_engine(llm, expected, lines, executions):
+    for line in lines.of(lambda: answers(llm), executions):
         with pytest.raises(Interrupted):
-            LINES.interrupt({line}, lambda: answers(llm), interrupt)
+            lines.interrupt({line}, lambda: answers(llm), interrupt)
         assert_as_fresh(llm, expected)
 
 
@@ -151,7 +153,7 @@ def test_an_exception_while_the_first_is_dealt_with(llm, expected):
         assert_as_fresh(llm, expected)
 
 
-@pytest.mark.parametrize("num_lines", [40, by_night(120)])
+@pytest.mark.parametrize("num_lines", [20, by_night(120)])
 def test_a_signal_handler_that_aborts_at_any_line(llm, expected, num_lines):
     """It is answered in the middle of a step, and harms no other request; nor does it if the step then fails."""
     engine = llm.engine

@@ -12,7 +12,6 @@ from torch import Tensor
 from nanovllm import LLM, LoRARequest, SamplingParams
 from tests.checkpoints import SMALL, make_checkpoint
 from tests.features.lora.adapters import make_adapter
-from tests.marks import by_night
 from tests.pretend_gpu import pretend_gpu
 
 PROMPT, FIRST, BEST = [5, 6, 7], 10, 11
@@ -103,7 +102,8 @@ def test_of_other_output_heads(tmp_path, kind):
     assert (logits != logits.bfloat16().float()).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("how", ["PyTorch", by_night("C"), by_night("C, without pairs")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["PyTorch", "C", "C, without pairs"])
 def test_the_capital_of_france(demo_checkpoint, monkeypatch, how):
     """Its two best first tokens, in English and in French, would be one number in bf16.
 

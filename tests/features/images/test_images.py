@@ -117,7 +117,7 @@ def test_chunks_that_end_inside_an_image(kind, folder_of):
     """They give the same bits as a prompt in one chunk, whether their size divides the block's or not."""
     prompt = prompt_of(kind, "two gulls ", A, " circled above ", C)
     expected = None
-    for size in (400, 1, 2, 5, 11, 23):
+    for size in (400, 1, 5, 23):
         llm = LLM(str(folder_of(kind)), **OPTIONS | {"max_num_batched_tokens": size, "num_gpu_blocks_override": 100})
         [output] = llm.generate(prompt, GREEDY, use_tqdm=False)
         found = output.prompt_token_ids, output.outputs[0].token_ids, output.outputs[0].logprobs

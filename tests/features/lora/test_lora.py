@@ -118,7 +118,9 @@ def check_against_peft(llm, base, adapters):
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("options", [dict(), dict(dtype="bfloat16"), by_night(dict(quantization="int8"))], ids=str)
+@pytest.mark.parametrize(
+    "options", [by_night(dict()), dict(dtype="bfloat16"), by_night(dict(quantization="int8"))], ids=str
+)
 def test_the_same_bits_in_any_company(base, adapters, options):
     prompts, chosen = mixed(adapters)
     options, params = {"dtype": "float32", "enable_lora": True} | options, replace(GREEDY, logprobs=2)

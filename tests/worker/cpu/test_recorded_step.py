@@ -121,7 +121,7 @@ def test_a_recorded_step_has_the_same_bits(checkpoint, variant, options):
     assert scheduler.num_preemptions > 0 and scheduler.block_manager.stats.hits > 0
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3.5", "qwen3-moe"])
+@pytest.mark.parametrize("variant", [by_night("llama"), "qwen3.5", by_night("qwen3-moe")])
 def test_a_longer_prompt_makes_the_record_longer(checkpoint, variant, monkeypatch):
     """Once; a step with more sequences than have logits in it is computed call by call."""
     monkeypatch.setattr(recorded_step, "MAX_BYTES", 64 << 20)

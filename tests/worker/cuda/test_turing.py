@@ -67,7 +67,7 @@ def test_bfloat16_is_refused(in_bfloat16, checkpoint):
             expect(text, LLM, str(folder), dtype="bfloat16", **ANY_DTYPE)
 
 
-@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
+@pytest.mark.parametrize("name", [by_night("model.norm.weight"), "model.layers.1.mlp.down_proj.weight"])
 def test_weights_beyond_float16(in_bfloat16, caplog, name):
     """Then auto is float32."""
     weight = load_file(in_bfloat16 / "model.safetensors")[name]
@@ -108,6 +108,7 @@ def test_what_joins_the_model(in_bfloat16, checkpoint, tmp_path):
     with pretend_gpu(capability=T4):
         options = ANY_DTYPE | dict(optimizations=())
         assert tokens_of(LLM(str(in_bfloat16), enable_lora=True, **options), lora_request=adapter) == adapted != plain
-        drafting = LLM(str(in_bfloat16), speculative_config={"model": str(in_bfloat16)}, **options)
+        config = {"model": str(in_bfloat16), "num_speculative_tokens": 1}
+        drafting = LLM(str(in_bfloat16), speculative_config=config, **options)
         assert tokens_of(drafting) == plain
         assert tokens_of(LLM(str(published), **options)) == unpacked_tokens
