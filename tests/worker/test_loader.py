@@ -15,7 +15,6 @@ from nanovllm.files.tensor_files import EMBEDDINGS, HEAD
 from nanovllm.worker.loader import StoredWeight
 from tests.checkpoints import edit, make_checkpoint, reference_logits
 from tests.errors import expect
-from tests.marks import by_night
 from tests.worker.test_model import logits_of
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
@@ -53,7 +52,8 @@ print((max(peak, anonymous()) - before) / weights)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
-@pytest.mark.parametrize("dtype", [by_night("bfloat16"), "float32"])
+@pytest.mark.nightly  # by day test_start_memory.py looks at all memory, with the files' pages
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_anonymous_memory_stays_near_the_weights_size(demo_checkpoint, processes, dtype):
     status, out, err = processes.run("-c", MEASURE, str(demo_checkpoint), dtype)
     assert status == 0, err

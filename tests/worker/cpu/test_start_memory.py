@@ -36,6 +36,21 @@ llm = LLM(sys.argv[1], num_gpu_blocks_override=64, **json.loads(sys.argv[3]))
 llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0), use_tqdm=False)
 print(json.dumps([before, status("VmHWM"), llm.engine.model_runner.weight_bytes / 1e6]))
 """
+# The same of loading alone, in float32, once that engine is gone.
+IN_FLOAT32 = """
+import ctypes, gc
+import torch
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.worker.loader import load_model
+
+del llm
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+Path("/proc/self/clear_refs").write_text("5")
+before, folder = status("VmRSS"), Path(sys.argv[1])
+model = load_model(folder, ModelConfig.from_directory(folder), torch.float32, torch.device("cpu"))
+print(json.dumps([before, status("VmHWM"), sum(p.nbytes for p in model.parameters()) / 1e6]))
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
@@ -45,15 +60,19 @@ def test_peak_of_a_start(kind, checkpoint, demo_checkpoint, demo_gguf):
     model, options = (demo_gguf, {}) if kind == "GGUF" else (demo_checkpoint, {})
     if quantized := kind in ("int8", "int4"):
         options = {"quantization": kind}
-    command = [sys.executable, "-c", SCRIPT, str(model), str(checkpoint()), json.dumps(options)]
+    script = SCRIPT + IN_FLOAT32 * (kind == "bf16")
+    command = [sys.executable, "-c", script, str(model), str(checkpoint()), json.dumps(options)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    before, peak, weights = json.loads(result.stdout.splitlines()[-1])
+    found = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[")]
+    before, peak, weights = found[0]
     pool = 64 * 16 * 30 * 2 * 3 * 64 * 2 / 1e6  # blocks, tokens, layers, K and V, heads, their size, bytes
     assert weights < 300
     # Beside them 16 MB of a file may stay mapped, and parts of a tensor are converted. int8 and int4 look embeddings up
     # in the file.
     table = 49152 * 576 * 2 / 1e6 if quantized else 0
     assert peak - before < weights + table + pool + 70, f"{peak - before:.0f} MB for {weights:.0f} MB of weights"
+    for before, peak, weights in found[1:]:
+        assert 0.9 < (peak - before) / weights < 1.15
 
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=3)
