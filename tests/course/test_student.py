@@ -445,9 +445,18 @@ def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "otter", None)
     assert main(["student", str(tmp_path / "out"), "--assignment", "4", "--for", "otter"]) == 2
     assert "this takes otter-grader" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert main(["student", str(tmp_path / "out"), "--for", "otter"]) == 2
+    assert "--for otter needs --assignment with the numbers of chapters" in capsys.readouterr().err
 
 
-def test_assignments_are_added_to_a_course_of_nbgrader(tmp_path, capsys):
+@pytest.fixture
+def small_course(monkeypatch):
+    """In place of the course that is handed out."""
+    write_small = lambda folder, *_: (folder / "chapters").mkdir(parents=True)  # noqa: E731
+    monkeypatch.setattr(assignments, "write_edition", write_small)
+
+
+def test_assignments_are_added_to_a_course_of_nbgrader(tmp_path, capsys, small_course):
     """Its gradebook and what a teacher has set stay; nothing is written over, nor beside a course of somebody else."""
     folder = tmp_path / "out"
     student = ["student", str(folder), "--for", "nbgrader", "--assignment"]
