@@ -14,6 +14,7 @@ from chapters.__main__ import main
 from chapters.course import ROOT, find_chapter
 from chapters.examine import _Examination, examine
 from chapters.runner import Lost, Phase, Run
+from tests.marks import by_night
 from tests.processes import LIMIT_S, wait_for
 
 CHAPTER = find_chapter(4)  # its checks are quick, and most need no model
@@ -110,12 +111,18 @@ def test_a_loop_that_never_ends_is_told_of_slow_machines(tmp_path):
         list(examine(CHAPTER, file, None, only="Free"))
 
 
-def test_one_thread(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "task", "module", "counted"),
+    [(4, "free", "os", 'environ["OMP_NUM_THREADS"]'), by_night(10, "fold", "torch", "get_num_threads()")],
+)
+def test_one_thread(number, task, module, counted, tmp_path, monkeypatch):
     """A right solution is not called an endless loop because PyTorch's threads wait for one another."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
     file = tmp_path / "ada.py"
-    file.write_text("def fold(*given):\n    import torch\n    raise ValueError(f'{torch.get_num_threads()} threads')\n")
-    [first] = examine(find_chapter(10), file, None, only="fold")
-    assert "ValueError: 1 threads" in first.problem
+    source = f"import {module}\n\ndef {task}(*given):\n    raise ValueError(f'{{{module}.{counted}}} threads')\n"
+    file.write_text(source, "utf-8")
+    [result] = examine(find_chapter(number), file, None, only=task)
+    assert "ValueError: 1 threads" in result.problem
 
 
 def test_no_engine_is_loaded_for_a_file_that_fails_before(tmp_path):
