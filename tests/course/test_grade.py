@@ -160,9 +160,9 @@ def said(monkeypatch, no_model, small_course):
 def deep(folder: Path) -> None:
     before = Path.cwd()
     os.chdir(folder)
-    for _ in range(2500):
-        os.mkdir("d")
-        os.chdir("d")
+    for _ in range(1100):
+        os.mkdir("d" * 100)
+        os.chdir("d" * 100)
     os.chdir(before)
 
 

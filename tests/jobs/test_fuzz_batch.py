@@ -15,6 +15,7 @@ from nanovllm.serving.openai import openai_request
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from nanovllm.serving.openai.openai_request import KNOWN_BY_URL
 from tests.jobs.lines import FOX, USER
+from tests.marks import by_night
 
 HUGE = [10**k for k in (18, 19, 25, 39, 400, 4299)]
 NUMBERS = [0, 1, 2, 3, 7, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, *HUGE, 0.5, 1.0, 1e-50, 1e-300, 5e-324, 1e38, 1e308]
@@ -113,11 +114,12 @@ def answered(checkpoint, tmp_path_factory):
 check = settings(deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
-def test_any_input(answered):
+@pytest.mark.parametrize("num_inputs", [40, by_night(400)])
+def test_any_input(answered, num_inputs):
     """Not all of it is refused at the door."""
     found = []
 
-    @settings(check, max_examples=100)
+    @settings(check, max_examples=num_inputs)
     @given(inputs)
     def ask(content):
         found.extend(record["error"] is None for record in answered(content))

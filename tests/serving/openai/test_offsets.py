@@ -15,7 +15,7 @@ KNOWN = token_bytes(TOKENIZER)
 TEXTS = st.text(st.sampled_from("ab é😀你 \n<|") | st.characters(codec="utf-8"), max_size=30)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXTS, st.randoms(use_true_random=False))
 def test_of_a_text(text, rng):
     """Every tokenization of it, here and there a special token that is not shown."""
@@ -36,7 +36,7 @@ def test_of_a_text(text, rng):
             assert TextOffsets(KNOWN).of(ids, shown, is_whole=False) == TextOffsets(KNOWN).of(ids, text, is_whole=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(TEXTS, st.randoms(use_true_random=False))
 def test_of_an_answer_that_grows(text, rng):
     """What is kept from one call to the next changes nothing, though a stop string may hold text back."""

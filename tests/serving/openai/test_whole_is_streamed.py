@@ -73,7 +73,7 @@ def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     READINGS,
     st.lists(st.sampled_from(TEXTS), max_size=3),
