@@ -41,7 +41,7 @@ def test_lab(chapter, request, capsys, monkeypatch):
     assert_told(chapter, request, capsys, monkeypatch)
 
 
-RUN_AGAIN = [4, 5, *(by_night(number) for number in (1, 2, 3, 9))]
+RUN_AGAIN = [5, *(by_night(number) for number in (1, 2, 3, 4, 9))]
 
 
 @pytest.mark.parametrize("number", RUN_AGAIN)

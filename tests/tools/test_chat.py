@@ -168,6 +168,7 @@ def test_a_python_without_readline(checkpoint, llm, capsys, monkeypatch):
     assert CONTROLS.sub("", shown).split("you > ")[1].strip() == expected_answer(llm, "two gulls", 12)
 
 
+@pytest.mark.nightly
 def test_answers_wrap_at_words(processes, demo_checkpoint):
     """And the demo model, without its own sampling, knows a capital."""
     question = "What is the capital of France, and what is it known for?"
