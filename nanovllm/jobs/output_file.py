@@ -52,10 +52,10 @@ def fingerprint(
         places.append(resolve_tokenizer(config.tokenizer))
     if config.generation_config not in ("auto", "vllm"):
         places.append(Path(config.generation_config))
+    own = None if output_file is None else output_file.resolve()
     for place in [directory, *places, *map(adapter_folder, adapters)]:
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
-            is_output = output_file is not None and path.resolve() == output_file.resolve()
-            if (path == place or path.suffix in MODEL_SUFFIXES) and not is_output:
+            if (path == place or path.suffix in MODEL_SUFFIXES) and path.resolve() != own:
                 stat = path.stat()
                 told.append(f"{path.relative_to(place)},{stat.st_size},{stat.st_mtime_ns}")
     return xxhash.xxh3_64_hexdigest("\n".join(told).encode("utf-8", "surrogateescape"))

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,8 +90,9 @@ class ServeOptions:
         if not self.api_key and (key := os.environ.get("VLLM_API_KEY")):
             object.__setattr__(self, "api_key", (key,))
         for name in ("api_key", "served_model_name", "lora_modules"):
-            object.__setattr__(self, name, _several(getattr(self, name)))
-        origins = [origin for text in _several(self.allowed_origins) for origin in _origins(text)]
+            object.__setattr__(self, name, tuple(list_of(getattr(self, name), str, "texts", name)))
+        allowed = list_of(self.allowed_origins, str, "texts", "allowed_origins")
+        origins = [origin for text in allowed for origin in _origins(text)]
         object.__setattr__(self, "allowed_origins", tuple(origins))
         if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_key):
             raise ValueError("an --api-key travels in a header: it must be printable ASCII without spaces")
@@ -131,10 +131,6 @@ def _chat_template(given: str) -> str:
     except ValueError as error:
         raise ValueError(f"--chat-template: {shorten(given)} is no template: {error}") from error
     return text
-
-
-def _several(texts: str | Iterable[str]) -> tuple[str, ...]:
-    return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
 def _origins(text: str) -> list[str]:
