@@ -491,7 +491,7 @@ def test_keys_are_tenants(checkpoint):
 
 
 def test_pages_elsewhere(checkpoint):
-    options = ServeOptions(allowed_origins="http://ui.example", api_key="k")  # one is a list of one
+    options = ServeOptions(allowed_origins=("http://ui.example",), api_key=("k",))
     with serving(checkpoint(), options) as server:
         for origin, status in (("http://ui.example", 200), ("http://evil.example", 400)):
             preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
@@ -501,6 +501,12 @@ def test_pages_elsewhere(checkpoint):
 def test_vllms_variable_for_the_key(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "k")
     assert ServeOptions().api_key == ("k",) and ServeOptions(api_key=("own",)).api_key == ("own",)
+
+
+def test_one_text_is_a_list_of_one():
+    options = ServeOptions(api_key="key", served_model_name="tiny", lora_modules="a=b", allowed_origins="http://a.b")
+    assert (options.api_key, options.served_model_name, options.lora_modules) == (("key",), ("tiny",), ("a=b",))
+    assert options.allowed_origins == ("http://a.b",)
 
 
 def test_what_the_servers_end_cuts_off_is_told(server):
